@@ -1,0 +1,51 @@
+"""What the world exchanges with the agent: tasks, tool calls, tool results."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A question with its reference answer.
+
+    `answer` is what the data set's scorer compares with: the exact answer, or for Game of 24 the four
+    numbers separated by spaces. It never reaches a prompt, a tool or the sandbox.
+    """
+
+    id: str
+    dataset: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One request to a tool, as the planner wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What a tool answered.
+
+    `text` is what the planner reads. `error` is None, or the category of a failure that the caller's
+    input caused ("timeout", "memory", "syntax", ...): an observation, never an infrastructure fault.
+    """
+
+    text: str
+    error: str | None = None
+
+
+class ToolUnavailableError(RuntimeError):
+    """The tool itself broke (worker died, network down): nobody's answer was wrong, nothing is scored."""
+
+
+class Tool(Protocol):
+    """One action of the planner. `call` raises `ToolUnavailableError` for infrastructure faults only."""
+
+    name: str
+    description: str
+
+    async def call(self, arguments: str) -> ToolResult: ...
