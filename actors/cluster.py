@@ -1,0 +1,38 @@
+"""The Ray cluster a run uses: one that is there, or one of its own."""
+
+import logging
+import os
+
+import ray
+
+from configs.cluster import ClusterConfig
+
+QUIET = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+}
+
+
+def start_ray(config: ClusterConfig) -> None:
+    """Connect to `config.address`, or start Ray on loopback with at least the two CPUs that actors claim."""
+    os.environ.update(QUIET)
+    if config.address:
+        ray.init(address=config.address, log_to_driver=False)
+        return
+    ray.init(
+        num_cpus=max(2, os.cpu_count() or 1),
+        include_dashboard=config.dashboard,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def stop_ray() -> None:
+    """Leave the cluster; one that this run started ends with it."""
+    ray.shutdown()

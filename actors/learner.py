@@ -1,0 +1,55 @@
+"""The learner as an actor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from configs.run import RunConfig
+from learner.batching import build_batch
+from learner.checkpoint import save_checkpoint
+from learner.learner import Learner
+from learner.samples import build_sample
+from learner.types import StepResult
+from reward.compose import group_samples
+from reward.types import ScoredGroup
+from rollout.types import Trajectory
+
+
+@ray.remote
+class LearnerActor:
+    def __init__(self, config: RunConfig, model_path: Path) -> None:
+        self._config = config
+        self._learner = Learner(
+            model_path,
+            config.model,
+            config.learner,
+            off_policy=config.pipeline_depth > 0,
+            seed=config.seed,
+        )
+
+    def ready(self) -> bool:
+        return True
+
+    def imitate_step(self, demonstrations: Sequence[Trajectory]) -> StepResult:
+        samples = [build_sample(trajectory, 1.0, temperature=1.0) for trajectory in demonstrations]
+        return self._learner.imitate_step(samples)
+
+    def reset_optimizer(self, learning_rate: float, warmup_steps: int) -> None:
+        self._learner.reset_optimizer(learning_rate, warmup_steps)
+
+    def train_step(self, *groups: ScoredGroup) -> StepResult:
+        temperature = self._config.rollout.temperature
+        samples = [sample for scored in groups for sample in group_samples(scored, temperature=temperature)]
+        batch = build_batch(samples, microbatch_tokens=self._config.learner.microbatch_tokens)
+        return self._learner.train_step(batch)
+
+    def publish(self, weights: Any) -> int:
+        """Hand the current adapter to the weight store; returns its version."""
+        adapter = self._learner.adapter()
+        ray.get(weights.publish.remote(adapter))
+        return adapter.policy_version
+
+    def save_checkpoint(self, folder: Path) -> Path:
+        return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints)

@@ -1,0 +1,69 @@
+"""From a TOML recipe and dotted overrides to a checked RunConfig, with one-line errors."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.run import RunConfig
+
+
+class ConfigError(ValueError):
+    """A recipe or an override that cannot be used; the message is one line for a person."""
+
+
+def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read `recipe`, apply `a.b=value` overrides in order, validate. Raises ConfigError."""
+    values = _read_toml(recipe) if recipe else {}
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_describe(detail) for detail in error.errors())) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"recipe '{path}' does not exist; see configs/recipes/") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe '{path}' is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override '{override}' must look like learner.learning_rate=2e-6")
+    *parents, leaf = key.strip().split(".")
+    table = values
+    for parent in parents:
+        child = table.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override '{override}': '{parent}' is a value, not a table")
+        table = child
+    table[leaf] = _parse_value(text.strip())
+
+
+def _parse_value(text: str) -> Any:
+    """TOML value where it parses as one (numbers, lists, tables, true), the bare text otherwise."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _describe(detail: Any) -> str:
+    key = ".".join(str(part) for part in detail["loc"]) or "recipe"
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key '{key}'; `agentflow train --dry-run` prints every key that exists"
+    message = detail["msg"].removeprefix("Value error, ")
+    value = detail.get("input")
+    shown = f" (got {json.dumps(value, default=str)})" if not isinstance(value, dict) else ""
+    return f"{key}: {message}{shown}"

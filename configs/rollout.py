@@ -1,0 +1,51 @@
+"""The agent acting: groups, turns, the engine that samples, the frozen modules."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.base import Config
+
+
+class ModuleConfig(Config):
+    kind: Literal["rule", "model"] = "rule"
+    """`rule` needs no model; `model` asks the frozen base model (never the trained adapter)."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Length limit of a model's verdict or answer."""
+
+
+class EngineConfig(Config):
+    device: Literal["cpu", "cuda"] = "cpu"
+    """`cuda` needs a GPU and the `gpu` extra."""
+    adapter_mode: Literal["merged", "native"] = "merged"
+    """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Weights and activations of the engine."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Requests decoded together."""
+    max_model_len: int = Field(default=1024, ge=64)
+    """Tokens of prompt and completion together."""
+    kv_cache_gib: float = Field(default=1.0, gt=0)
+    """Memory for the KV cache."""
+    num_threads: int = Field(default=2, ge=1)
+    """CPU threads of the engine."""
+
+
+class RolloutConfig(Config):
+    group_size: int = Field(default=8, ge=2)
+    """Trajectories per task (G). A group of one has no baseline, so 2 is the least."""
+    num_workers: int = Field(default=1, ge=1)
+    """Rollout workers, each with an engine of its own."""
+    max_steps: int = Field(default=5, ge=1)
+    """Planner steps per task (K); the last one may only answer."""
+    max_turn_tokens: int = Field(default=64, ge=8)
+    """Tokens of one planner turn; a longer one is cut and counts as a format error."""
+    format_retries: int = Field(default=1, ge=0)
+    """Extra tries per step after a malformed turn, before the step is spent."""
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature in training; evaluation is greedy."""
+    episode_timeout_s: float = Field(default=300.0, gt=0)
+    """Wall-clock limit of one trajectory; beyond it the trajectory is unscorable, not wrong."""
+    verifier: ModuleConfig = ModuleConfig()
+    generator: ModuleConfig = ModuleConfig()
+    engine: EngineConfig = EngineConfig()

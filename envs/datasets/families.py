@@ -1,0 +1,196 @@
+"""The families of generated problems: each draws a question together with the tool calls that solve it."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from envs.datasets.catalogue import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStep:
+    """One decision of a planner: what it thinks, which tool it calls, and with what."""
+
+    thought: str
+    action: str
+    action_input: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A drawn problem. All its `keys` must hash to a split for the problem to belong to it.
+
+    The keys name the problem itself and not its wording, with commuting operands in one order, so that
+    two wordings of one computation never end up in different splits.
+    """
+
+    question: str
+    answer: int
+    plan: tuple[PlanStep, ...]
+    keys: tuple[str, ...]
+
+
+DrawProblem = Callable[[random.Random, Sequence[Item]], Problem]
+
+
+def _code(thought: str, source: str) -> PlanStep:
+    return PlanStep(thought=thought, action="code", action_input=source)
+
+
+def _search(item: Item) -> PlanStep:
+    return PlanStep(thought="Find the weight.", action="search", action_input=item.name)
+
+
+def _answer(value: int) -> PlanStep:
+    return PlanStep(thought="That is it.", action="answer", action_input=str(value))
+
+
+_ARITH_PHRASINGS = {
+    "{a}*{b}+{c}": (
+        "A truck carries {a} boxes of {b} apples and {c} loose apples. How many apples is that?",
+        "Each of {a} pupils has {b} coins and the teacher has {c}. How many coins are there in all?",
+        "A hall has {a} rows of {b} seats and a balcony of {c} seats. How many seats are there?",
+    ),
+    "{a}*{b}-{c}": (
+        "A baker makes {a} trays of {b} rolls and burns {c} rolls. How many rolls are good?",
+        "A shop buys {a} bags of {b} nuts and sells {c} nuts. How many nuts are left?",
+        "A park has {a} rows of {b} trees. A storm fells {c} of them. How many trees still stand?",
+    ),
+    "({a}+{b})*{c}": (
+        "A mason lays {a} bricks every morning and {b} every evening. How many bricks in {c} days?",
+        "A ticket costs {a} coins and a meal {b} coins. How many coins do {c} guests pay for both?",
+        "Every basket holds {a} red and {b} green pears. How many pears are in {c} baskets?",
+    ),
+    "({a}-{b})*{c}": (
+        "A pump adds {a} litres an hour but {b} leak out. How many litres are gained in {c} hours?",
+        "A clerk earns {a} coins a day and spends {b}. How many coins are saved in {c} days?",
+        "Each of {c} teams had {a} players and lost {b}. How many players are left in all?",
+    ),
+}
+
+
+def _arith_value(shape: str, a: int, b: int, c: int) -> int:
+    inner = a * b if "*{b}" in shape else a + b if "+{b}" in shape else a - b
+    return inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
+
+
+def draw_arith(rng: random.Random, items: Sequence[Item]) -> Problem:
+    """Two operations on two-digit numbers: one code call."""
+    shape = rng.choice(list(_ARITH_PHRASINGS))
+    low, high, c = *sorted(rng.sample(range(11, 100), 2)), rng.randint(11, 99)
+    # Sorted operands are the key; the subtraction needs the larger one first to stay positive.
+    first_is_larger = shape.startswith("({a}-") or rng.random() < 0.5
+    a, b = (high, low) if first_is_larger else (low, high)
+    answer = _arith_value(shape, a, b, c)
+    return Problem(
+        question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
+        answer=answer,
+        plan=(_code("Compute it.", shape.format(a=a, b=b, c=c)), _answer(answer)),
+        keys=(shape.format(a=low, b=high, c=c),),
+    )
+
+
+_LOOKUP_PHRASINGS = (
+    "How many kg do {n} crates of {name} weigh?",
+    "A truck carries {n} crates of {name}. What is the load in kg?",
+    "A shop orders {n} crates of {name}. How heavy is the order in kg?",
+    "Find the total weight in kg of {n} crates of {name}.",
+)
+
+
+def draw_lookup(rng: random.Random, items: Sequence[Item]) -> Problem:
+    """The weight of one item has to be found before it can be multiplied."""
+    item, n = rng.choice(items), rng.randint(11, 99)
+    answer = n * item.weight_kg
+    return Problem(
+        question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=item.name),
+        answer=answer,
+        plan=(
+            _search(item),
+            _code("Multiply both.", f"{n}*{item.weight_kg}"),
+            _answer(answer),
+        ),
+        keys=(item.name,),
+    )
+
+
+_TOTAL_PHRASINGS = (
+    "What do {n} crates of {name} and {m} crates of {other} weigh together in kg?",
+    "A ship loads {n} crates of {name} and {m} crates of {other}. What is the load in kg?",
+    "Find the total weight in kg of {n} crates of {name} plus {m} crates of {other}.",
+)
+_DIFFERENCE_PHRASINGS = (
+    "How many kg more do {n} crates of {name} weigh than {m} crates of {other}?",
+    "By how many kg are {n} crates of {name} heavier than {m} crates of {other}?",
+    "Weigh {n} crates of {name}, then subtract the weight of {m} crates of {other}. How many kg?",
+)
+
+
+def draw_two_lookup(rng: random.Random, items: Sequence[Item]) -> Problem:
+    """The weights of two items have to be found; the heavier load comes first in a difference."""
+    loads = list(zip(rng.sample(items, 2), rng.sample(range(11, 100), 2), strict=True))
+    difference = rng.random() < 0.5
+    if difference:
+        loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
+    (item, n), (other, m) = loads
+    sign, phrasings = ("-", _DIFFERENCE_PHRASINGS) if difference else ("+", _TOTAL_PHRASINGS)
+    answer = n * item.weight_kg + (-1 if difference else 1) * m * other.weight_kg
+    return Problem(
+        question=rng.choice(phrasings).format(n=n, name=item.name, m=m, other=other.name),
+        answer=answer,
+        plan=(
+            _search(item),
+            _search(other),
+            _code("Combine both.", f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}"),
+            _answer(answer),
+        ),
+        keys=(item.name, other.name),
+    )
+
+
+_BRANCH_PHRASINGS = (
+    "Let x = {a} * {b}. If x is {condition}, give {then}, otherwise give {other}.",
+    "Multiply {a} by {b} to get x. Is x {condition}? Then give {then}. If not, give {other}.",
+    "x is the product of {a} and {b}. Report {then} when x is {condition}, else {other}.",
+)
+
+
+def _draw_condition(rng: random.Random, x: int) -> tuple[str, bool]:
+    """A condition on x in words, and whether x meets it; the bounds lie close enough to need the product."""
+    kind = rng.choice(("even", "odd", "above", "below"))
+    if kind in ("even", "odd"):
+        return kind, (x % 2 == 0) == (kind == "even")
+    bound = x + rng.choice((-1, 1)) * rng.randint(10, 100)
+    return f"{kind} {bound}", (x > bound) == (kind == "above")
+
+
+def draw_branch(rng: random.Random, items: Sequence[Item]) -> Problem:
+    """The first result decides the second code call, which uses the x that the first one left behind."""
+    # A product of two free factors is odd only once in four times; drawing the parity first balances it.
+    start = rng.choice((11, 12))
+    a, b = rng.randrange(start, 100, 2), rng.randrange(11, 100, 2)
+    x = a * b
+    condition, met = _draw_condition(rng, x)
+    plus, factor = rng.randint(11, 99), rng.randint(3, 9)
+    results = {f"x + {plus}": x + plus, f"x - {plus}": x - plus, f"x * {factor}": x * factor}
+    then, other = rng.sample(list(results), 2)
+    taken = then if met else other
+    wording = rng.choice(_BRANCH_PHRASINGS)
+    return Problem(
+        question=wording.format(a=a, b=b, condition=condition, then=then, other=other),
+        answer=results[taken],
+        plan=(
+            _code("Compute x first.", f"x = {a}*{b}; x"),
+            _code(f"x is {'' if met else 'not '}{condition}.", taken),
+            _answer(results[taken]),
+        ),
+        keys=(f"{min(a, b)}*{max(a, b)} {condition} {then} {other}",),
+    )
+
+
+FAMILIES: dict[str, DrawProblem] = {
+    "arith": draw_arith,
+    "lookup": draw_lookup,
+    "two_lookup": draw_two_lookup,
+    "branch": draw_branch,
+}

@@ -1,0 +1,119 @@
+"""Game of 24: hands of four numbers from 1 to 13 that + - * / and brackets can turn into 24."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, combinations_with_replacement
+from pathlib import Path
+
+from envs.datasets.split import Split, split_of
+from envs.types import Task
+
+TARGET = 24
+HAND_SIZE = 4
+MAX_NUMBER = 13
+PUBLIC_ID = "nlile/24-game"
+PUBLIC_COUNT = 1362
+
+Hand = tuple[int, ...]
+
+
+def solve(numbers: Sequence[int]) -> str | None:
+    """An expression that uses each number once and equals 24, or None where there is none."""
+    results = _results(tuple(sorted(numbers)))
+    found = next((text for value, text in results if value == TARGET), None)
+    return found and found[1:-1]
+
+
+def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]:
+    """`count` different solvable hands of one half (None: all); the hands of the two halves are disjoint."""
+    hands = [hand for hand in _all_hands() if _split_of_hand(hand) == split]
+    random.Random(f"game24|{split}|{seed}").shuffle(hands)
+    tasks: list[Task] = []
+    for hand in hands:
+        if len(tasks) == count:
+            break
+        if solve(hand) is not None:
+            tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand))
+    if count is not None and len(tasks) < count:
+        raise ValueError(f"game24 has {len(tasks)} solvable {split} hands, {count} were asked for")
+    return tasks
+
+
+def load_game24(path: Path | None = None) -> list[Task]:
+    """All hands of a JSON Lines file with the fields id and numbers, or of the public data set."""
+    if path is not None:
+        with path.open(encoding="utf-8") as lines:
+            return _tasks_of(json.loads(line) for line in lines if line.strip())
+    from datasets import load_dataset
+
+    tasks = _tasks_of(row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"])
+    if len(tasks) != PUBLIC_COUNT:
+        raise ValueError(f"{PUBLIC_ID} changed: expected {PUBLIC_COUNT} hands, found {len(tasks)}")
+    return tasks
+
+
+def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
+    """The tasks whose hand belongs to the half, by the same rule as the generated hands."""
+    return [task for task in tasks if _split_of_hand([int(n) for n in task.answer.split()]) == split]
+
+
+def _tasks_of(rows: Iterable[Mapping]) -> list[Task]:
+    return [_task(str(row.get("id", f"game24-{index}")), row["numbers"]) for index, row in enumerate(rows)]
+
+
+def _task(id: str, numbers: Sequence[int]) -> Task:
+    in_range = all(isinstance(n, int) and 1 <= n <= MAX_NUMBER for n in numbers)
+    if len(numbers) != HAND_SIZE or not in_range:
+        raise ValueError(f"{id}: need {HAND_SIZE} integers from 1 to {MAX_NUMBER}, got {numbers}")
+    return Task(
+        id=id,
+        dataset="game24",
+        question=(
+            f"Make {TARGET} from the numbers {', '.join(map(str, numbers))}. Use each number exactly once, "
+            "with + - * / and brackets. Answer with the expression."
+        ),
+        answer=" ".join(map(str, numbers)),
+    )
+
+
+def _all_hands() -> Iterator[Hand]:
+    return combinations_with_replacement(range(1, MAX_NUMBER + 1), HAND_SIZE)
+
+
+def _split_of_hand(numbers: Sequence[int]) -> Split:
+    return split_of(f"game24 {sorted(numbers)}")
+
+
+def _results(hand: Hand) -> Iterator[tuple[Fraction, str]]:
+    """Every value of the hand with an expression for it, values more than once."""
+    if len(hand) == 1:
+        yield Fraction(hand[0]), str(hand[0])
+    for left, right in _partitions(hand):
+        for a, a_text in _values(left).items():
+            for b, b_text in _values(right).items():
+                yield a + b, f"({a_text}+{b_text})"
+                yield a - b, f"({a_text}-{b_text})"
+                yield b - a, f"({b_text}-{a_text})"
+                yield a * b, f"({a_text}*{b_text})"
+                if b:
+                    yield a / b, f"({a_text}/{b_text})"
+                if a:
+                    yield b / a, f"({b_text}/{a_text})"
+
+
+@cache
+def _values(hand: Hand) -> dict[Fraction, str]:
+    return dict(_results(hand))
+
+
+def _partitions(hand: Hand) -> set[tuple[Hand, Hand]]:
+    """The ways to deal the hand into two smaller ones; both stay sorted, which keeps the cache small."""
+    positions = range(len(hand))
+    return {
+        (tuple(hand[i] for i in chosen), tuple(hand[i] for i in positions if i not in chosen))
+        for size in range(1, len(hand) // 2 + 1)
+        for chosen in combinations(positions, size)
+    }

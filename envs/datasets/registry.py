@@ -1,0 +1,66 @@
+"""The data sets by name."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from envs.datasets import game24
+from envs.datasets.aime import load_aime
+from envs.datasets.families import FAMILIES
+from envs.datasets.generated import sample_tasks
+from envs.datasets.split import Split
+from envs.types import Task
+
+LoadTasks = Callable[[Split, int | None, int, Path | None], list[Task]]
+
+
+def load_tasks(
+    dataset: str, *, split: Split, count: int | None, seed: int, path: str | Path | None = None
+) -> list[Task]:
+    """`count` different tasks of one split, the same for the same arguments; None asks for all of them.
+
+    `path` is a local file for "game24" (generated without one) and "aime" (downloaded without one).
+    """
+    if dataset not in LOADERS:
+        raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(LOADERS)}")
+    return LOADERS[dataset](split, count, seed, Path(path) if path is not None else None)
+
+
+def _load_family(family: str, split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
+    if path is not None:
+        raise ValueError(f"{family!r} is generated and reads no file, got path={str(path)!r}")
+    if count is None:
+        raise ValueError(f"{family!r} is endless: say how many tasks are wanted")
+    return [generated.task for generated in sample_tasks({family: 1.0}, split=split, count=count, seed=seed)]
+
+
+def _load_game24(split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
+    if path is None:
+        return game24.generate_game24(split=split, count=count, seed=seed)
+    return _pick(game24.of_split(game24.load_game24(path), split), count, seed)
+
+
+def _load_public_game24(split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
+    if path is not None:
+        raise ValueError(f"{game24.PUBLIC_ID!r} is downloaded; a local file is read as 'game24'")
+    return _pick(game24.of_split(game24.load_game24(), split), count, seed)
+
+
+def _load_aime(split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
+    return _pick(load_aime(path, split=split), count, seed)
+
+
+def _pick(tasks: list[Task], count: int | None, seed: int) -> list[Task]:
+    count = len(tasks) if count is None else count
+    if count > len(tasks):
+        raise ValueError(f"{count} tasks were asked for, the data set has {len(tasks)}")
+    return random.Random(f"pick|{seed}").sample(tasks, count)
+
+
+LOADERS: dict[str, LoadTasks] = {
+    **{family: partial(_load_family, family) for family in FAMILIES},
+    "game24": _load_game24,
+    game24.PUBLIC_ID: _load_public_game24,
+    "aime": _load_aime,
+}

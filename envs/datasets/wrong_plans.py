@@ -1,0 +1,96 @@
+"""Wrong plans: demonstrations that fail the way a careless planner fails."""
+
+import ast
+import operator
+import random
+import re
+from collections.abc import Callable
+
+from envs.datasets.families import PlanStep
+
+Plan = tuple[PlanStep, ...]
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+def wrong_steps(plan: Plan, rng: random.Random) -> Plan:
+    """One of the wrong turns that fit the plan. The stated answer follows from the steps, and is wrong."""
+    turns = [_guess, _wrong_operator, _stop_early]
+    if any(step.action == "search" for step in plan):
+        turns.append(_forget_search)
+    wrong = rng.choice(turns)(plan, rng)
+    # A changed expression can come out right by chance; a guess never does.
+    return wrong if wrong[-1].action_input != plan[-1].action_input else _guess(plan, rng)
+
+
+def _guess(plan: Plan, rng: random.Random) -> Plan:
+    gold = int(plan[-1].action_input)
+    error = rng.choice((-1, 1)) * rng.randint(1, 9) * rng.choice((1, 10, 100))
+    return (_answer("I guess.", gold + error),)
+
+
+def _wrong_operator(plan: Plan, rng: random.Random) -> Plan:
+    code = plan[-2].action_input
+    position = rng.choice([index for index, character in enumerate(code) if character in "+-*"])
+    other = rng.choice([symbol for symbol in "+-*" if symbol != code[position]])
+    changed = code[:position] + other + code[position + 1 :]
+    return _with_code(plan[:-2], changed, thought=plan[-2].thought)
+
+
+def _forget_search(plan: Plan, rng: random.Random) -> Plan:
+    """Leaves out the last search and takes a number out of thin air: weights follow the `*`."""
+    searches = [step for step in plan if step.action == "search"]
+    head, _, weight = plan[-2].action_input.rpartition("*")
+    guessed = rng.choice([number for number in range(11, 100) if number != int(weight)])
+    return _with_code(tuple(searches[:-1]), f"{head}*{guessed}", thought="I know the weight.")
+
+
+def _stop_early(plan: Plan, rng: random.Random) -> Plan:
+    """Takes the first intermediate result for the answer."""
+    done = plan[:1] if len(plan) > 2 else ()
+    code = plan[-2].action_input
+    if "x" in code:
+        return (*done, _answer("That is it.", _result(plan[0].action_input, {})))
+    part = re.search(r"\d+[-+*]\d+", code)
+    if part is None or part.group() == code:
+        return (*done, _answer("That is it.", int(code.rpartition("*")[2])))
+    return _with_code(done, part.group(), thought="This is enough.")
+
+
+def _with_code(done: Plan, code: str, *, thought: str) -> Plan:
+    names: dict[str, int] = {}
+    for step in done:
+        if step.action == "code":
+            _result(step.action_input, names)
+    call = PlanStep(thought=thought, action="code", action_input=code)
+    return (*done, call, _answer("That is it.", _result(code, names)))
+
+
+def _answer(thought: str, value: int) -> PlanStep:
+    return PlanStep(thought=thought, action="answer", action_input=str(value))
+
+
+def _result(code: str, names: dict[str, int]) -> int:
+    """What the code of a plan prints; assignments are left in `names`, as the sandbox keeps them."""
+    value = 0
+    for statement in ast.parse(code).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            names[statement.targets[0].id] = _value(statement.value, names)
+        elif isinstance(statement, ast.Expr):
+            value = _value(statement.value, names)
+    return value
+
+
+def _value(node: ast.expr, names: dict[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return names[name]
+        case ast.BinOp(left=left, op=symbol, right=right):
+            return _OPERATORS[type(symbol)](_value(left, names), _value(right, names))
+    raise ValueError(f"not the arithmetic of a plan: {ast.dump(node)}")

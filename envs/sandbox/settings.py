@@ -1,0 +1,42 @@
+"""The limits of the sandbox and the layers that it must have."""
+
+from dataclasses import dataclass
+
+LAYERS = ("namespaces", "rlimits", "landlock", "seccomp")
+"""namespaces: own pids, network, IPC and a private root. landlock and seccomp: what is left of the kernel."""
+
+ALLOWED_IMPORTS = (
+    "bisect cmath collections copy dataclasses datetime decimal enum fractions functools heapq itertools json "
+    "math mpmath numbers numpy operator random re statistics string sympy textwrap time typing"
+).split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSettings:
+    memory_mb: int = 1024
+    """Address space of one code process; about 250 MB of it are the libraries."""
+    max_cpu_s: int = 600
+    """CPU seconds of one code process over its whole life; each run has its own wall-clock limit."""
+    max_output_chars: int = 16_384
+    """Longer output loses its middle."""
+    max_output_mb: int = 8
+    """A run that prints more than this is killed."""
+    max_file_mb: int = 4
+    tmp_mb: int = 16
+    max_files: int = 256
+    max_open_files: int = 32
+    max_code_bytes: int = 65_536
+    max_concurrent_runs: int | None = None
+    """Runs at once; None is two per core. The others wait, and their clock does not tick meanwhile."""
+    check_imports: bool = True
+    """Answer imports that are not on the list with a clear message. This is no boundary."""
+    required_layers: frozenset[str] = frozenset({"namespaces", "rlimits", "seccomp"})
+    disabled_layers: frozenset[str] = frozenset()
+    """Layers left out on purpose, to measure what the others hold."""
+    unsafe_ok: bool = False
+    """Run even without the required layers: only where the code is trusted."""
+
+    def __post_init__(self) -> None:
+        unknown = (self.required_layers | self.disabled_layers) - set(LAYERS)
+        if unknown:
+            raise ValueError(f"unknown sandbox layers {sorted(unknown)}; there are {', '.join(LAYERS)}")

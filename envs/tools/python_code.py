@@ -1,0 +1,26 @@
+"""The code tool: Python in the sandbox, one interpreter per agent episode."""
+
+import asyncio
+from functools import partial
+
+from envs.sandbox import Sandbox
+from envs.types import ToolResult
+
+
+class PythonCodeTool:
+    """Later calls see the names of earlier ones. `close` ends the interpreter, also during a call."""
+
+    name = "code"
+    description = "run Python (math, sympy, numpy); names persist, the last expression is shown"
+
+    def __init__(self, sandbox: Sandbox, *, timeout_s: float = 5.0) -> None:
+        self._executor = sandbox.executor
+        self._episode = sandbox.episode()
+        self._timeout_s = timeout_s
+
+    async def call(self, arguments: str) -> ToolResult:
+        run = partial(self._episode.run, arguments, timeout_s=self._timeout_s)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+
+    def close(self) -> None:
+        self._episode.close()

@@ -1,0 +1,90 @@
+"""Checkpoints: a folder with a manifest of hashes that appears whole or not at all."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learner.learner import Learner
+from learner.types import Adapter
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be trusted; the message says which file and why."""
+
+
+def save_checkpoint(learner: Learner, parent: Path, *, keep: int) -> Path:
+    """Write adapter, optimizer and random state of the current version below `parent`, atomically.
+
+    The manifest is written last, the folder renamed after everything is on disk. Older checkpoints beyond
+    `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
+    """
+    adapter = learner.adapter()
+    target = parent / f"v{adapter.policy_version:06d}"
+    partial = parent / f".{target.name}.{os.getpid()}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / "adapter.safetensors").write_bytes(adapter.data)
+        state = {"optimizer": learner.optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
+        torch.save(state, partial / "optimizer.pt")
+        _write_manifest(partial, adapter)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write checkpoint {target}: {error.strerror}; free space or change output_dir"
+        ) from error
+    for old in sorted(parent.glob("v*"))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load_checkpoint(learner: Learner, folder: Path) -> None:
+    """Restore what `save_checkpoint` wrote. Raises CheckpointError unless every file matches its hash."""
+    manifest = read_manifest(folder)
+    data = (folder / "adapter.safetensors").read_bytes()
+    learner.load_adapter(
+        Adapter(
+            policy_version=manifest["policy_version"],
+            data=data,
+            digest=manifest["files"]["adapter.safetensors"],
+        )
+    )
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    learner.optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["torch_rng"])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files all match it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, digest in manifest["files"].items():
+            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            if found != digest:
+                raise CheckpointError(
+                    f"{folder / name}: sha256 {found[:12]}, the manifest says {digest[:12]}; use an older checkpoint"
+                )
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
+    return dict(manifest)
+
+
+def _write_manifest(folder: Path, adapter: Adapter) -> None:
+    files = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
+    }
+    manifest = {"schema": SCHEMA, "policy_version": adapter.policy_version, "files": files}
+    with (folder / MANIFEST).open("w") as stream:
+        json.dump(manifest, stream, indent=2)
+        stream.flush()
+        os.fsync(stream.fileno())

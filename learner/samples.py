@@ -1,0 +1,61 @@
+"""Trajectories to training samples: the engine's own tokens and log-probs, laid out on one axis."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from learner.types import GrammarSpan, TrainingSample
+from rollout.types import Trajectory, TrajectoryGroup, Turn
+
+
+def build_samples(
+    group: TrajectoryGroup, advantages: Sequence[float], *, temperature: float
+) -> list[TrainingSample]:
+    """One sample per trajectory with a non-zero advantage; a turn's tokens share its trajectory's advantage."""
+    return [
+        build_sample(trajectory, advantage, temperature=temperature)
+        for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
+        if advantage != 0.0 and trajectory.planner_turns
+    ]
+
+
+def build_sample(trajectory: Trajectory, advantage: float, *, temperature: float) -> TrainingSample:
+    """Lay the planner's turns on one axis. Raises ValueError where a turn's prompt does not continue the
+    tokens before it: training on that would train on a context nobody sampled in."""
+    turns = trajectory.planner_turns
+    last = turns[-1]
+    token_ids = np.array(last.prompt_token_ids + last.completion.token_ids, dtype=np.int64)
+    loss_mask = np.zeros(len(token_ids), dtype=bool)
+    logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
+    spans = []
+    for index, turn in enumerate(turns):
+        start, end = _turn_span(turn, token_ids, trajectory.id)
+        turn_ids[start:end] = index
+        if turn.trainable:
+            loss_mask[start:end] = True
+            logprobs[start:end] = turn.completion.logprobs
+        if turn.grammar is not None:
+            spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
+    version = trajectory.oldest_policy_version
+    assert version is not None
+    return TrainingSample(
+        trajectory_id=trajectory.id,
+        policy_version=version,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        rollout_logprobs=logprobs,
+        advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
+        turn_ids=turn_ids,
+        grammar_spans=tuple(spans),
+        temperature=temperature,
+    )
+
+
+def _turn_span(turn: Turn, token_ids: np.ndarray, trajectory_id: str) -> tuple[int, int]:
+    start = len(turn.prompt_token_ids)
+    end = start + len(turn.completion.token_ids)
+    sequence = np.array(turn.prompt_token_ids + turn.completion.token_ids)
+    if end > len(token_ids) or not np.array_equal(sequence, token_ids[:end]):
+        raise ValueError(f"trajectory {trajectory_id}: a turn's prompt does not continue the turns before it")
+    return start, end

@@ -1,0 +1,82 @@
+"""The actors of one run, and the waits on them that notice when one dies."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.buffer import BufferActor
+from actors.learner import LearnerActor
+from actors.rollout_worker import RolloutWorkerActor
+from actors.weights import WeightStore
+from configs.run import RunConfig
+from envs.types import Task
+from rollout.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    buffer: Any
+    weights: Any
+    learner: Any
+    workers: tuple[Any, ...]
+
+    def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
+        """One greedy trajectory per task, in the order of `tasks`, shared out over the workers."""
+        count = len(self.workers)
+        shares = ray.get(
+            [
+                worker.evaluate.remote(tasks[index::count], phase)
+                for index, worker in enumerate(self.workers)
+            ]
+        )
+        by_task = {trajectory.task.id: trajectory for share in shares for trajectory in share}
+        return [by_task[task.id] for task in tasks]
+
+    def sync_weights(self, policy_version: int) -> None:
+        """Wait until every worker samples with at least this version."""
+        ray.get([worker.sync_weights.remote(policy_version) for worker in self.workers])
+
+
+def start_cast(config: RunConfig, model_path: Path) -> Cast:
+    """Create the actors; returns when learner and engines are up. They load side by side."""
+    engine_env = _thread_env(config.rollout.engine.num_threads)
+    learner_env = _thread_env(config.learner.num_threads)
+    num_gpus = {"cpu": 0.0, "cuda": 0.45}
+    buffer = BufferActor.options(name=f"buffer-{os.getpid()}").remote(config)
+    weights = WeightStore.options(name=f"weights-{os.getpid()}").remote()
+    learner = LearnerActor.options(
+        num_cpus=1,
+        num_gpus=num_gpus[config.learner.device],
+        runtime_env={"env_vars": learner_env},
+    ).remote(config, model_path)
+    workers = tuple(
+        RolloutWorkerActor.options(
+            num_cpus=1,
+            num_gpus=num_gpus[config.rollout.engine.device],
+            runtime_env={"env_vars": engine_env},
+        ).remote(config, model_path, index, buffer, weights)
+        for index in range(config.rollout.num_workers)
+    )
+    ray.get([learner.ready.remote(), *(worker.ready.remote() for worker in workers)])
+    return Cast(buffer=buffer, weights=weights, learner=learner, workers=workers)
+
+
+def _thread_env(num_threads: int) -> dict[str, str]:
+    """Ray would give an actor one thread. Waiting threads must soon sleep: where engine and learner share
+    the cores, spinning ones cost both of them most of their speed."""
+    return {"OMP_NUM_THREADS": str(num_threads), "GOMP_SPINCOUNT": "1000"}
+
+
+def get_or_fail(reference: Any, watched: Sequence[Any]) -> Any:
+    """The value of `reference`; raises at once when one of the `watched` calls ends with an error first."""
+    pending = list(watched)
+    while True:
+        done, _ = ray.wait([reference, *pending], num_returns=1)
+        if done[0] == reference:
+            return ray.get(reference)
+        ray.get(done[0])
+        pending.remove(done[0])

@@ -1,0 +1,149 @@
+"""The agent: planner -> executor -> verifier until done, then the generator. One call, one trajectory."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
+from rollout.chat import ChatFormat
+from rollout.engine import Engine, EngineError
+from rollout.executor import Executor
+from rollout.generator import Generator
+from rollout.memory import Memory, MemoryEntry
+from rollout.planner import PlannerDialogue, PlannerReply, PlannerSettings
+from rollout.types import StopReason, Trajectory, Turn
+from rollout.verifier import Verifier
+
+ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
+TurnListener = Callable[[Turn], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    planner: PlannerSettings
+    format_retries: int
+    max_result_chars: int
+    max_context_tokens: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """The modules of the flow. `tools_for_episode` opens fresh tools for every task."""
+
+    engine: Engine
+    chat: ChatFormat
+    settings: AgentSettings
+    tools_for_episode: ToolsForEpisode
+    verifier: Verifier
+    generator: Generator
+
+    async def run(
+        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None
+    ) -> Trajectory:
+        """Play one task to its end. A broken engine or tool, or the time limit, ends it as `infrastructure`:
+        recorded as far as it came, unscorable, never wrong."""
+        with self.tools_for_episode() as tools:
+            episode = _Episode(self, task, tools, trajectory_id, on_turn)
+            try:
+                async with asyncio.timeout(self.settings.timeout_s):
+                    answer, stop_reason = await episode.play()
+            except (EngineError, ToolUnavailableError, TimeoutError):
+                answer, stop_reason = None, "infrastructure"
+            finally:
+                self.engine.release(trajectory_id)
+        return Trajectory(
+            id=trajectory_id,
+            group_id=group_id,
+            task=task,
+            turns=tuple(episode.turns),
+            answer=answer,
+            stop_reason=stop_reason,
+        )
+
+
+class _Episode:
+    """The state of one run: its dialogue, its memory, its record."""
+
+    def __init__(
+        self, agent: Agent, task: Task, tools: list[Tool], trajectory_id: str, on_turn: TurnListener | None
+    ) -> None:
+        self._agent = agent
+        self._settings = agent.settings
+        self._task = task
+        self._trajectory_id = trajectory_id
+        self._dialogue = PlannerDialogue(agent.engine, agent.chat, agent.settings.planner, task, tools, trajectory_id)
+        self._executor = Executor(tools, agent.settings.max_result_chars)
+        self._memory = Memory()
+        self._on_turn = on_turn
+        self.turns: list[Turn] = []
+
+    async def play(self) -> tuple[str | None, StopReason]:
+        for step in range(1, self._settings.planner.max_steps + 1):
+            reply = await self._decide(step)
+            if reply is None:
+                return None, "context"
+            if reply.decision is None:
+                # Degraded: the step is spent without a tool call, the planner knows why.
+                continue
+            if await self._execute(step, reply) == "stop":
+                return await self._finish()
+        return await self._finish()
+
+    async def _decide(self, step: int) -> PlannerReply | None:
+        """A decision, or the malformed reply after the last retry; None when the context is full."""
+        for retry in range(self._settings.format_retries + 1):
+            room = self._settings.max_context_tokens - self._dialogue.num_tokens
+            if room < self._settings.planner.max_turn_tokens:
+                return None
+            reply = await self._dialogue.decide(step)
+            if reply.decision is not None:
+                return reply
+            self._record_planner(reply, None, None)
+            spent = retry == self._settings.format_retries
+            self._dialogue.reject(reply, min(step + spent, self._settings.planner.max_steps))
+        return reply
+
+    async def _execute(self, step: int, reply: PlannerReply) -> str:
+        assert reply.decision is not None
+        call, result = await self._executor.execute(reply.decision)
+        self._record_planner(reply, call, result)
+        self._memory.add(MemoryEntry(step=step, thought=reply.decision.thought, call=call, result=result))
+        verdict, turn = await self._agent.verifier.verify(self._task, self._memory, self._trajectory_id)
+        self._record(turn)
+        if verdict == "continue":
+            self._dialogue.observe(reply, result, step + 1)
+        return verdict
+
+    async def _finish(self) -> tuple[str | None, StopReason]:
+        answer, turn = await self._agent.generator.answer(self._task, self._memory, self._trajectory_id)
+        self._record(turn)
+        answered = bool(self._memory.entries) and self._memory.entries[-1].call.name == "answer"
+        if answered:
+            return answer, "answered"
+        return answer, "verified" if answer is not None else "format"
+
+    def _record_planner(
+        self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None
+    ) -> None:
+        self._record(
+            Turn(
+                role="planner",
+                prompt_token_ids=reply.prompt_token_ids,
+                completion=reply.completion,
+                trainable=True,
+                grammar=reply.grammar,
+                thought=reply.decision.thought if reply.decision else "",
+                tool_call=call,
+                tool_result=result,
+                format_error=reply.format_error,
+            )
+        )
+
+    def _record(self, turn: Turn | None) -> None:
+        if turn is None:
+            return
+        self.turns.append(turn)
+        if self._on_turn:
+            self._on_turn(turn)

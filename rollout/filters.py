@@ -1,0 +1,15 @@
+"""Dynamic sampling: which groups carry a gradient at all (DAPO, arXiv 2503.14476, eq. 8)."""
+
+from collections.abc import Sequence
+from statistics import pstdev
+
+
+def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_valid: int = 2) -> bool:
+    """True if the group's raw outcomes differ, so that its advantages are not all zero.
+
+    `rewards`: raw accuracy per trajectory, None where a trajectory could not be scored. Judged on what the
+    task decides, never on shaped rewards: an all-wrong group with different length penalties has no signal.
+    `statistics.pstdev` is exact for equal values; a naive float std is not and lets dead groups pass.
+    """
+    valid = [reward for reward in rewards if reward is not None]
+    return len(valid) >= max(min_valid, 1) and pstdev(valid) >= min_std

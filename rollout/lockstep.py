@@ -1,0 +1,76 @@
+"""Lockstep: every running trajectory's next request is sampled together, in a fixed order.
+
+A continuous batch depends on when each tool happens to finish, and with it the last bits of every logit. In
+lockstep the batches are the same from run to run, which makes a synchronous run bit-reproducible.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollout.engine import Engine, GenerationRequest
+from rollout.types import Completion
+
+
+class BatchEngine(Engine, Protocol):
+    async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: GenerationRequest
+    future: asyncio.Future[Completion]
+
+
+class LockstepEngine:
+    """An `Engine` over another one. A round runs `begin_round(n)` and then exactly n trajectories."""
+
+    def __init__(self, engine: BatchEngine) -> None:
+        self._engine = engine
+        self._running = 0
+        self._waiting: list[_Waiting] = []
+        self._batches: set[asyncio.Task[None]] = set()
+
+    @property
+    def policy_version(self) -> int:
+        return self._engine.policy_version
+
+    def begin_round(self, num_trajectories: int) -> None:
+        if self._running:
+            raise RuntimeError(f"{self._running} trajectories of the round before are still running")
+        self._running = num_trajectories
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Waits until every running trajectory has asked or ended; the last of them wakes all."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(request, future))
+        self._sample_if_complete()
+        return await future
+
+    def release(self, trajectory_id: str) -> None:
+        self._waiting = [one for one in self._waiting if one.request.trajectory_id != trajectory_id]
+        self._running -= 1
+        self._sample_if_complete()
+
+    async def load_adapter(self, version: int, adapter: bytes) -> str:
+        return await self._engine.load_adapter(version, adapter)
+
+    def _sample_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) == self._running:
+            batch = sorted(self._waiting, key=lambda one: one.request.trajectory_id)
+            self._waiting = []
+            task = asyncio.get_running_loop().create_task(self._sample(batch))
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
+
+    async def _sample(self, batch: list[_Waiting]) -> None:
+        try:
+            completions = await self._engine.generate_together([one.request for one in batch])
+        except Exception as error:
+            for one in batch:
+                if not one.future.done():
+                    one.future.set_exception(error)
+            return
+        for one, completion in zip(batch, completions, strict=True):
+            if not one.future.done():
+                one.future.set_result(completion)

@@ -1,0 +1,120 @@
+"""The planner: the only trained module. It turns a dialogue into one decision per step."""
+
+from dataclasses import dataclass
+
+from envs.types import Task, Tool, ToolResult
+from rollout.chat import ChatFormat
+from rollout.decision import Decision, FormatError, parse_decision, planner_grammar
+from rollout.engine import Engine, GenerationRequest
+from rollout.types import Completion
+
+ANSWER_ONLY = ("answer",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerSettings:
+    """What stays the same over a run; `actions` are those switched on."""
+
+    actions: tuple[str, ...]
+    max_steps: int
+    max_turn_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerReply:
+    """One sampled turn: either a decision, or the reason why it is none."""
+
+    prompt_token_ids: tuple[int, ...]
+    completion: Completion
+    grammar: str
+    decision: Decision | None
+    format_error: str | None
+
+
+class PlannerDialogue:
+    """One episode's dialogue with the planner, grown by appending token ids only."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        settings: PlannerSettings,
+        task: Task,
+        tools: list[Tool],
+        trajectory_id: str,
+    ) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._settings = settings
+        self._trajectory_id = trajectory_id
+        user = f"Task: {task.question}\n{self._step_line(1)}"
+        self._context = chat.prompt(system_prompt(tools), user)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._context)
+
+    async def decide(self, step: int) -> PlannerReply:
+        """Sample the decision of `step` (1-based); a malformed one comes back with its reason."""
+        last = step == self._settings.max_steps
+        actions = ANSWER_ONLY if last else self._settings.actions
+        grammar = planner_grammar(actions)
+        prompt = self._context
+        completion = await self._engine.generate(
+            GenerationRequest(
+                trajectory_id=self._trajectory_id,
+                prompt_token_ids=prompt,
+                max_tokens=self._settings.max_turn_tokens,
+                temperature=self._settings.temperature,
+                grammar=grammar,
+            )
+        )
+        self._context = prompt + completion.token_ids
+        decision, error = _read(completion, actions)
+        return PlannerReply(
+            prompt_token_ids=prompt,
+            completion=completion,
+            grammar=grammar,
+            decision=decision,
+            format_error=error,
+        )
+
+    def observe(self, reply: PlannerReply, result: ToolResult, next_step: int) -> None:
+        """Append what the last decision led to, and the line that opens the next step."""
+        self._append(reply, f"Result: {result.text}\n{self._step_line(next_step)}")
+
+    def reject(self, reply: PlannerReply, next_step: int) -> None:
+        """Append why the last turn was no decision."""
+        self._append(
+            reply,
+            f"Invalid reply: {reply.format_error}. Write one short JSON object.\n{self._step_line(next_step)}",
+        )
+
+    def _append(self, reply: PlannerReply, text: str) -> None:
+        self._context += self._chat.bridge(reply.completion.token_ids, text)
+
+    def _step_line(self, step: int) -> str:
+        if step == self._settings.max_steps:
+            return f"Step {step} of {step}, the last: answer now."
+        return f"Step {step} of {self._settings.max_steps}."
+
+
+def system_prompt(tools: list[Tool]) -> str:
+    """What the planner is told once: the form of a reply and the tools it has."""
+    lines = [f"{tool.name}: {tool.description}" for tool in tools]
+    return "\n".join(
+        (
+            "Solve the task step by step with tools. Reply in JSON: thought, action, action_input.",
+            *lines,
+        )
+    )
+
+
+def _read(completion: Completion, actions: tuple[str, ...]) -> tuple[Decision | None, str | None]:
+    if completion.finish_reason == "length":
+        return None, "the reply was cut because it was too long"
+    try:
+        return parse_decision(completion.text, actions), None
+    except FormatError as error:
+        return None, str(error)

@@ -1,0 +1,102 @@
+"""The rollout worker's work, without Ray: groups, demonstrations and evaluations on one engine."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.run import RunConfig
+from envs.datasets.generated import GeneratedTask, wrong_plan
+from envs.tools.toolbox import Toolbox
+from envs.types import Task
+from rollout.agent import Agent
+from rollout.building import build_agent, build_chat
+from rollout.demonstrations import DemonstrationEngine
+from rollout.engine import Engine
+from rollout.group import run_group
+from rollout.lockstep import LockstepEngine
+from rollout.types import Trajectory, TrajectoryGroup
+from rollout.vllm_engine import VllmEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUse:
+    """Totals since the engine started: sampled tokens, and seconds in which it was stepping."""
+
+    sampled_tokens: int
+    busy_s: float
+
+
+class Worker:
+    """Owns an engine and a toolbox. At depth 0 groups run in lockstep, which makes them reproducible."""
+
+    def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
+        self._config = config
+        self.engine = VllmEngine(
+            model_path,
+            config.rollout.engine,
+            lora_rank=config.model.lora_rank,
+            lora_scale=config.model.lora_alpha / config.model.lora_rank,
+            seed=config.seed + index,
+        )
+        self._chat = build_chat(model_path)
+        self._toolbox = Toolbox(config.envs)
+        self._lockstep = LockstepEngine(self.engine) if config.pipeline_depth == 0 else None
+        self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
+        self._greedy_agent = self._build_agent(self.engine, 0.0)
+
+    def close(self) -> None:
+        self.engine.close()
+        self._toolbox.close()
+
+    def begin_round(self, num_groups: int) -> None:
+        """At depth 0: exactly so many groups run next, in lockstep."""
+        if self._lockstep is not None:
+            self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
+
+    async def run_group(self, task: Task, ordinal: int) -> TrajectoryGroup:
+        return await run_group(
+            self._agent, task, group_id=f"g{ordinal:06d}", group_size=self._config.rollout.group_size
+        )
+
+    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
+        """Greedy, one trajectory per task."""
+        places = asyncio.Semaphore(2 * self._config.rollout.engine.max_num_seqs)
+
+        async def run(task: Task) -> Trajectory:
+            async with places:
+                return await self._greedy_agent.run(
+                    task, trajectory_id=f"{phase}/{task.id}", group_id=phase
+                )
+
+        return list(await asyncio.gather(*(run(task) for task in tasks)))
+
+    async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
+        """Play each task's plan, a share of them replaced by plausible wrong ones, through the real tools."""
+        rng = random.Random(f"demonstrations|{self._config.seed}")
+        num_wrong = round(wrong_share * len(tasks))
+        wrong = set(rng.sample(range(len(tasks)), num_wrong))
+        places = asyncio.Semaphore(8)
+
+        async def play(index: int, generated: GeneratedTask) -> Trajectory:
+            plan = wrong_plan(generated, random.Random(index)) if index in wrong else generated.plan
+            agent = self._build_agent(DemonstrationEngine(self._chat, plan), 1.0)
+            async with places:
+                return await agent.run(
+                    generated.task, trajectory_id=f"demonstration/{index}", group_id="demonstrations"
+                )
+
+        return list(await asyncio.gather(*(play(index, one) for index, one in enumerate(tasks))))
+
+    def engine_use(self) -> EngineUse:
+        return EngineUse(sampled_tokens=self.engine.sampled_tokens, busy_s=self.engine.busy_s)
+
+    def _build_agent(self, engine: Engine, temperature: float) -> Agent:
+        return build_agent(
+            self._config,
+            engine=engine,
+            chat=self._chat,
+            tools_for_episode=self._toolbox.episode,
+            temperature=temperature,
+        )

@@ -1,0 +1,62 @@
+import re
+
+import pytest
+
+from envs.datasets.catalogue import MAX_WEIGHT_KG, MIN_WEIGHT_KG, build_catalogue
+from envs.datasets.split import split_of
+
+
+def test_the_catalogue_has_about_a_thousand_differently_named_items():
+    catalogue = build_catalogue()
+    names = [item.name for item in (*catalogue.train_items, *catalogue.eval_items)]
+    assert len(names) == len(set(names)) == 32 * 32
+    assert all(re.fullmatch(r"[a-z]+ [a-z]+", name) for name in names)
+
+
+def test_the_halves_share_no_item_and_are_about_equal():
+    catalogue = build_catalogue()
+    train = {item.name for item in catalogue.train_items}
+    held_out = {item.name for item in catalogue.eval_items}
+    assert not train & held_out
+    assert min(len(train), len(held_out)) > 450
+
+
+def test_an_item_stays_in_its_half_whatever_the_seed():
+    names = [[item.name for item in build_catalogue(seed).eval_items] for seed in (0, 1, 2)]
+    assert names[0] == names[1] == names[2]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    build_catalogue.cache_clear()
+    first = build_catalogue(7)
+    build_catalogue.cache_clear()
+    assert build_catalogue(7) == first
+    assert build_catalogue(8) != first
+
+
+def test_weights_do_not_change_between_releases():
+    # Recorded runs and cold-start checkpoints were made with these weights.
+    first = build_catalogue().train_items[0]
+    assert (first.name, first.weight_kg) == ("copper bolts", 75)
+
+
+def test_weights_have_two_digits_and_a_passage_states_them():
+    catalogue = build_catalogue()
+    for item in (*catalogue.train_items, *catalogue.eval_items):
+        assert MIN_WEIGHT_KG <= item.weight_kg <= MAX_WEIGHT_KG
+        assert item.passage == f"One crate of {item.name} weighs {item.weight_kg} kg."
+        assert item.passage in catalogue.passages
+
+
+def test_distractors_name_no_item():
+    catalogue = build_catalogue()
+    assert len(catalogue.distractors) >= 5
+    names = [item.name for item in (*catalogue.train_items, *catalogue.eval_items)]
+    assert not [name for name in names if any(name in text.lower() for text in catalogue.distractors)]
+
+
+@pytest.mark.parametrize(("split", "attribute"), [("train", "train_items"), ("eval", "eval_items")])
+def test_items_of_a_split_are_its_half(split, attribute):
+    catalogue = build_catalogue()
+    assert catalogue.items_of(split) is getattr(catalogue, attribute)
+    assert all(split_of(item.name) == split for item in catalogue.items_of(split))

@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, k3_divergence
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
+# ratios 1.5 0.9 1.1 / 0.7 1.3 (1.0 masked), advantages +1 / -1
+OLD = torch.tensor([[-1.0, -0.5, -2.0], [-0.3, -1.2, -0.7]], dtype=torch.float64)
+RATIO = torch.tensor([[1.5, 0.9, 1.1], [0.7, 1.3, 1.0]], dtype=torch.float64)
+NEW = OLD + RATIO.log()
+ADVANTAGES = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+
+
+def test_dapo_loss_and_gradient_match_the_hand_computed_example():
+    new = NEW.clone().requires_grad_()
+    output = dapo_loss(new, OLD, ADVANTAGES, MASK, num_loss_tokens=5)
+    output.loss.backward()
+    # (-1.28 - 0.9 - 1.1 + 0.8 + 1.3) / 5
+    assert output.loss.item() == pytest.approx(-0.236, abs=1e-9)
+    expected = torch.tensor([[0.0, -0.18, -0.22], [0.0, 0.26, 0.0]], dtype=torch.float64)
+    assert torch.allclose(new.grad, expected, atol=1e-9)
+    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (1, 1)
+
+
+def test_grpo_loss_averages_each_trajectory_first():
+    output = grpo_loss(NEW, OLD, ADVANTAGES, MASK, num_trajectories=2, clip_high=0.28)
+    # ((-1.28 - 0.9 - 1.1) / 3 + (0.8 + 1.3) / 2) / 2
+    assert output.loss.item() == pytest.approx(-0.0216666666667, abs=1e-9)
+
+
+def test_there_is_no_dual_clip():
+    five = torch.log(torch.tensor([[5.0]]))
+    output = dapo_loss(five, torch.zeros(1, 1), torch.tensor([[-1.0]]), torch.ones(1, 1), num_loss_tokens=1)
+    assert output.loss.item() == pytest.approx(5.0)
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")
+def test_k3_matches_golden_values_and_gradient():
+    golden = json.loads(GOLDEN.read_text())["kl_tokens"]
+    logp = torch.tensor(golden["logp"], dtype=torch.float64, requires_grad=True)
+    k3 = k3_divergence(logp, torch.tensor(golden["ref_logp"], dtype=torch.float64))
+    k3.sum().backward()
+    assert k3.tolist() == pytest.approx(golden["k3"], abs=1e-9)
+    assert logp.grad.tolist() == pytest.approx(golden["dk3_dlogp"], abs=1e-9)
+
+
+def test_the_denominator_is_the_whole_steps_so_microbatches_add_up():
+    whole = dapo_loss(NEW, OLD, ADVANTAGES, MASK, num_loss_tokens=5).loss
+    parts = sum(
+        dapo_loss(NEW[i : i + 1], OLD[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1], num_loss_tokens=5).loss
+        for i in range(2)
+    )
+    assert parts.item() == pytest.approx(whole.item(), abs=1e-12)
+
+
+def test_on_policy_loss_is_minus_the_mean_advantage_and_its_gradient_plain_reinforce():
+    new = OLD.clone().requires_grad_()
+    output = dapo_loss(new, OLD, ADVANTAGES, MASK, num_loss_tokens=5)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(-(3 * 1.0 + 2 * -1.0) / 5)
+    assert torch.allclose(new.grad, torch.where(MASK, -ADVANTAGES / 5, 0.0))
+
+
+def test_masked_tokens_reach_neither_loss_nor_gradient_even_as_minus_infinity():
+    broken = NEW.clone()
+    broken[1, 2] = float("-inf")
+    broken.requires_grad_()
+    output = dapo_loss(broken, OLD, ADVANTAGES, MASK, num_loss_tokens=5)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(-0.236, abs=1e-9)
+    assert torch.isfinite(broken.grad).all()
+
+
+def test_decoupled_form_clips_only_the_update_ratio_and_truncates_the_weight():
+    rollout = torch.tensor([[-2.0, -2.0]])
+    proximal = rollout + torch.log(torch.tensor([[1.5, 8.0]]))
+    learner = proximal + torch.log(torch.tensor([[1.4, 1.0]]))
+    output = dapo_loss(
+        learner,
+        rollout,
+        torch.ones(1, 2),
+        torch.ones(1, 2),
+        num_loss_tokens=2,
+        proximal_logprobs=proximal,
+        max_importance_weight=2.0,
+    )
+    # weight 1.5 x clipped ratio 1.28, and weight 8 truncated to 2 x ratio 1
+    assert output.loss.item() == pytest.approx(-(1.5 * 1.28 + 2.0) / 2)
+
+
+def test_flow_grpo_weighs_trajectories_turns_and_tokens_in_that_order():
+    learner = torch.zeros(2, 4)
+    advantages = torch.tensor([[1.0, 2.0, 4.0, 9.0], [8.0, 9.0, 9.0, 9.0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    turns = torch.tensor([[0, 0, 1, -1], [0, -1, -1, -1]])
+    output = flow_grpo_loss(learner, learner, advantages, mask, turn_ids=turns)
+    # row 1: ((1 + 2) / 2 + 4) / 2 = 2.75; row 2: 8; mean 5.375
+    assert output.loss.item() == pytest.approx(-5.375)
+
+
+def test_flow_grpo_adds_the_weighted_k3_divergence():
+    zeros, mask = torch.zeros(1, 2), torch.ones(1, 2)
+    reference = torch.tensor([[0.5, -0.5]])
+    output = flow_grpo_loss(zeros, zeros, zeros, mask, ref_logprobs=reference, kl_weight=0.1)
+    # k3 = e^0.5 - 1.5 and e^-0.5 - 0.5
+    assert output.loss.item() == pytest.approx(0.1 * (0.1487213 + 0.1065307) / 2, abs=1e-6)
+
+
+def test_batch_without_loss_tokens_gives_a_finite_zero():
+    output = dapo_loss(NEW, OLD, ADVANTAGES, torch.zeros_like(MASK), num_loss_tokens=0)
+    assert output.loss.item() == 0.0

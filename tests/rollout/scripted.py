@@ -1,0 +1,118 @@
+"""Scripted engine, tokenizer and tools for agent tests: no model, no network."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from envs.tools.plain import AnswerTool, ThinkTool
+from envs.types import Task, ToolResult
+from rollout.agent import Agent, AgentSettings
+from rollout.chat import ChatFormat
+from rollout.generator import RuleGenerator
+from rollout.planner import PlannerSettings
+from rollout.types import Completion
+from rollout.verifier import RuleVerifier
+
+ACTIONS = ("think", "search", "code", "answer")
+
+
+class ScriptedTokenizer:
+    """One id per character; `<e>` and `<s>` are special tokens unless they are split on request."""
+
+    eos_token_id = 1
+
+    def apply_chat_template(self, messages, **_):
+        return "".join(f"<s>{m['role']}:{m['content']}<e>" for m in messages) + "<s>assistant:"
+
+    def __call__(self, text, *, add_special_tokens, split_special_tokens=False):
+        ids = []
+        while text:
+            special = {"<s>": 0, "<e>": 1}.get(text[:3]) if not split_special_tokens else None
+            ids.append(ord(text[0]) if special is None else special)
+            text = text[1:] if special is None else text[3:]
+        return SimpleNamespace(input_ids=ids)
+
+
+def text_of(token_ids):
+    return "".join({0: "<s>", 1: "<e>"}.get(i, chr(i)) for i in token_ids)
+
+
+class ScriptedEngine:
+    """Answers with the given texts in order; a text that ends in `…` is cut by the token limit."""
+
+    policy_version = 3
+
+    def __init__(self, texts):
+        self.texts = list(texts)
+        self.requests = []
+        self.released = []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        text = self.texts.pop(0)
+        if isinstance(text, Exception):
+            raise text
+        cut = text.endswith("…")
+        text = text.removesuffix("…")
+        ids = tuple(map(ord, text)) + (() if cut else (1,))
+        return Completion(
+            token_ids=ids,
+            logprobs=tuple(-0.5 for _ in ids),
+            text=text,
+            finish_reason="length" if cut else "stop",
+            policy_version=self.policy_version,
+        )
+
+    def release(self, trajectory_id):
+        self.released.append(trajectory_id)
+
+    async def load_adapter(self, version, adapter):
+        raise NotImplementedError
+
+
+class ScriptedTool:
+    """Answers from a table; an exception in it is raised."""
+
+    def __init__(self, name, answers):
+        self.name = name
+        self.description = f"scripted {name}"
+        self.answers = answers
+
+    async def call(self, arguments):
+        answer = self.answers[arguments]
+        if isinstance(answer, Exception):
+            raise answer
+        return ToolResult(text=answer)
+
+
+def decision(action, action_input, thought="t"):
+    return f'{{"thought":"{thought}","action":"{action}","action_input":"{action_input}"}}'
+
+
+def make_task(question="What is 6*7?", answer="42"):
+    return Task(id="task-1", dataset="arith", question=question, answer=answer)
+
+
+def make_agent(texts, *, tools=None, max_steps=3, format_retries=1, max_context_tokens=100_000, timeout_s=5):
+    @contextmanager
+    def tools_for_episode():
+        yield [ThinkTool(), AnswerTool(), *(tools or [ScriptedTool("code", {"6*7": "42"})])]
+
+    planner = PlannerSettings(actions=ACTIONS, max_steps=max_steps, max_turn_tokens=64, temperature=1.0)
+    return Agent(
+        engine=ScriptedEngine(texts),
+        chat=ChatFormat(ScriptedTokenizer()),
+        settings=AgentSettings(
+            planner=planner,
+            format_retries=format_retries,
+            max_result_chars=200,
+            max_context_tokens=max_context_tokens,
+            timeout_s=timeout_s,
+        ),
+        tools_for_episode=tools_for_episode,
+        verifier=RuleVerifier(),
+        generator=RuleGenerator(),
+    )
+
+
+async def run(agent, task=None):
+    return await agent.run(task or make_task(), trajectory_id="g/0", group_id="g")

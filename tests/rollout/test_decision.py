@@ -1,0 +1,61 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rollout.decision import Decision, FormatError, parse_decision, planner_grammar
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")
+def test_golden_texts_are_judged_as_stated():
+    for case in json.loads(GOLDEN.read_text())["planner_format"]:
+        if case["valid"] is True:
+            parse_decision(case["text"])
+        elif case["valid"] is False:
+            with pytest.raises(FormatError):
+                parse_decision(case["text"])
+
+
+def test_our_choices_where_the_format_leaves_one():
+    for text in (
+        '{"thought":"t","action":"answer","action_input":"204","extra":1}',
+        '{"thought":"t","action":"code","action_input":""}',
+        '{"thought":"t","action":"CODE","action_input":"x"}',
+    ):
+        with pytest.raises(FormatError):
+            parse_decision(text)
+    assert parse_decision('{"thought":"t","action":"think","action_input":""}').action_input == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{204}",
+        r"\frac{1}{2} \times \nu \neq \theta",
+        'print("a\\n")\nfor i in range(3):\n\tprint(i)',
+        "quote \" backslash \\ slash / tab \t",
+        "ünïcode ∑ 中文",
+    ],
+)
+def test_latex_and_code_survive_the_json_round_trip(text):
+    decision = Decision(thought=text, action="code", action_input=text)
+    assert parse_decision(decision.to_json()) == decision
+
+
+def test_action_that_is_switched_off_is_a_format_error():
+    with pytest.raises(FormatError, match="action must be one of answer"):
+        parse_decision('{"thought":"t","action":"code","action_input":"1"}', ("answer",))
+
+
+def test_grammar_accepts_every_decision_and_no_escape_that_eats_latex():
+    xgrammar = pytest.importorskip("xgrammar")
+    grammar = xgrammar.Grammar.from_ebnf(planner_grammar(("code", "answer")))
+    accepts = xgrammar.testing._is_grammar_accept_string
+    good = Decision(thought="", action="code", action_input='x = "\\boxed"\nprint(x)\t#/ ü')
+    assert accepts(grammar, good.to_json())
+    assert not accepts(grammar, '{"thought":"","action":"search","action_input":"x"}')
+    assert not accepts(grammar, r'{"thought":"","action":"code","action_input":"\boxed"}')
+    assert not accepts(grammar, r'{"thought":"","action":"code","action_input":"\ud800"}')
+    assert not accepts(grammar, '{"thought":"", "action":"code","action_input":"x"}')
