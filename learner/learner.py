@@ -2,9 +2,10 @@
 
 import hashlib
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,7 @@ class Learner:
         torch.set_num_threads(config.num_threads)
         self.config = config
         self._off_policy = off_policy
-        self.policy = Policy(
-            model_path, model, device=config.device, seed=seed, mixed_precision=mixed_precision
-        )
+        self.policy = Policy(model_path, model, device=config.device, seed=seed, mixed_precision=mixed_precision)
         self.policy_version = 0
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 
@@ -101,9 +100,7 @@ class Learner:
 
         state = get_peft_model_state_dict(self.policy.model)
         data = safetensors.torch.save({name: value.contiguous().cpu() for name, value in state.items()})
-        return Adapter(
-            policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest()
-        )
+        return Adapter(policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest())
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
@@ -123,43 +120,31 @@ class Learner:
             _padded([getattr(row, name) for row in rows], width, learner_logprobs.device)
             for name in ("rollout_logprobs", "advantages", "loss_mask")
         )
-        # One optimizer step per batch: the proximal policy is the learner itself, before the step.
-        correction = (
-            {
-                "proximal_logprobs": learner_logprobs.detach(),
-                "max_importance_weight": self.config.max_importance_weight,
-            }
-            if self._off_policy
-            else {}
-        )
+        correction: dict[str, Any] = {}
+        if self._off_policy:
+            # One optimizer step per batch: the proximal policy is the learner itself, before the step.
+            correction["proximal_logprobs"] = learner_logprobs.detach()
+            correction["max_importance_weight"] = self.config.max_importance_weight
         tensors = (learner_logprobs, rollout, advantages, mask)
+        low, high = self.config.clip_low, self.config.clip_high
         if self.config.objective == "grpo":
             return grpo_loss(
-                *tensors,
-                num_trajectories=batch.num_trajectories,
-                clip_low=self.config.clip_low,
-                clip_high=self.config.clip_low,
-                **correction,
+                *tensors, num_trajectories=batch.num_trajectories, clip_low=low, clip_high=low, **correction
             )
-        return dapo_loss(
-            *tensors,
-            num_loss_tokens=batch.num_loss_tokens,
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            **correction,
-        )
+        return dapo_loss(*tensors, num_loss_tokens=batch.num_loss_tokens, clip_low=low, clip_high=high, **correction)
 
     def _accumulate(
         self,
         microbatches: Sequence[Sequence[TrainingSample]],
         loss_of: Callable[[Sequence[TrainingSample]], LossOutput],
-    ) -> Counter[str]:
+    ) -> dict[str, float]:
         """Backward through every microbatch; sums of losses and metrics."""
-        sums: Counter[str] = Counter()
+        sums: dict[str, float] = defaultdict(float)
         for rows in microbatches:
             output = loss_of(rows)
             output.loss.backward()
-            sums.update(output.metrics)
+            for name, value in output.metrics.items():
+                sums[name] += value
             sums["loss"] += float(output.loss.detach())
             sums["packed_tokens"] += len(pack(rows).token_ids)
             sums["sequence_tokens"] += sum(len(row.token_ids) for row in rows)

@@ -25,7 +25,7 @@ def token_logprobs(
     hidden `[C, H]`, head_weight `[V, H]` (frozen), temperatures `[C]`, context_of and tokens `[N]`: returns
     `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`.
     """
-    return _TokenLogprobs.apply(hidden, head_weight, temperatures, constrain, context_of, tokens)  # type: ignore[no-any-return]
+    return _TokenLogprobs.apply(hidden, head_weight, temperatures, constrain, context_of, tokens)
 
 
 class _TokenLogprobs(torch.autograd.Function):

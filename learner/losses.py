@@ -163,9 +163,7 @@ def _clipped_token_losses(
     return losses, metrics
 
 
-def _importance_weights(
-    mask: Tensor, proximal: Tensor | None, rollout: Tensor, max_weight: float | None
-) -> Tensor:
+def _importance_weights(mask: Tensor, proximal: Tensor | None, rollout: Tensor, max_weight: float | None) -> Tensor:
     """Detached proximal / rollout, truncated above; ones where there is no proximal policy."""
     if proximal is None:
         return torch.ones_like(rollout)

@@ -61,9 +61,7 @@ def pack(samples: Sequence[TrainingSample]) -> PackedRow:
     )
 
 
-def split_microbatches(
-    samples: Sequence[TrainingSample], max_tokens: int
-) -> tuple[tuple[TrainingSample, ...], ...]:
+def split_microbatches(samples: Sequence[TrainingSample], max_tokens: int) -> tuple[tuple[TrainingSample, ...], ...]:
     """Cut samples into microbatches of at most `max_tokens` distinct tokens, siblings side by side.
 
     Sorting by token ids puts common prefixes next to each other. A sample longer than `max_tokens` gets a

@@ -34,15 +34,16 @@ class Policy:
         self.device = torch.device(device)
         self._mixed_precision = mixed_precision
         base_dtype = torch.bfloat16 if mixed_precision else torch.float32
-        base = AutoModelForCausalLM.from_pretrained(
+        base: Any = AutoModelForCausalLM.from_pretrained(
             model_path,
             dtype=base_dtype,
             attn_implementation=register(),
-        ).to(self.device)
+        )
+        base.to(self.device)
         base.config.use_cache = False
         lora = LoraConfig(
             r=config.lora_rank,
-            lora_alpha=config.lora_alpha,
+            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
             lora_dropout=0.0,
             target_modules=list(config.lora_targets),
             task_type="CAUSAL_LM",
@@ -130,9 +131,9 @@ class _Targets:
         )
         self.temperatures = np.ones(len(self.contexts), dtype=np.float32)
         self.grammar_spans = []
-        for sample, node_of in zip(samples, row.node_of, strict=True):
+        for sample, own, node_of in zip(samples, nodes, row.node_of, strict=True):
+            self.temperatures[np.searchsorted(self.contexts, own)] = sample.temperature
             for span in sample.grammar_spans:
                 if sample.loss_mask[span.start]:
                     contexts = np.searchsorted(self.contexts, node_of[span.start - 1 : span.end - 1])
-                    self.temperatures[contexts] = sample.temperature
                     self.grammar_spans.append((sample, span, contexts))

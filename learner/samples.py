@@ -8,9 +8,7 @@ from learner.types import GrammarSpan, TrainingSample
 from rollout.types import Trajectory, TrajectoryGroup, Turn
 
 
-def build_samples(
-    group: TrajectoryGroup, advantages: Sequence[float], *, temperature: float
-) -> list[TrainingSample]:
+def build_samples(group: TrajectoryGroup, advantages: Sequence[float], *, temperature: float) -> list[TrainingSample]:
     """One sample per trajectory with a non-zero advantage; a turn's tokens share its trajectory's advantage."""
     return [
         build_sample(trajectory, advantage, temperature=temperature)

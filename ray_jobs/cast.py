@@ -28,10 +28,7 @@ class Cast:
         """One greedy trajectory per task, in the order of `tasks`, shared out over the workers."""
         count = len(self.workers)
         shares = ray.get(
-            [
-                worker.evaluate.remote(tasks[index::count], phase)
-                for index, worker in enumerate(self.workers)
-            ]
+            [worker.evaluate.remote(tasks[index::count], phase) for index, worker in enumerate(self.workers)]
         )
         by_task = {trajectory.task.id: trajectory for share in shares for trajectory in share}
         return [by_task[task.id] for task in tasks]

@@ -43,9 +43,7 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     )
 
 
-def evaluate(
-    cast: Cast, config: RunConfig, console: Console, folder: RunFolder, phase: str
-) -> Evaluation:
+def evaluate(cast: Cast, config: RunConfig, console: Console, folder: RunFolder, phase: str) -> Evaluation:
     tasks = evaluation_tasks(config)
     if phase == "eval_untouched":
         tasks = tasks[: config.evaluation.num_untouched_tasks]
@@ -76,11 +74,7 @@ def cold_start(cast: Cast, config: RunConfig, console: Console, folder: RunFolde
             result = ray.get(cast.learner.imitate_step.remote(batch))
             folder.log_metrics(step, result.metrics)
             progress.advance(loss=result.metrics["cold_start/loss"])
-        ray.get(
-            cast.learner.reset_optimizer.remote(
-                config.learner.learning_rate, config.learner.warmup_steps
-            )
-        )
+        ray.get(cast.learner.reset_optimizer.remote(config.learner.learning_rate, config.learner.warmup_steps))
         version = ray.get(cast.learner.publish.remote(cast.weights))
         cast.sync_weights(version)
     return {

@@ -8,7 +8,7 @@ from envs.types import ToolUnavailableError
 
 
 def main(path: str, timeout_s: float = 5.0) -> int:
-    """Prints what the code says, and on stderr the active layers. 0 when it ended without an error, else 1."""
+    """Prints what the code says, and the active layers on stderr. 0 if it ended without an error, else 1."""
     try:
         code = Path(path).read_text(encoding="utf-8")
         with Sandbox() as sandbox:

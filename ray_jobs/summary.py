@@ -31,6 +31,7 @@ def summarize(
         "num_eval_tasks": len(after.right),
         "solve_rate_gain_ci95": list(comparison.ci95),
         "mcnemar_p": comparison.p,
+        "verdict": comparison.verdict,
         "by_dataset": _by_dataset(before, after),
         "wall_s": sum(phases.values()),
         "train_wall_s": train_wall_s,

@@ -18,9 +18,7 @@ class OutcomeReward:
         self._max_turn_tokens = max_turn_tokens
 
     def score_group(self, group: TrajectoryGroup) -> ScoredGroup:
-        return ScoredGroup(
-            group=group, rewards=tuple(self.score(trajectory) for trajectory in group.trajectories)
-        )
+        return ScoredGroup(group=group, rewards=tuple(self.score(trajectory) for trajectory in group.trajectories))
 
     def score(self, trajectory: Trajectory) -> Reward:
         """Infrastructure faults are unscorable, not wrong; so is a cut trajectory under `filter`."""
@@ -36,6 +34,4 @@ class OutcomeReward:
 
     def _penalty(self, turn: Turn) -> float:
         length = len(turn.completion.token_ids)
-        return soft_overlong_penalty(
-            length, max_length=self._max_turn_tokens, cache_length=self._cache_tokens
-        )
+        return soft_overlong_penalty(length, max_length=self._max_turn_tokens, cache_length=self._cache_tokens)

@@ -21,9 +21,7 @@ class RolloutStatistics:
     infrastructure: int = 0
 
     def __add__(self, other: "RolloutStatistics") -> "RolloutStatistics":
-        return RolloutStatistics(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        )
+        return RolloutStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self) -> Mapping[str, float]:
         per_trajectory = max(self.trajectories, 1)

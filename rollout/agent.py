@@ -124,9 +124,7 @@ class _Episode:
             return answer, "answered"
         return answer, "verified" if answer is not None else "format"
 
-    def _record_planner(
-        self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None
-    ) -> None:
+    def _record_planner(self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None) -> None:
         self._record(
             Turn(
                 role="planner",

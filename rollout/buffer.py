@@ -79,14 +79,15 @@ class GroupBuffer(Generic[Item]):
         self.counts = GroupCounts()
 
     async def admit(self, max_groups: int) -> list[Permit]:
-        """Permits for the capacity there is, at least one and at most `max_groups`. Waits for capacity; woken by a dropped
-        group, a trained batch, or `close`, after which it returns none."""
+        """Permits for the capacity there is, at least one and at most `max_groups`.
+
+        Waits for capacity; woken by a dropped group, a trained batch, or `close`, after which it returns none.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self._capacity() > 0 or self._closed)
             if self._closed:
                 return []
-            permits = [self._draw() for _ in range(min(self._capacity(), max_groups))]
-        return permits
+            return [self._draw() for _ in range(min(self._capacity(), max_groups))]
 
     async def complete(self, ordinal: int, item: Item, outcomes: Sequence[float | None]) -> bool:
         """A group came back; True if it is kept. `outcomes`: raw accuracy, None where unscorable."""

@@ -26,9 +26,7 @@ class DemonstrationEngine:
         step = next(self._steps, None)
         if step is None:
             raise EngineError("the demonstration has no further step, but the agent asked for one")
-        text = Decision(
-            thought=step.thought, action=step.action, action_input=step.action_input
-        ).to_json()
+        text = Decision(thought=step.thought, action=step.action, action_input=step.action_input).to_json()
         token_ids = self._chat.encode_completion(text)
         return Completion(
             token_ids=token_ids,

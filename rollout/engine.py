@@ -5,6 +5,9 @@ from typing import Protocol
 
 from rollout.types import Completion
 
+BASE_VERSION = -1
+"""The policy version of the untouched base model."""
+
 
 class EngineError(RuntimeError):
     """The engine cannot serve any more; the trajectory that met it is unscorable, not wrong."""

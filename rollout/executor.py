@@ -15,7 +15,7 @@ class Executor:
         """Run the decision's tool. Raises ToolUnavailableError when the tool itself is broken."""
         call = ToolCall(name=decision.action, arguments=decision.action_input)
         result = await self._tools[call.name].call(call.arguments)
-        return call, ToolResult(text=cut_middle(result.text, self._max_result_chars), error=result.error)
+        return call, ToolResult(text=cut_middle(result.text.strip(), self._max_result_chars), error=result.error)
 
 
 def cut_middle(text: str, max_chars: int) -> str:

@@ -39,7 +39,9 @@ class ModelGenerator:
             GenerationRequest(
                 trajectory_id=trajectory_id,
                 prompt_token_ids=prompt,
-                max_tokens=self._max_tokens, temperature=0.0, use_adapter=False
+                max_tokens=self._max_tokens,
+                temperature=0.0,
+                use_adapter=False,
             )
         )
         turn = Turn(role="generator", prompt_token_ids=prompt, completion=completion, trainable=False)

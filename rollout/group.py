@@ -10,9 +10,6 @@ from rollout.types import TrajectoryGroup
 async def run_group(agent: Agent, task: Task, *, group_id: str, group_size: int) -> TrajectoryGroup:
     """Run `group_size` trajectories of `task`. Every one comes back, failed ones as failed."""
     trajectories = await asyncio.gather(
-        *(
-            agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id)
-            for index in range(group_size)
-        )
+        *(agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id) for index in range(group_size))
     )
     return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))

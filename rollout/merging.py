@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,14 @@ class AdapterMerger:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                     yield name, tensors.get_tensor(name)
 
-    def write_adapter_folder(self, parent: Path, version: int, digest: str, adapter: bytes) -> Path:
+    def write_adapter_folder(self, version: int, digest: str, adapter: bytes) -> Path:
         """The adapter as a PEFT folder that appears whole or not at all."""
         import safetensors.torch
 
         factors = safetensors.torch.load(adapter)
         rank = next(tensor.shape[0] for name, tensor in factors.items() if "lora_A" in name)
         targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in factors})
-        folder = parent / f"agentflow-{os.getpid()}-v{version}-{digest[:8]}"
+        folder = Path(tempfile.gettempdir()) / f"agentflow-{os.getpid()}-v{version}-{digest[:8]}"
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

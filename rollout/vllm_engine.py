@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.rollout import EngineConfig
-from rollout.engine import EngineError, GenerationRequest
+from rollout.engine import BASE_VERSION, EngineError, GenerationRequest
 from rollout.merging import AdapterMerger
 from rollout.types import Completion
-
-logger = logging.getLogger(__name__)
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -64,9 +61,7 @@ class VllmEngine:
     the untouched W0 every time); `native` gives each version a LoRA adapter of its own name.
     """
 
-    def __init__(
-        self, model_path: Path, config: EngineConfig, *, lora_rank: int, lora_scale: float, seed: int
-    ) -> None:
+    def __init__(self, model_path: Path, config: EngineConfig, *, lora_rank: int, lora_scale: float, seed: int) -> None:
         self._model_path = model_path
         self._config = config
         self._lora_rank = lora_rank
@@ -75,7 +70,7 @@ class VllmEngine:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._open: dict[str, _Open] = {}
         self._next_id = 0
-        self._version = -1
+        self._version = BASE_VERSION
         self._lora_request: Any = None
         self._failure: BaseException | None = None
         self._closing = False
@@ -89,7 +84,7 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """The version that the next request will sample with; -1 is the base model."""
+        """The version that the next request will sample with."""
         return self._version
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -116,7 +111,7 @@ class VllmEngine:
         return await asyncio.wrap_future(self._submit(lambda: self._load(version, adapter)))
 
     async def load_base(self) -> None:
-        """Sample with the untouched model again (version -1)."""
+        """Sample with the untouched model again."""
         await asyncio.wrap_future(self._submit(self._unload))
 
     def close(self) -> None:
@@ -143,7 +138,7 @@ class VllmEngine:
                 self._step()
         except BaseException as error:
             self._fail(error)
-            logger.exception("the engine stopped")
+            logging.getLogger(__name__).exception("the engine stopped")
 
     def _take_commands(self) -> None:
         """Run what is queued; sleep on the queue while nothing is open."""
@@ -185,10 +180,8 @@ class VllmEngine:
         except ValueError as error:
             future.set_exception(error)
             return
-        version = self._version if request.use_adapter else -1
-        self._open[request_id] = _Open(
-            trajectory_id=request.trajectory_id, future=future, policy_version=version
-        )
+        version = self._version if request.use_adapter else BASE_VERSION
+        self._open[request_id] = _Open(trajectory_id=request.trajectory_id, future=future, policy_version=version)
 
     def _abort(self, trajectory_id: str) -> None:
         ids = [key for key, entry in self._open.items() if entry.trajectory_id == trajectory_id]
@@ -215,7 +208,7 @@ class VllmEngine:
         if self._config.adapter_mode == "merged":
             self._reload(self._merger.base_weights())
         self._lora_request = None
-        self._version = -1
+        self._version = BASE_VERSION
 
     def _reload(self, weights: Any) -> None:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -227,7 +220,7 @@ class VllmEngine:
         """A name, a path and an id of its own per version: vLLM keys its prefix cache by name and path."""
         from vllm.lora.request import LoRARequest
 
-        folder = self._merger.write_adapter_folder(Path(tempfile.gettempdir()), version, digest, adapter)
+        folder = self._merger.write_adapter_folder(version, digest, adapter)
         request = LoRARequest(f"v{version}-{digest[:8]}", version + 1, str(folder))
         if not self._llm.add_lora(request):
             raise RuntimeError(f"vLLM refused adapter version {version}")
@@ -248,6 +241,7 @@ class VllmEngine:
 
 def _build_llm(model_path: Path, config: EngineConfig, lora_rank: int, seed: int) -> Any:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(config.kv_cache_gib)))
+    from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -256,7 +250,7 @@ def _build_llm(model_path: Path, config: EngineConfig, lora_rank: int, seed: int
         options |= {"enable_lora": True, "max_lora_rank": lora_rank, "max_loras": 4, "max_cpu_loras": 4}
     if config.device == "cuda":
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
-    llm = LLMEngine.from_engine_args(
+    llm: Any = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model_path),
             dtype=config.dtype,
@@ -269,7 +263,7 @@ def _build_llm(model_path: Path, config: EngineConfig, lora_rank: int, seed: int
             block_size=32 if config.device == "cpu" else None,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
-            structured_outputs_config={"backend": "xgrammar"},
+            structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
             disable_log_stats=True,
             **options,
         )
@@ -295,9 +289,7 @@ def _sampling_params(request: GenerationRequest) -> Any:
 
 def _completion(output: Any, policy_version: int) -> Completion:
     token_ids = tuple(output.token_ids)
-    logprobs = tuple(
-        step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True)
-    )
+    logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
     return Completion(
         token_ids=token_ids,
         logprobs=logprobs,

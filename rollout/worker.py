@@ -10,7 +10,7 @@ from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, wrong_plan
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent import Agent
+from rollout.agent import Agent, TurnListener
 from rollout.building import build_agent, build_chat
 from rollout.demonstrations import DemonstrationEngine
 from rollout.engine import Engine
@@ -66,11 +66,13 @@ class Worker:
 
         async def run(task: Task) -> Trajectory:
             async with places:
-                return await self._greedy_agent.run(
-                    task, trajectory_id=f"{phase}/{task.id}", group_id=phase
-                )
+                return await self._greedy_agent.run(task, trajectory_id=f"{phase}/{task.id}", group_id=phase)
 
         return list(await asyncio.gather(*(run(task) for task in tasks)))
+
+    async def solve(self, task: Task, on_turn: TurnListener) -> Trajectory:
+        """Greedy, with every turn reported as it happens."""
+        return await self._greedy_agent.run(task, trajectory_id=task.id, group_id="solve", on_turn=on_turn)
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
         """Play each task's plan, a share of them replaced by plausible wrong ones, through the real tools."""

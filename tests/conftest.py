@@ -2,4 +2,5 @@ import sys
 from pathlib import Path
 
 # Scripted doubles live beside the tests that use them.
-sys.path.insert(0, str(Path(__file__).parent / "rollout"))
+for room in ("rollout", "learner"):
+    sys.path.insert(0, str(Path(__file__).parent / room))

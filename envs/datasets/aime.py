@@ -61,9 +61,7 @@ def _fields(row: Mapping) -> tuple[str, str, str]:
         return row["ID"], row["Problem"], str(row["Answer"])
     if "url" in row and (match := _URL.search(row["url"])):
         return "{year}-{part}-{number}".format(**match.groupdict()), row["problem"], str(row["answer"])
-    raise ValueError(
-        f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}"
-    )
+    raise ValueError(f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}")
 
 
 def _belongs(id: str, split: Split) -> bool:

@@ -49,9 +49,7 @@ def held_out_tasks(mix: Mapping[str, float], *, count: int, seed: int, path: Pat
     )
     for name, share in mix.items():
         if name not in FAMILIES:
-            tasks += load_tasks(
-                name, split="eval", count=round(count * share / total), seed=seed, path=path
-            )
+            tasks += load_tasks(name, split="eval", count=round(count * share / total), seed=seed, path=path)
     return tasks
 
 

@@ -10,6 +10,8 @@ from envs.datasets.families import PlanStep
 
 Plan = tuple[PlanStep, ...]
 
+GUESS_SHARE = 0.85
+
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -18,8 +20,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def wrong_steps(plan: Plan, rng: random.Random) -> Plan:
-    """One of the wrong turns that fit the plan. The stated answer follows from the steps, and is wrong."""
-    turns = [_guess, _wrong_operator, _stop_early]
+    """A guess mostly, else one of the wrong turns that fit the plan. The answer follows from the steps, and is
+    wrong. Guesses prevail so that using the tools at all is something that is left to learn."""
+    if rng.random() < GUESS_SHARE:
+        return _guess(plan, rng)
+    turns = [_wrong_operator, _stop_early]
     if any(step.action == "search" for step in plan):
         turns.append(_forget_search)
     wrong = rng.choice(turns)(plan, rng)

@@ -1,6 +1,8 @@
-"""Code that a model wrote, run where it can hurt nobody."""
+"""Runs code that nobody vouches for; the boundary is the kernel, not the language."""
 
-from envs.sandbox.sandbox import Episode, Sandbox, SandboxError
-from envs.sandbox.settings import SandboxSettings
+from envs.sandbox.episode import Episode
+from envs.sandbox.process import SandboxRefusedError
+from envs.sandbox.sandbox import Sandbox
+from envs.sandbox.settings import LAYERS, SandboxSettings
 
-__all__ = ["Episode", "Sandbox", "SandboxError", "SandboxSettings"]
+__all__ = ["LAYERS", "Episode", "Sandbox", "SandboxRefusedError", "SandboxSettings"]

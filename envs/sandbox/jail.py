@@ -1,4 +1,4 @@
-"""The place where the zygote lives: own namespaces, and a read-only root that holds Python and nothing else."""
+"""Where the zygote lives: own namespaces, and a read-only root that holds Python and nothing else."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ def enter_cell(tmp_mb: int, max_files: int) -> None:
 
 def python_directories() -> list[str]:
     """The standard library, without the directories of installed packages below or beside it."""
-    return [os.path.realpath(path) for path in sys.path if os.path.isfile(f"{path}/os.py") or path.endswith("dynload")]
+    return [path for path in sys.path if os.path.isfile(f"{path}/os.py") or path.endswith("/lib-dynload")]
 
 
 def _become_nobody() -> None:

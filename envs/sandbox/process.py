@@ -1,7 +1,6 @@
 """The host's handle on the zygote: started from a clean environment, asked for one link per episode."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import os
@@ -10,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from envs.sandbox.frames import FrameError, receive_frame, send_frame
-from envs.sandbox.settings import LAYERS, SandboxSettings
+from envs.sandbox.frames import receive_frame, send_frame
+from envs.sandbox.settings import LAYERS, SandboxSettings, encode_settings
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
 _START_TIMEOUT_S = 60.0
@@ -35,7 +34,7 @@ class ZygoteProcess:
                 [sys.executable, *_FLAGS, "-c", _BOOT, str(Path(__file__).parents[2])],
                 env=_ENVIRONMENT,
                 cwd="/",
-                stdin=inside,
+                stdin=inside.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -48,14 +47,14 @@ class ZygoteProcess:
 
     def _start(self, settings: SandboxSettings) -> tuple[str, ...]:
         self._link.settimeout(_START_TIMEOUT_S)
-        order = {"settings": dataclasses.asdict(settings), "packages": _package_sources()}
+        order = {"settings": encode_settings(settings), "packages": _package_sources()}
         try:
-            send_frame(self._link, json.dumps(order, default=sorted).encode())
+            send_frame(self._link, json.dumps(order).encode())
             report = receive_frame(self._link)
             missing = json.loads(report)["missing"]
             _require_layers(settings, missing)
             ready = receive_frame(self._link)
-        except (OSError, FrameError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
         if ready != _READY:
             raise SandboxRefusedError(f"the sandbox did not start: {ready.decode(errors='replace')}")

@@ -18,6 +18,7 @@ class Runner:
 
     def __init__(self, *, check_imports: bool) -> None:
         self._check_imports = check_imports
+        sys.set_int_max_str_digits(0)  # the clock bounds the conversion, and long numbers are answers here
         self._stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
         self._stdout = open(  # noqa: SIM115
             _STDOUT, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False

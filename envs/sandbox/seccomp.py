@@ -44,7 +44,7 @@ def seccomp_available() -> bool:
 
 
 def filter_program() -> bytes:
-    """Another architecture (int 0x80) or the x32 numbers would have other meanings, so they end the process."""
+    """Other architectures (int 0x80) and x32 number their calls differently, so they end the process."""
     program = [
         (_LOAD, 0, 0, _ARCH_OFFSET),
         (_IF_EQUAL, 1, 0, _X86_64),

@@ -1,20 +1,23 @@
 """The limits of the sandbox and the layers that it must have."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
+MAX_CODE_BYTES = 1 << 19
 LAYERS = ("namespaces", "rlimits", "landlock", "seccomp")
 """namespaces: own pids, network, IPC and a private root. landlock and seccomp: what is left of the kernel."""
 
-ALLOWED_IMPORTS = (
-    "bisect cmath collections copy dataclasses datetime decimal enum fractions functools heapq itertools json "
-    "math mpmath numbers numpy operator random re statistics string sympy textwrap time typing"
-).split()
+_COMPUTING = "cmath decimal fractions math mpmath numbers numpy random statistics sympy"
+_STRUCTURE = "bisect collections copy dataclasses enum functools heapq itertools operator typing"
+_TEXT = "calendar datetime json re string textwrap time"
+ALLOWED_IMPORTS = frozenset(f"{_COMPUTING} {_STRUCTURE} {_TEXT}".split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
     memory_mb: int = 1024
-    """Address space of one code process; about 250 MB of it are the libraries."""
+    """Address space of one code process; about 160 MB of it are the libraries."""
     max_cpu_s: int = 600
     """CPU seconds of one code process over its whole life; each run has its own wall-clock limit."""
     max_output_chars: int = 16_384
@@ -40,3 +43,17 @@ class SandboxSettings:
         unknown = (self.required_layers | self.disabled_layers) - set(LAYERS)
         if unknown:
             raise ValueError(f"unknown sandbox layers {sorted(unknown)}; there are {', '.join(LAYERS)}")
+        if not 0 < self.max_code_bytes <= MAX_CODE_BYTES:
+            raise ValueError(f"max_code_bytes must be in 1..{MAX_CODE_BYTES}, got {self.max_code_bytes}")
+
+
+def encode_settings(settings: SandboxSettings) -> dict[str, Any]:
+    """As JSON knows it."""
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(settings).items()}
+
+
+def decode_settings(values: Mapping[str, Any]) -> SandboxSettings:
+    plain: dict[str, Any] = {
+        name: frozenset(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return SandboxSettings(**plain)

@@ -21,7 +21,7 @@ def compile_source(source: str, *, check_imports: bool) -> tuple[CodeType, CodeT
         for name in _imported_names(tree):
             if name not in ALLOWED_IMPORTS:
                 raise ForbiddenImportError(
-                    f"import of '{name}' is not allowed; available: {', '.join(ALLOWED_IMPORTS)}"
+                    f"import of '{name}' is not allowed; available: {', '.join(sorted(ALLOWED_IMPORTS))}"
                 )
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):

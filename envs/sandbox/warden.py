@@ -4,36 +4,29 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from typing import NoReturn
 
 from envs.sandbox.cell import NONCE_BYTES, Cell, CellPlan, start_cell
-from envs.sandbox.frames import FrameError, encode_frame, receive_frame, send_frame, split_frame
+from envs.sandbox.frames import FrameError, encode_frame, receive_frame, send_frame
 from envs.sandbox.jail import enter_cell
-from envs.sandbox.output import BoundedOutput, cut_middle, printable_text
+from envs.sandbox.output import BoundedOutput
 from envs.sandbox.settings import SandboxSettings
+from envs.sandbox.verdict import (
+    REQUEST_HEADER,
+    CellEndedError,
+    death_of,
+    encode_reply,
+    find_answer,
+    parse_answer,
+)
 
-REQUEST_HEADER = struct.Struct("!d")
-CODE_CATEGORIES = frozenset({"", "syntax", "forbidden-import", "exception", "memory"})
-"""What a code process may say of itself. Time, output and crashes are for the warden to judge."""
-WARDEN_CATEGORIES = frozenset({"timeout", "output", "crashed"})
 _SETUP_TIMEOUT_S = 20.0
-_MAX_ANSWER_BYTES = 1 << 16
-_MAX_MESSAGE_CHARS = 4000
 _CHUNK_BYTES = 1 << 16
 
 
-class CellEndedError(Exception):
-    """The code process is dead, by its own hand or the warden's."""
-
-    def __init__(self, category: str, message: str) -> None:
-        super().__init__(message)
-        self.category = category
-
-
 def run_warden(link: socket.socket, plan: CellPlan) -> NoReturn:
-    """Serves one episode over `link`. The host is told of a fault by text, or by the end of the connection."""
+    """Serves one episode over `link`. The host hears of a fault by text, or by the end of the connection."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
@@ -63,7 +56,7 @@ class _Warden:
                 (timeout_s,) = REQUEST_HEADER.unpack_from(request)
                 alive, reply = self._run(request[REQUEST_HEADER.size :], timeout_s)
                 send_frame(self._link, reply)
-        except (FrameError, ConnectionError):  # the host is done with this episode
+        except ConnectionError:  # the host is done with this episode
             self._kill()
 
     def _setup_report(self) -> bytes:
@@ -74,51 +67,46 @@ class _Warden:
 
     def _run(self, source: bytes, timeout_s: float) -> tuple[bool, bytes]:
         """Stopped between runs, so that code which answers early cannot go on outside any deadline."""
-        output = BoundedOutput()
-        nonce = os.urandom(NONCE_BYTES)
-        alive = True
+        output, nonce, alive = BoundedOutput(), os.urandom(NONCE_BYTES), True
         os.kill(self._cell.pid, signal.SIGCONT)
         try:
-            answer = self._converse(nonce + source, nonce, time.monotonic() + timeout_s, output)
-            category, message = _parsed_answer(answer)
+            answer = self._converse(encode_frame(nonce + source), nonce, time.monotonic() + timeout_s, output)
+            category, message = parse_answer(answer)
             os.kill(self._cell.pid, signal.SIGSTOP)
             self._drain(output)
         except CellEndedError as ended:
             alive, category, message = False, ended.category, str(ended)
-            if category == "timeout":
-                message = f"Timed out after {timeout_s:g} s."
-        text = _joined(output.text(self._settings.max_output_chars), message)
-        return alive, f"{category}|{int(alive)}\n{text}".encode(errors="replace")
+        text = output.text(self._settings.max_output_chars)
+        return alive, encode_reply(category, alive=alive, output=text, message=message)
 
     def _converse(self, request: bytes, nonce: bytes, deadline: float, output: BoundedOutput) -> bytes:
-        """Sends `request`, collects output, returns what follows `nonce` in the answer.
-
-        Answers without the nonce were written by an earlier run, and are dropped.
-        """
-        cell, pending, received = self._cell, encode_frame(request) if request else b"", b""
+        """Sends `request`, collects output, and returns the answer to `nonce`."""
+        cell, received = self._cell, b""
         poll = select.poll()
         for descriptor in (cell.pidfd, cell.results, cell.output, self._link.fileno()):
             poll.register(descriptor, select.POLLIN)
-        if pending:
+        if request:
             poll.register(cell.requests, select.POLLOUT)
         while True:
             ready = dict(poll.poll(self._patience_ms(deadline)))
             if self._link.fileno() in ready:
                 raise FrameError("the host hung up")
-            if cell.output in ready:
-                self._collect(output)
-            if cell.requests in ready and pending:
-                pending = pending[self._write(pending) :]
-                if not pending:
+            # What the code closed must leave the poll, or this loop would spin until the deadline.
+            if cell.output in ready and self._collect(output) == b"":
+                poll.unregister(cell.output)
+            if cell.requests in ready:
+                request = request[_write(cell.requests, request) :]
+                if not request or ready[cell.requests] & select.POLLERR:
                     poll.unregister(cell.requests)
             if cell.results in ready:
-                received += self._read(cell.results)
-                answer, received = _matching_answer(received, nonce)
+                chunk = _read(cell.results)
+                if chunk == b"":
+                    poll.unregister(cell.results)
+                answer, received = find_answer(received + (chunk or b""), nonce)
                 if answer is not None:
                     return answer
             if cell.pidfd in ready:
-                self._drain(output)
-                self._raise_death()
+                self._bury(output)
 
     def _patience_ms(self, deadline: float) -> float:
         remaining_s = deadline - time.monotonic()
@@ -127,74 +115,41 @@ class _Warden:
             raise CellEndedError("timeout", "Timed out.")
         return remaining_s * 1000 + 1
 
-    def _collect(self, output: BoundedOutput) -> bool:
-        chunk = self._read(self._cell.output)
-        output.feed(chunk)
+    def _collect(self, output: BoundedOutput) -> bytes | None:
+        chunk = _read(self._cell.output)
+        output.feed(chunk or b"")
         if output.total_bytes > self._settings.max_output_mb << 20:
             self._kill()
             raise CellEndedError("output", f"Stopped: more than {self._settings.max_output_mb} MB of output.")
-        return bool(chunk)
+        return chunk
 
     def _drain(self, output: BoundedOutput) -> None:
         while self._collect(output):
             pass
 
-    def _read(self, descriptor: int) -> bytes:
-        try:
-            return os.read(descriptor, _CHUNK_BYTES)
-        except BlockingIOError:
-            return b""
-
-    def _write(self, pending: bytes) -> int:
-        try:
-            return os.write(self._cell.requests, pending)
-        except (BlockingIOError, BrokenPipeError):  # full, or the process is dying: its pidfd says so
-            return 0
+    def _bury(self, output: BoundedOutput) -> NoReturn:
+        self._drain(output)
+        _, status, usage = os.wait4(self._cell.pid, 0)
+        raise death_of(status, cpu_used_up=usage.ru_utime + usage.ru_stime >= self._settings.max_cpu_s)
 
     def _kill(self) -> None:
         try:
             os.kill(self._cell.pid, signal.SIGKILL)
             os.waitpid(self._cell.pid, 0)
-        except (ProcessLookupError, ChildProcessError):  # reaped before
+        except (ProcessLookupError, ChildProcessError):  # buried before
             return
 
-    def _raise_death(self) -> NoReturn:
-        _, status, usage = os.wait4(self._cell.pid, 0)
-        raise _ended(status, usage.ru_utime + usage.ru_stime >= self._settings.max_cpu_s)
 
-
-def _ended(status: int, cpu_used_up: bool) -> CellEndedError:
-    if os.WIFEXITED(status):
-        return CellEndedError("crashed", f"The process ended itself with exit code {os.WEXITSTATUS(status)}.")
-    number = os.WTERMSIG(status)
-    if number == signal.SIGKILL and cpu_used_up:
-        return CellEndedError("timeout", "All CPU time of this episode is used up.")
-    if number == signal.SIGKILL:
-        return CellEndedError("memory", "The system ended the process for its use of memory.")
-    return CellEndedError("crashed", f"The process crashed ({signal.Signals(number).name}).")
-
-
-def _matching_answer(received: bytes, nonce: bytes) -> tuple[bytes | None, bytes]:
-    if len(received) > _MAX_ANSWER_BYTES:
-        return b"exception\nThe answer of the process is too long.", b""
+def _read(descriptor: int) -> bytes | None:
+    """None when there is nothing yet, empty when nothing can come any more."""
     try:
-        while (split := split_frame(received)) is not None:
-            frame, received = split
-            if frame.startswith(nonce):
-                return frame[len(nonce) :], received
-    except FrameError:
-        return b"exception\nThe answer of the process makes no sense.", b""
-    return None, received
+        return os.read(descriptor, _CHUNK_BYTES)
+    except BlockingIOError:
+        return None
 
 
-def _parsed_answer(answer: bytes) -> tuple[str, str]:
-    category, _, message = printable_text(answer).partition("\n")
-    if category not in CODE_CATEGORIES:
-        return "exception", "The answer of the process makes no sense."
-    return category, cut_middle(message, _MAX_MESSAGE_CHARS)
-
-
-def _joined(output: str, message: str) -> str:
-    if not message:
-        return output
-    return f"{output}\n{message}" if output and not output.endswith("\n") else output + message
+def _write(descriptor: int, pending: bytes) -> int:
+    try:
+        return os.write(descriptor, pending)
+    except (BlockingIOError, BrokenPipeError):  # full; or the code closed its end, and will time out
+        return 0

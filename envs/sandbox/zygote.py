@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -18,14 +19,17 @@ from envs.sandbox.cell import CellPlan
 from envs.sandbox.frames import receive_frame, send_frame
 from envs.sandbox.landlock import landlock_version
 from envs.sandbox.seccomp import seccomp_available
-from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, SandboxSettings
+from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, SandboxSettings, decode_settings
 from envs.sandbox.warden import run_warden
 
 READY = b"ready"
 _LINK = 0
 _OOM_SCORE = b"500"
 # Libraries outside the jail that compiled modules ask for by name; once loaded, no file is looked up.
-_FOREIGN_LIBRARIES = ("libgcc_s.so.1", "libstdc++.so.6")
+_FOREIGN_LIBRARIES = (
+    *("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"),
+    *("libgcc_s.so.1", "libstdc++.so.6"),
+)
 _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
 
 
@@ -34,12 +38,7 @@ def main() -> NoReturn:
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=_LINK)
     order = json.loads(receive_frame(link))
-    settings = SandboxSettings(
-        **{
-            name: frozenset(value) if isinstance(value, list) else value
-            for name, value in order["settings"].items()
-        }
-    )
+    settings = decode_settings(order["settings"])
     _be_first_to_die()
     _load_foreign_libraries()
     missing = _missing_layers(settings, order["packages"])
@@ -55,7 +54,7 @@ def main() -> NoReturn:
 
 
 def _watch(host: int, zygote: int) -> NoReturn:
-    """The host is watched by descriptor: a parent-death signal would follow the host's thread, not the host."""
+    """Watches the host by descriptor: a parent-death signal would follow the thread that started this."""
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(os.pidfd_open(zygote), select.POLLIN)
@@ -72,13 +71,11 @@ def _be_zygote(
         directories = _arrange_imports(jailed="namespaces" in layers, packages=packages)
         _import_everything()
         send_frame(link, READY)
-        plan = CellPlan(
-            settings=settings, layers=layers, readable=tuple(directories), writable=(jail.TMP_DIR,)
-        )
+        plan = CellPlan(settings=settings, layers=layers, readable=tuple(directories), writable=(jail.TMP_DIR,))
         _fork_on_demand(link, plan)
-    except Exception as error:
+    except Exception:
         with contextlib.suppress(OSError):
-            send_frame(link, f"{type(error).__name__}: {error}".encode())
+            send_frame(link, traceback.format_exc().encode())
     finally:
         os._exit(0)
 
@@ -133,14 +130,14 @@ def _jail_refusal(packages: Mapping[str, str]) -> str:
         try:
             jail.enter_jail(packages)
         except Exception as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+            os._exit(1)
+        os._exit(0)
     os.close(writer)
     with open(reader, "rb") as report:
         reason = report.read().decode()
-    os.waitpid(pid, 0)
-    return reason
+    _, status = os.waitpid(pid, 0)
+    return (reason or f"the attempt ended with status {status}") if status else ""
 
 
 def _arrange_imports(*, jailed: bool, packages: Mapping[str, str]) -> list[str]:
@@ -152,8 +149,12 @@ def _arrange_imports(*, jailed: bool, packages: Mapping[str, str]) -> list[str]:
 
 
 def _import_everything() -> None:
-    modules: dict[str, Any] = {name: importlib.import_module(name) for name in ALLOWED_IMPORTS}
-    modules["numpy"].random.seed(0)
-    modules["sympy"].sympify("x + 1")
+    """Libraries that load a part of themselves at first use do it here, once for all processes."""
+    modules: dict[str, Any] = {name: importlib.import_module(name) for name in sorted(ALLOWED_IMPORTS)}
+    numpy, sympy = modules["numpy"], modules["sympy"]
+    numpy.linalg.inv(numpy.random.default_rng(0).random((2, 2)))
+    equation = sympy.sympify("x**2 - 2")
+    sympy.simplify(sympy.integrate(equation * sympy.exp(equation.free_symbols.pop())))
+    sympy.solve(equation)
     gc.collect()
     gc.freeze()

@@ -9,7 +9,10 @@ from envs.types import ToolResult
 MAX_QUERY_CHARS = 300
 NO_RESULTS = "No results."
 _STOP_WORDS = frozenset(
-    "a an and are as at be by for from how in is it many much of on one or that the to was what which who".split()
+    (
+        *("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "how", "in", "is", "it", "many", "much"),
+        *("of", "on", "one", "or", "that", "the", "to", "was", "what", "which", "who"),
+    )
 )
 
 

@@ -90,9 +90,7 @@ class TavilySearchTool:
                 failure = _kind(error)
                 if not _may_pass(error):
                     return ToolUnavailableError(f"Tavily search failed with {failure}")
-        return ToolUnavailableError(
-            f"Tavily search failed {self._limits.max_attempts} times, at last with {failure}"
-        )
+        return ToolUnavailableError(f"Tavily search failed {self._limits.max_attempts} times, at last with {failure}")
 
     async def _search(self, query: str) -> dict:
         return await self._client.search(

@@ -20,9 +20,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
     def __init__(self, config: EnvsConfig) -> None:
         self._config = config
         self._sandbox = (
-            Sandbox(SandboxSettings(memory_mb=config.sandbox.memory_mb))
-            if "code" in config.actions
-            else None
+            Sandbox(SandboxSettings(memory_mb=config.sandbox.memory_mb)) if "code" in config.actions else None
         )
         self._search = _build_search(config) if "search" in config.actions else None
 

@@ -39,9 +39,7 @@ def test_training_takes_the_years_before_2024_and_canonical_answers(tmp_path):
 
 
 def test_the_problem_with_two_accepted_answers_is_left_out(tmp_path):
-    path = write_csv(
-        tmp_path / "a.csv", ("2022-II-8", "080 or 081 (both were accepted)"), ("2022-II-9", "000")
-    )
+    path = write_csv(tmp_path / "a.csv", ("2022-II-8", "080 or 081 (both were accepted)"), ("2022-II-9", "000"))
     tasks = load_aime(path, split="train", whole_file=False)
     assert [(task.id, task.answer) for task in tasks] == [("2022-II-9", "0")]
 
@@ -89,9 +87,7 @@ def test_unknown_columns_ids_and_file_types_are_refused(tmp_path):
         load_aime(tmp_path / "a.txt", split="train")
 
 
-@pytest.mark.parametrize(
-    ("split", "public_id", "count"), [("train", "di-zhang", 918), ("eval", "Maxwell", 30)]
-)
+@pytest.mark.parametrize(("split", "public_id", "count"), [("train", "di-zhang", 918), ("eval", "Maxwell", 30)])
 def test_without_a_file_the_public_data_set_of_the_split_is_loaded(monkeypatch, split, public_id, count):
     import datasets
 

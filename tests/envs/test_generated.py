@@ -13,9 +13,7 @@ from envs.datasets.generated import generate, sample_tasks, wrong_plan
 from envs.datasets.registry import load_tasks
 
 FAMILY_NAMES = ("arith", "lookup", "two_lookup", "branch")
-WEIGHTS = {
-    item.name: item.weight_kg for item in (*build_catalogue().train_items, *build_catalogue().eval_items)
-}
+WEIGHTS = {item.name: item.weight_kg for item in (*build_catalogue().train_items, *build_catalogue().eval_items)}
 
 
 def drawn(family, *, split="train", count=300, seed=0):
@@ -106,9 +104,7 @@ def test_questions_and_thoughts_are_short_and_answers_positive_integers(family):
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_no_question_occurs_in_both_splits(family):
     train = {g.task.question for seed in range(3) for g in drawn(family, count=2000, seed=seed)}
-    held_out = {
-        g.task.question for seed in range(3) for g in drawn(family, split="eval", count=2000, seed=seed)
-    }
+    held_out = {g.task.question for seed in range(3) for g in drawn(family, split="eval", count=2000, seed=seed)}
     assert min(len(train), len(held_out)) > 3000
     assert not train & held_out
 

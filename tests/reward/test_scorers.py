@@ -292,9 +292,7 @@ def test_an_unknown_data_set_is_refused_even_without_an_answer():
         score_answer(task, None)
 
 
-@pytest.mark.parametrize(
-    ("scorer", "gold"), [(score_aime, "080 or 081"), (score_aime, ""), (score_integer, "x")]
-)
+@pytest.mark.parametrize(("scorer", "gold"), [(score_aime, "080 or 081"), (score_aime, ""), (score_integer, "x")])
 def test_a_malformed_reference_is_an_error_and_not_a_zero(scorer, gold):
     with pytest.raises(ValueError, match="reference answer"):
         scorer("80", gold)

@@ -35,7 +35,7 @@ def test_our_choices_where_the_format_leaves_one():
         r"\boxed{204}",
         r"\frac{1}{2} \times \nu \neq \theta",
         'print("a\\n")\nfor i in range(3):\n\tprint(i)',
-        "quote \" backslash \\ slash / tab \t",
+        'quote " backslash \\ slash / tab \t',
         "ünïcode ∑ 中文",
     ],
 )

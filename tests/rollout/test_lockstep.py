@@ -18,9 +18,7 @@ class ScriptedBatchEngine(ScriptedEngine):
 
 
 def ask(trajectory_id):
-    return GenerationRequest(
-        trajectory_id=trajectory_id, prompt_token_ids=(1,), max_tokens=1, temperature=1.0
-    )
+    return GenerationRequest(trajectory_id=trajectory_id, prompt_token_ids=(1,), max_tokens=1, temperature=1.0)
 
 
 async def test_batches_are_the_same_whoever_asks_first():

@@ -1,0 +1,134 @@
+"""Steps of code that share their names, run in one process of the sandbox."""
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+from envs.sandbox.frames import receive_frame, send_frame
+from envs.sandbox.verdict import REQUEST_HEADER, parse_reply
+from envs.types import ToolResult, ToolUnavailableError
+
+_READY = b"ready"
+_GRACE_S = 30.0
+_RESTARTED = "[The interpreter was restarted: names from earlier steps are gone.]\n"
+
+
+class SandboxFaultError(Exception):
+    """The sandbox's own machinery failed; the code is not to blame."""
+
+
+class Episode:
+    """Steps that share their names. A killed process makes the next step start afresh, and say so."""
+
+    def __init__(
+        self,
+        open_link: Callable[[], socket.socket],
+        slots: AbstractContextManager[object],
+        *,
+        max_code_bytes: int,
+    ) -> None:
+        self._open_link = open_link
+        self._slots = slots
+        self._max_code_bytes = max_code_bytes
+        self._busy = threading.Lock()
+        self._link: socket.socket | None = None
+        self._holds_names = False
+        self._lost_names = False
+        self._closed = False
+
+    def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
+        source = code.encode(errors="surrogatepass")
+        if (refusal := _refusal(code, self._max_code_bytes)) is not None:
+            return refusal
+        with self._busy, self._slots:
+            if self._closed:
+                raise ToolUnavailableError("the episode is closed")
+            try:
+                return self._attempt(source, timeout_s)
+            except SandboxFaultError as fault:
+                # A retry without the earlier names would blame the code for the fault.
+                if self._holds_names or self._closed:
+                    self._lost_names, self._holds_names = self._holds_names, False
+                    raise ToolUnavailableError(f"the sandbox failed: {fault}") from fault
+            try:
+                return self._attempt(source, timeout_s)
+            except SandboxFaultError as fault:
+                raise ToolUnavailableError(f"the sandbox failed twice: {fault}") from fault
+
+    def _attempt(self, source: bytes, timeout_s: float) -> ToolResult:
+        try:
+            # A local name, because close() may take the attribute away in the middle of this.
+            link = self._link = self._link or self._connect()
+            if self._closed:
+                raise SandboxFaultError("the episode was closed")
+            link.settimeout(timeout_s + _GRACE_S)
+            send_frame(link, REQUEST_HEADER.pack(timeout_s) + source)
+            category, alive, text = parse_reply(receive_frame(link))
+        except (OSError, ValueError, SandboxFaultError) as error:
+            self._hang_up()
+            reason = "the episode was closed" if self._closed else str(error)
+            raise SandboxFaultError(reason) from error
+        if category == "timeout":
+            text += f" The limit is {timeout_s:g} s."
+        if self._lost_names:
+            text = _RESTARTED + text
+        self._holds_names, self._lost_names = alive, not alive
+        if not alive:
+            self._hang_up()
+        return ToolResult(text=text, error=category or None)
+
+    def _connect(self) -> socket.socket:
+        link = self._open_link()
+        link.settimeout(_GRACE_S)
+        try:
+            report = receive_frame(link)
+        except OSError:
+            link.close()
+            raise
+        if report != _READY:
+            link.close()
+            raise SandboxFaultError(report.decode(errors="replace"))
+        return link
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            link.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side was first
+            pass
+        finally:
+            link.close()
+
+    def close(self) -> None:
+        """Ends the process at once, also in the middle of a run."""
+        self._closed = True
+        self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _refusal(code: str, max_code_bytes: int) -> ToolResult | None:
+    try:
+        num_bytes = len(code.encode())
+    except UnicodeEncodeError:
+        return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
+    if "\0" in code:
+        return ToolResult(text="SyntaxError: the code holds a null byte", error="syntax")
+    if num_bytes > max_code_bytes:
+        text = f"The code has {num_bytes} bytes; at most {max_code_bytes} are allowed."
+        return ToolResult(text=text, error="too-large")
+    return None

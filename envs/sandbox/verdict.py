@@ -1,0 +1,72 @@
+"""How a run ended: what the code process says of it, and what its death says."""
+
+import os
+import signal
+import struct
+
+from envs.sandbox.frames import FrameError, split_frame
+from envs.sandbox.output import cut_middle, printable_text
+
+REQUEST_HEADER = struct.Struct("!d")
+"""Seconds of wall clock; the source follows."""
+CODE_CATEGORIES = frozenset({"", "syntax", "forbidden-import", "exception", "memory"})
+"""What a code process may say of itself. Time, output and crashes are for the warden to judge."""
+WARDEN_CATEGORIES = frozenset({"timeout", "output", "crashed"})
+_MAX_ANSWER_BYTES = 1 << 16
+_MAX_MESSAGE_CHARS = 4000
+_NONSENSE = b"exception\nThe answer of the process makes no sense."
+
+
+class CellEndedError(Exception):
+    """The code process is dead, by its own hand or the warden's."""
+
+    def __init__(self, category: str, message: str) -> None:
+        super().__init__(message)
+        self.category = category
+
+
+def death_of(status: int, *, cpu_used_up: bool) -> CellEndedError:
+    if os.WIFEXITED(status):
+        return CellEndedError("crashed", f"The process ended itself with exit code {os.WEXITSTATUS(status)}.")
+    number = os.WTERMSIG(status)
+    if number == signal.SIGKILL and cpu_used_up:
+        return CellEndedError("timeout", "All CPU time of this episode is used up.")
+    if number == signal.SIGKILL:
+        return CellEndedError("memory", "The system ended the process for its use of memory.")
+    return CellEndedError("crashed", f"The process crashed ({signal.Signals(number).name}).")
+
+
+def find_answer(received: bytes, nonce: bytes) -> tuple[bytes | None, bytes]:
+    """The answer that starts with `nonce`, and what follows. Others were written by an earlier run."""
+    if len(received) > _MAX_ANSWER_BYTES:
+        return _NONSENSE, b""
+    try:
+        while (split := split_frame(received)) is not None:
+            frame, received = split
+            if frame.startswith(nonce):
+                return frame[len(nonce) :], received
+    except FrameError:
+        return _NONSENSE, b""
+    return None, received
+
+
+def parse_answer(answer: bytes) -> tuple[str, str]:
+    """Category and message. The code can write any answer it likes, but only about itself."""
+    category, _, message = printable_text(answer).partition("\n")
+    if category not in CODE_CATEGORIES:
+        return parse_answer(_NONSENSE)
+    return category, cut_middle(message, _MAX_MESSAGE_CHARS)
+
+
+def encode_reply(category: str, *, alive: bool, output: str, message: str) -> bytes:
+    gap = "\n" if output and message and not output.endswith("\n") else ""
+    return f"{category}|{int(alive)}\n{output}{gap}{message}".encode(errors="replace")
+
+
+def parse_reply(reply: bytes) -> tuple[str, bool, str]:
+    """Category, whether the process lives on, and the text."""
+    header, _, text = reply.decode().partition("\n")
+    category, _, alive = header.partition("|")
+    if category not in CODE_CATEGORIES | WARDEN_CATEGORIES or alive not in ("0", "1"):
+        raise ValueError(f"the warden sent an unknown header {header!r}")
+    return category, alive == "1", text

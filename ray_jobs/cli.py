@@ -1,0 +1,147 @@
+"""The `agentflow` command. Heavy imports happen inside the commands, so that help and dry runs are instant."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
+DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. What the user can mend is one line on stderr and code 2."""
+    options = _parse(arguments)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("agentflow: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if type(error).__name__ not in _USER_ERRORS:
+            raise
+        print(f"agentflow: error: {error}", file=sys.stderr)
+        return 2
+
+
+_USER_ERRORS = (
+    "ConfigError",
+    "PreflightError",
+    "CheckpointError",
+    "SandboxRefusedError",
+    "StarvedError",
+    "FileNotFoundError",
+)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from configs.loading import load_run_config, render_config
+
+    config = load_run_config(options.recipe, options.overrides)
+    if options.dry_run:
+        print(render_config(config), end="")
+        return 0
+    from ray_jobs.train import run_training
+
+    run_training(config)
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from configs.loading import load_run_config
+
+    config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.evaluate import run_evaluation
+
+    run_evaluation(config, options.adapter)
+    return 0
+
+
+def _solve(options: argparse.Namespace) -> int:
+    from configs.loading import load_run_config
+
+    config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.solve import run_solve
+
+    run_solve(config, options.question, options.adapter)
+    return 0
+
+
+def _run_code(options: argparse.Namespace) -> int:
+    from ray_jobs.run_code import main as run_code
+
+    return run_code(options.file, options.timeout)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from ray_jobs.doctor import run_doctor
+
+    return run_doctor()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides may stand before or after options, which argparse alone does not allow."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    foreign = [text for text in rest if text.startswith("-") or "=" not in text]
+    if foreign or (rest and not hasattr(options, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    if "=" in str(getattr(options, "recipe", "")):
+        # The recipe may be left out, and then the first override stands in its place.
+        options.overrides = [str(options.recipe), *options.overrides]
+        options.recipe = DEFAULT_RECIPE
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentflow", description="Asynchronous RL on Ray for the planner of a tool-using agent."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a planner as a recipe says, and report")
+    _add_recipe(train, positional=True)
+    train.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("evaluate", help="solve held-out tasks with the base model or an adapter")
+    _add_recipe(evaluate, positional=True)
+    _add_adapter(evaluate)
+    evaluate.set_defaults(run=_evaluate)
+
+    solve = commands.add_parser("solve", help="solve one question and print the steps as they happen")
+    solve.add_argument("question")
+    _add_recipe(solve, positional=False)
+    _add_adapter(solve)
+    solve.set_defaults(run=_solve)
+
+    run_code = commands.add_parser("run-code", help="run a Python file in the sandbox")
+    run_code.add_argument("file")
+    run_code.add_argument("--timeout", type=float, default=5.0, help="seconds (default 5)")
+    run_code.set_defaults(run=_run_code)
+
+    doctor = commands.add_parser("doctor", help="what is installed, and what this machine can run")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
+    if positional:
+        parser.add_argument("recipe", nargs="?", type=Path, default=DEFAULT_RECIPE, help="TOML recipe")
+    else:
+        parser.add_argument("--recipe", type=Path, default=DEFAULT_RECIPE, help="TOML recipe")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. learner.learning_rate=2e-6")
+
+
+def _add_adapter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--adapter", type=Path, help="checkpoint folder of a run (default: the untouched base model)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

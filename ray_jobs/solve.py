@@ -1,0 +1,33 @@
+"""Solve one question and show each step as it happens."""
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from configs.run import RunConfig
+from envs.types import Task
+from ray_jobs.single import open_worker
+from rollout.types import Turn
+
+
+def run_solve(config: RunConfig, question: str, adapter: Path | None) -> None:
+    console = Console()
+    task = Task(id="question", dataset="question", question=question, answer="")
+    with console.status("loading the engine"), open_worker(config, adapter) as worker:
+
+        def show(turn: Turn) -> None:
+            if turn.format_error:
+                console.print(f"[red]malformed[/red]: {escape(turn.format_error)}")
+            elif turn.tool_call and turn.tool_result:
+                console.print(
+                    f"[bold]{escape(turn.tool_call.name)}[/bold] {escape(turn.tool_call.arguments)}  "
+                    f"[dim]{escape(turn.thought)}[/dim]\n  -> {escape(turn.tool_result.text)}"
+                )
+
+        trajectory = asyncio.run(worker.solve(task, show))
+    if trajectory.answer is None:
+        console.print(f"no answer ({trajectory.stop_reason})")
+    else:
+        console.print(f"[bold green]answer[/bold green] {escape(trajectory.answer)}")

@@ -1,0 +1,102 @@
+"""Paired comparison of two policies on the same tasks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedComparison:
+    """Solve rates of two policies on the same tasks, their difference, and whether it may be chance."""
+
+    num_tasks: int
+    before: float
+    after: float
+    only_before: int
+    only_after: int
+    ci95: tuple[float, float]
+    p: float
+
+    @property
+    def gain(self) -> float:
+        return self.after - self.before
+
+    @property
+    def verdict(self) -> str:
+        low, high = self.ci95
+        change = f"{100 * self.gain:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
+        if self.p < 0.05:
+            return f"{change}, significant: exact McNemar p = {self.p:.2g} on {self.num_tasks} paired tasks"
+        return f"{change}, NOT significant: exact McNemar p = {self.p:.2g} on {self.num_tasks} paired tasks"
+
+
+def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:
+    """Compare results task by task; a task counts as solved where its score is 1. Raises ValueError for
+    lists that are empty or of different lengths."""
+    solved = _solved_pairs(before, after)
+    only_before = sum(first and not second for first, second in solved)
+    only_after = sum(second and not first for first, second in solved)
+    return PairedComparison(
+        num_tasks=len(solved),
+        before=sum(first for first, _ in solved) / len(solved),
+        after=sum(second for _, second in solved) / len(solved),
+        only_before=only_before,
+        only_after=only_after,
+        ci95=paired_gain_interval(before, after),
+        p=mcnemar_exact(only_before, only_after),
+    )
+
+
+def mcnemar_exact(only_a: int, only_b: int) -> float:
+    """Two-sided exact McNemar test: the binomial probability of a split at least as uneven as this one
+    of the tasks that exactly one policy solved. 1 where there are none."""
+    discordant = only_a + only_b
+    tail = sum(math.comb(discordant, k) for k in range(min(only_a, only_b) + 1))
+    return min(1.0, 2 * tail / 2**discordant)
+
+
+def wilson_interval(successes: int, count: int, *, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (95% by default); (0, 1) where nothing was counted."""
+    if count == 0:
+        return 0.0, 1.0
+    rate = successes / count
+    centre = rate + z**2 / (2 * count)
+    spread = z * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def paired_gain_interval(before: Sequence[bool | float], after: Sequence[bool | float]) -> tuple[float, float]:
+    """95% interval of (after - before) for paired proportions: Newcombe's method 10 (Stat Med 17, 1998),
+    Wilson intervals of both rates joined through the correlation of the pairs."""
+    solved = _solved_pairs(before, after)
+    count = len(solved)
+    both = sum(first and second for first, second in solved)
+    only_before = sum(first and not second for first, second in solved)
+    only_after = sum(second and not first for first, second in solved)
+    neither = count - both - only_before - only_after
+    first, second = (both + only_before) / count, (both + only_after) / count
+    low_1, high_1 = wilson_interval(both + only_before, count)
+    low_2, high_2 = wilson_interval(both + only_after, count)
+    phi = _correlation(both, only_before, only_after, neither)
+    gain = second - first
+    below = (second - low_2) ** 2 - 2 * phi * (second - low_2) * (high_1 - first) + (high_1 - first) ** 2
+    above = (high_2 - second) ** 2 - 2 * phi * (high_2 - second) * (first - low_1) + (first - low_1) ** 2
+    return gain - math.sqrt(max(below, 0.0)), gain + math.sqrt(max(above, 0.0))
+
+
+def _correlation(both: int, only_a: int, only_b: int, neither: int) -> float:
+    margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
+    if margins == 0:
+        return 0.0
+    excess = both * neither - only_a * only_b
+    count = both + only_a + only_b + neither
+    # Newcombe's continuity correction applies to positive correlation only.
+    corrected = max(excess - count / 2, 0) if excess > 0 else excess
+    return corrected / math.sqrt(margins)
+
+
+def _solved_pairs(before: Sequence[bool | float], after: Sequence[bool | float]) -> list[tuple[bool, bool]]:
+    if len(before) != len(after) or not before:
+        raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
+    return [(first == 1, second == 1) for first, second in zip(before, after, strict=True)]

@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from configs.loading import ConfigError, load_run_config, render_config
+
+RECIPES = sorted((Path(__file__).parents[2] / "configs" / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_loads_and_its_resolved_form_is_the_same_recipe(recipe, tmp_path):
+    config = load_run_config(recipe)
+    resolved = tmp_path / "resolved.toml"
+    resolved.write_text(render_config(config))
+    assert load_run_config(resolved) == config
+
+
+def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("seed = 1\n[learner]\nlearning_rate = 1e-3\n")
+    config = load_run_config(recipe, ["learner.learning_rate=2e-6", "seed=5", "seed=7", "name=mine"])
+    assert (config.learner.learning_rate, config.seed, config.name) == (2e-6, 7, "mine")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sede=1", "unknown key 'sede'"),
+        ("learner.lr=1", "unknown key 'learner.lr'"),
+        ("seed=abc", "seed: Input should be a valid integer"),
+        ("rollout.group_size=1", "rollout.group_size: Input should be greater than or equal to 2 (got 1)"),
+        ("learner.learning_rate=-1", "greater than 0 (got -1)"),
+        ("name=../elsewhere", "name: String should match pattern"),
+        ('envs.actions=["code"]', "actions must contain 'answer'"),
+        ("envs.mix={}", "positive sum"),
+        ("rollout.max_turn_tokens=900", "leaves no room for prompts"),
+        ("rollout.verifier.kind=model", "needs rollout.engine.adapter_mode = 'native'"),
+        ("seed", "must look like learner.learning_rate=2e-6"),
+        ("seed.x.y=1", "seed"),
+    ],
+)
+def test_bad_value_is_one_line_that_names_the_key(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(None, [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_broken_recipes_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_run_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("seed = = 1")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_run_config(broken)
+
+
+def test_configuration_cannot_be_changed_after_it_was_checked():
+    config = load_run_config(None)
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3

@@ -1,0 +1,45 @@
+"""A tiny random model on disk and hand-made samples: the learner's real code on a model of nothing."""
+
+import json
+
+import numpy as np
+
+from learner.types import TrainingSample
+
+WORDS = 60
+
+
+def save_tiny_model(folder, architecture):
+    """Random weights of the given architecture, two layers, and a word-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": WORDS + 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    config = AutoConfig.for_model(architecture, **size, **heads)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    vocabulary = {"<unk>": 0, "<eos>": 1, "{": 2, "}": 3} | {f"w{i}": i + 4 for i in range(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>").save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == architecture
+    return folder
+
+
+def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, version=0, name="t", temperature=1.0):
+    """A sample whose positions in `trained` carry the loss."""
+    mask = np.zeros(len(token_ids), dtype=bool)
+    mask[list(trained)] = True
+    return TrainingSample(
+        trajectory_id=name,
+        policy_version=version,
+        token_ids=np.array(token_ids, dtype=np.int64),
+        loss_mask=mask,
+        rollout_logprobs=np.where(mask, np.float32(logprob), np.float32(0)),
+        advantages=np.where(mask, np.float32(advantage), np.float32(0)),
+        turn_ids=np.where(mask, 0, -1),
+        grammar_spans=(),
+        temperature=temperature,
+    )
