@@ -19,8 +19,9 @@ from envs.types import ToolResult
 
 _HERE = Path(__file__).parent
 _GOLDEN = _HERE.parents[2] / "shared" / "golden" / "attacks_public.json"
-_TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.5
+_TIMEOUT_S, _PUBLIC_TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.8, 0.4
 _SLOW_KILL_S = 1.0
+_BURIAL_S = 5.0
 _VALUE = "CANARY_SECRET_5f1d"
 # Every configuration of layers must keep the host whole. Without seccomp the code may make calls that end
 # in its own cell, so there only the canaries count.
@@ -89,7 +90,7 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
         yield Canaries(directory, (tcp, udp, abstract))
 
 
-@pytest.fixture(scope="module", params=_CONFIGURATIONS)
+@pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest, canaries: Canaries) -> Iterator[Sandbox]:
     disabled = _CONFIGURATIONS[request.param]
     settings = SandboxSettings(
@@ -102,16 +103,24 @@ def target(request: pytest.FixtureRequest, canaries: Canaries) -> Iterator[Sandb
         yield sandbox
 
 
-def _corpus() -> list[Any]:
-    own = json.loads((_HERE / "attacks.json").read_text())
+def _own_attacks() -> list[dict[str, Any]]:
+    return json.loads((_HERE / "attacks.json").read_text())
+
+
+def _corpus() -> Iterator[Any]:
+    """What runs into its time limit does so under any layers, so it runs once."""
     public = json.loads(_GOLDEN.read_text()) if _GOLDEN.exists() else []
-    return [pytest.param(attack, id=f"{attack['id']}-{attack['category']}") for attack in own + public]
+    slow = {"timeout_s": _PUBLIC_TIMEOUT_S}
+    for name, disabled in _CONFIGURATIONS.items():
+        for attack in _own_attacks() + [attack | slow for attack in public]:
+            if not (disabled and attack.get("hangs")):
+                yield pytest.param(name, attack, id=f"{name}-{attack['id']}-{attack['category']}")
 
 
-@pytest.mark.parametrize("attack", _corpus())
+@pytest.mark.parametrize(("target", "attack"), _corpus(), indirect=["target"])
 def test_attack_is_held(target: Sandbox, canaries: Canaries, attack: dict[str, Any]) -> None:
     code = canaries.place_in(attack["code"])
-    timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else _TIMEOUT_S
+    timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else attack.get("timeout_s", _TIMEOUT_S)
     for _ in range(attack.get("repeat", 1)):
         start = time.monotonic()
         result = target.run(code, timeout_s=timeout_s)
@@ -129,24 +138,25 @@ def test_attack_is_held(target: Sandbox, canaries: Canaries, attack: dict[str, A
 def _left_over(sandbox: Sandbox) -> list[psutil.Process]:
     """What lives on besides the zygote and its watcher; the kernel may need a moment to bury the rest."""
     (host_side,) = [child for child in psutil.Process().children() if child.pid == sandbox.pid]
-    deadline = time.monotonic() + _SLOW_KILL_S
+    deadline = time.monotonic() + _BURIAL_S
     while len(processes := host_side.children(recursive=True)) > 1 and time.monotonic() < deadline:
         time.sleep(0.002)
     return processes[1:]
 
 
-def test_attacks_leave_a_working_sandbox(target: Sandbox) -> None:
+@pytest.mark.parametrize("target", _CONFIGURATIONS, indirect=True)
+def test_a_sandbox_without_a_layer_still_computes(target: Sandbox) -> None:
     assert target.run("6 * 7", timeout_s=_TIMEOUT_S) == ToolResult(text="42\n")
 
 
 def test_own_corpus_covers_many_attacks_of_many_kinds() -> None:
-    attacks = json.loads((_HERE / "attacks.json").read_text())
+    attacks = _own_attacks()
     assert len({attack["id"] for attack in attacks}) == len(attacks) >= 80
     assert len({attack["category"] for attack in attacks}) >= 80
 
 
 async def test_attacks_are_held_on_the_way_of_the_agent(sandbox: Sandbox, canaries: Canaries) -> None:
-    attacks = json.loads((_HERE / "attacks.json").read_text())
+    attacks = _own_attacks()
     tool = PythonCodeTool(sandbox, timeout_s=_TIMEOUT_S)
     for attack in attacks[:40]:
         result = await tool.call(canaries.place_in(attack["code"]))
