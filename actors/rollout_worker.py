@@ -14,7 +14,7 @@ from envs.types import Task
 from reward.outcome import OutcomeReward
 from rollout.buffer import Permit
 from rollout.types import Trajectory
-from rollout.worker import EngineUse, Worker
+from rollout.worker import Worker
 
 
 @ray.remote
@@ -70,9 +70,6 @@ class RolloutWorkerActor:
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
         return await self._worker.demonstrate(tasks, wrong_share)
-
-    async def engine_use(self) -> EngineUse:
-        return self._worker.engine_use()
 
     async def close(self) -> None:
         self._worker.close()

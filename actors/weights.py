@@ -61,20 +61,8 @@ class WeightStore:
             raise AdapterMismatchError(
                 f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was {expected}"
             )
-        async with self._changed:
-            self._acknowledged.setdefault(policy_version, set()).add(worker)
-            self._changed.notify_all()
-
-    async def wait_acknowledged(self, policy_version: int, num_workers: int) -> None:
-        """Waits until every worker samples with this version or a newer one; woken by `acknowledge`."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._workers_at_least(policy_version)) >= num_workers)
+        self._acknowledged.setdefault(policy_version, set()).add(worker)
 
     async def counts(self) -> tuple[int, int]:
         """(versions published, versions that some worker acknowledged)."""
         return len(self._published), len(self._acknowledged)
-
-    def _workers_at_least(self, policy_version: int) -> set[int]:
-        return {
-            worker for version, workers in self._acknowledged.items() if version >= policy_version for worker in workers
-        }

@@ -108,14 +108,6 @@ class GroupBuffer(Generic[Item]):
             self._changed.notify_all()
         return kept
 
-    async def fail(self, ordinal: int) -> None:
-        """A group could not be run; its place is free again."""
-        async with self._changed:
-            del self._running[ordinal]
-            self._count(running=-1, failed=1)
-            self._num_without_signal += 1
-            self._changed.notify_all()
-
     async def next_batch(self) -> list[Item]:
         """The B kept groups that were drawn first. Waits until there are B; woken by `complete`.
 

@@ -11,7 +11,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -75,7 +74,6 @@ class VllmEngine:
         self._failure: BaseException | None = None
         self._closing = False
         self.sampled_tokens = 0
-        self.busy_s = 0.0
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
         self._submit(lambda: None).result()
@@ -152,10 +150,7 @@ class VllmEngine:
                 return
 
     def _step(self) -> None:
-        started = time.perf_counter()
-        outputs = self._llm.step()
-        self.busy_s += time.perf_counter() - started
-        for output in outputs:
+        for output in self._llm.step():
             if output.finished:
                 entry = self._open.pop(output.request_id)
                 completion = _completion(output.outputs[0], entry.policy_version)

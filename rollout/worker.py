@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from configs.run import RunConfig
@@ -18,14 +17,6 @@ from rollout.group import run_group
 from rollout.lockstep import LockstepEngine
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.vllm_engine import VllmEngine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineUse:
-    """Totals since the engine started: sampled tokens, and seconds in which it was stepping."""
-
-    sampled_tokens: int
-    busy_s: float
 
 
 class Worker:
@@ -90,9 +81,6 @@ class Worker:
                 )
 
         return list(await asyncio.gather(*(play(index, one) for index, one in enumerate(tasks))))
-
-    def engine_use(self) -> EngineUse:
-        return EngineUse(sampled_tokens=self.engine.sampled_tokens, busy_s=self.engine.busy_s)
 
     def _build_agent(self, engine: Engine, temperature: float) -> Agent:
         return build_agent(

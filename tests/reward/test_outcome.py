@@ -1,0 +1,121 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.learner import LearnerConfig
+from envs.types import Task
+from reward.compose import group_samples
+from reward.outcome import OutcomeReward
+from reward.shaping import soft_overlong_penalty
+from reward.statistics import RolloutStatistics, group_statistics
+from rollout.filters import has_signal
+from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
+TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
+
+
+def make_turn(*, prompt=(1, 2), num_tokens=3, cut=False):
+    completion = Completion(
+        token_ids=tuple(range(10, 10 + num_tokens)),
+        logprobs=(-1.0,) * num_tokens,
+        text="x",
+        finish_reason="length" if cut else "stop",
+        policy_version=1,
+    )
+    return Turn(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
+
+
+def make_trajectory(answer="42", *, stop_reason="answered", index=0, **turn):
+    turns = () if stop_reason == "infrastructure" else (make_turn(**turn),)
+    return Trajectory(id=f"g/{index}", group_id="g", task=TASK, turns=turns, answer=answer, stop_reason=stop_reason)
+
+
+def make_reward(**learner):
+    return OutcomeReward(LearnerConfig(**learner), max_turn_tokens=100)
+
+
+def score_group(*trajectories, **learner):
+    return make_reward(**learner).score_group(TrajectoryGroup(id="g", task=TASK, trajectories=trajectories))
+
+
+def test_right_wrong_and_missing_answers():
+    assert [make_reward().score(make_trajectory(answer)).total for answer in ("42", "41", None)] == [1.0, 0.0, 0.0]
+
+
+def test_infrastructure_failure_is_unscorable_and_never_zero():
+    reward = make_reward().score(make_trajectory(None, stop_reason="infrastructure"))
+    assert reward.outcome is None
+    assert reward.total is None
+
+
+def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling():
+    broken = make_trajectory(None, stop_reason="infrastructure", index=9)
+    with_it = group_samples(
+        score_group(make_trajectory(index=0), make_trajectory("1", index=1), broken), temperature=1.0
+    )
+    without = group_samples(score_group(make_trajectory(index=0), make_trajectory("1", index=1)), temperature=1.0)
+    assert [one.advantages.tolist() for one in with_it] == [one.advantages.tolist() for one in without]
+
+
+def test_soft_overlong_shapes_the_total_but_never_the_outcome():
+    reward = make_reward(overlong="soft", overlong_cache_tokens=20).score(make_trajectory(num_tokens=90))
+    assert reward.outcome == 1.0
+    assert reward.total == pytest.approx(0.5)
+
+
+def test_all_wrong_group_with_different_length_penalties_has_no_signal():
+    """The phantom gradient: shaped rewards differ, the task decides nothing."""
+    scored = score_group(
+        make_trajectory("1", num_tokens=3),
+        make_trajectory("2", num_tokens=99, index=1),
+        overlong="soft",
+        overlong_cache_tokens=20,
+    )
+    assert len({reward.total for reward in scored.rewards}) == 2
+    assert not has_signal(scored.outcomes)
+
+
+def test_overlong_filter_takes_a_cut_trajectory_out_of_loss_and_statistics():
+    reward = make_reward(overlong="filter").score(make_trajectory("1", cut=True))
+    assert (reward.outcome, reward.total) == (0.0, None)
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")
+def test_soft_overlong_matches_golden_values():
+    for case in json.loads(GOLDEN.read_text())["soft_overlong"]:
+        found = [
+            soft_overlong_penalty(length, max_length=case["L_max"], cache_length=case["L_cache"])
+            for length in case["lengths"]
+        ]
+        assert found == pytest.approx(case["penalty"])
+
+
+def test_one_advantage_for_a_trajectory_however_many_turns_it_has():
+    first = make_turn()
+    longer = make_turn(prompt=first.prompt_token_ids + first.completion.token_ids + (99,))
+    long = Trajectory(id="g/0", group_id="g", task=TASK, turns=(first, longer), answer="42", stop_reason="answered")
+    samples = group_samples(score_group(long, make_trajectory("1", index=1)), temperature=1.0)
+    assert set(samples[0].advantages[samples[0].loss_mask]) == {-samples[1].advantages[samples[1].loss_mask][0]}
+    assert samples[0].loss_mask.tolist() == [False, False, True, True, True, False, True, True, True]
+    assert samples[0].turn_ids.tolist() == [-1, -1, 0, 0, 0, -1, 1, 1, 1]
+
+
+def test_turn_whose_prompt_does_not_continue_the_one_before_is_refused():
+    broken = Trajectory(
+        id="g/0",
+        group_id="g",
+        task=TASK,
+        turns=(make_turn(), make_turn(prompt=(7, 7, 7, 7, 7, 7))),
+        answer="42",
+        stop_reason="answered",
+    )
+    with pytest.raises(ValueError, match="does not continue"):
+        group_samples(score_group(broken, make_trajectory("1", index=1)), temperature=1.0)
+
+
+def test_failed_trajectories_stay_in_the_denominator_of_the_solve_rate():
+    statistics = group_statistics(score_group(make_trajectory(), make_trajectory(None, stop_reason="format", index=1)))
+    both = statistics + RolloutStatistics()
+    assert both.metrics()["rollout/solve_rate"] == 0.5

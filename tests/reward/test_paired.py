@@ -1,0 +1,47 @@
+import pytest
+
+from reward.paired import compare_paired, mcnemar_exact, paired_gain_interval, wilson_interval
+
+
+def test_mcnemar_is_the_two_sided_binomial_of_the_discordant_tasks():
+    assert mcnemar_exact(0, 0) == 1.0
+    assert mcnemar_exact(3, 3) == 1.0
+    # 2 * (1 + 8) / 2**8
+    assert mcnemar_exact(1, 7) == pytest.approx(18 / 256)
+    assert mcnemar_exact(0, 5) == pytest.approx(2 / 32)
+
+
+def test_five_of_a_hundred_gained_is_not_significant():
+    """40 -> 45 of 100 with 30 tasks flipped: the kind of result that was once sold as a success."""
+    before = [True] * 40 + [False] * 60
+    after = [True] * 27 + [False] * 13 + [True] * 18 + [False] * 42
+    comparison = compare_paired(before, after)
+    assert (comparison.only_before, comparison.only_after) == (13, 18)
+    assert comparison.p == pytest.approx(0.4731, abs=1e-3)
+    assert "NOT significant" in comparison.verdict
+
+
+def test_wilson_interval_matches_published_values():
+    # Newcombe 1998, table I: 81 of 263, and 0 of 20.
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_gain_interval_covers_the_gain_and_stays_within_bounds():
+    before, after = [False] * 50 + [True] * 50, [True] * 90 + [False] * 10
+    low, high = paired_gain_interval(before, after)
+    assert -1 <= low < 0.4 < high <= 1
+    assert paired_gain_interval([False] * 10, [False] * 10)[0] < 0 < paired_gain_interval([0.0] * 10, [0.0] * 10)[1]
+
+
+def test_swapping_before_and_after_mirrors_the_interval():
+    before, after = [True] * 30 + [False] * 70, [False] * 10 + [True] * 70 + [False] * 20
+    low, high = paired_gain_interval(before, after)
+    back_low, back_high = paired_gain_interval(after, before)
+    assert (low, high) == pytest.approx((-back_high, -back_low))
+
+
+def test_different_tasks_on_both_sides_are_refused():
+    with pytest.raises(ValueError, match="same tasks"):
+        compare_paired([True], [True, False])
