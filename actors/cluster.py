@@ -4,6 +4,7 @@ import logging
 import os
 
 import ray
+from ray._private import ray_constants
 
 from configs.cluster import ClusterConfig
 
@@ -26,6 +27,9 @@ def start_ray(config: ClusterConfig) -> None:
     if config.address:
         ray.init(address=config.address, log_to_driver=False)
         return
+    # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
+    # of several machines needs; with this it stays on loopback.
+    ray_constants.ENABLE_RAY_CLUSTER = False
     ray.init(
         num_cpus=max(2, os.cpu_count() or 1),
         include_dashboard=config.dashboard,

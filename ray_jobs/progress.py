@@ -1,6 +1,5 @@
 """What the RL loop adds up while it runs."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,6 @@ from rollout.buffer import GroupCounts
 class TrainingTotals:
     """Sums over the train steps so far; `finish` adds what only the actors know."""
 
-    started: float = field(default_factory=time.perf_counter)
     num_steps: int = 0
     policy_version: int = 0
     staleness: list[float] = field(default_factory=list)
@@ -29,7 +27,6 @@ class TrainingTotals:
     rollouts: RolloutStatistics = field(default_factory=RolloutStatistics)
     versions_published: int = 0
     versions_acked: int = 0
-    wall_s: float = 0.0
     progress_fields: dict[str, Any] = field(default_factory=dict)
 
     def add(self, batch: BatchRefs, result: StepResult, *, waited_s: float, step_s: float) -> dict[str, float]:
@@ -65,7 +62,6 @@ class TrainingTotals:
         return metrics
 
     def finish(self, cast: Cast) -> None:
-        self.wall_s = time.perf_counter() - self.started
         self.counts, self.rollouts = ray.get(cast.buffer.totals.remote())
         self.versions_published, self.versions_acked = ray.get(cast.weights.counts.remote())
 
