@@ -33,6 +33,10 @@ class Cast:
         by_task = {trajectory.task.id: trajectory for share in shares for trajectory in share}
         return [by_task[task.id] for task in tasks]
 
+    def close(self) -> None:
+        """End engines and sandboxes in order; the cluster's end would only kill them."""
+        ray.get([worker.close.remote() for worker in self.workers])
+
     def sync_weights(self, policy_version: int) -> None:
         """Wait until every worker samples with at least this version."""
         ray.get([worker.sync_weights.remote(policy_version) for worker in self.workers])

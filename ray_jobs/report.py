@@ -1,6 +1,7 @@
 """The report of a run: one page that stands alone, for people who look before they read."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -107,10 +108,11 @@ def _curves(metrics: Iterable[Mapping[str, Any]]) -> str:
         "seconds it waited for rollouts": [row["learner/wait_s"] for row in rows],
     }
     longest = max((value for values in times.values() for value in values), default=1.0)
+    top = 8 * math.ceil(max(longest, 1.0) / 8)
     return (
         line_chart(steps, rates, top=1.0, title="learning curve over train steps")
-        + "<p class='soft'>Over train steps.</p>"
-        + line_chart(steps, times, top=max(longest, 1e-9), title="time per train step")
+        + "<p class='soft'>Both over train steps; below, where a step's time went.</p>"
+        + line_chart(steps, times, top=top, title="time per train step")
     )
 
 

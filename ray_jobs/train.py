@@ -30,6 +30,7 @@ def run_training(config: RunConfig) -> None:
             before = evaluate(cast, config, console, folder, "eval_before")
             totals = reinforce(cast, config, console, folder)
             after = evaluate(cast, config, console, folder, "eval_after")
+            cast.close()
         finally:
             stop_ray()
         summary = summarize(
