@@ -172,8 +172,9 @@ class VllmEngine:
                 _sampling_params(request),
                 lora_request=self._lora_request if request.use_adapter else None,
             )
-        except ValueError as error:
-            future.set_exception(error)
+        except Exception as error:
+            # Whatever vLLM calls it, a refused request is its caller's fault, and the caller is waiting.
+            future.set_exception(ValueError(f"vLLM refused the request: {error}"))
             return
         version = self._version if request.use_adapter else BASE_VERSION
         self._open[request_id] = _Open(trajectory_id=request.trajectory_id, future=future, policy_version=version)

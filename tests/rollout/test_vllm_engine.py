@@ -111,5 +111,5 @@ async def test_frozen_weights_cannot_be_asked_of_a_merged_engine(engine, prompt)
 
 
 async def test_prompt_that_does_not_fit_is_the_callers_error(engine):
-    with pytest.raises(ValueError, match="length"):
+    with pytest.raises(ValueError, match="refused the request"):
         await engine.generate(request((5,) * 5000))
