@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from envs.sandbox import kernel
-from envs.sandbox.frames import FrameError, encode_frame, split_frame
+from envs.sandbox.frames import READY, FrameError, encode_frame, split_frame
 from envs.sandbox.landlock import restrict_files
 from envs.sandbox.limits import apply_limits
 from envs.sandbox.runner import Runner
@@ -15,7 +15,6 @@ from envs.sandbox.seccomp import filter_program, restrict_calls
 from envs.sandbox.settings import SandboxSettings
 
 NONCE_BYTES = 16
-READY = b"ready"
 _STDIN, _OUTPUTS, _REQUESTS, _RESULTS = 0, (1, 2), 3, 4
 _FIRST_UNUSED, _LAST_UNUSED = 5, 1 << 16
 
@@ -91,6 +90,7 @@ def _drop_rights(plan: CellPlan) -> None:
         apply_limits(plan.settings)
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
+    kernel.set_dumpable(False)
     if "landlock" in plan.layers:
         restrict_files(plan.readable, plan.writable)
     kernel.die_with_parent(signal.SIGKILL)

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from envs.sandbox.frames import receive_frame, send_frame
+from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.verdict import REQUEST_HEADER, parse_reply
 from envs.types import ToolResult, ToolUnavailableError
 
-_READY = b"ready"
 _GRACE_S = 30.0
 _RESTARTED = "[The interpreter was restarted: names from earlier steps are gone.]\n"
 
@@ -71,8 +70,9 @@ class Episode:
             self._hang_up()
             reason = "the episode was closed" if self._closed else str(error)
             raise SandboxFaultError(reason) from error
-        if category == "timeout":
-            text += f" The limit is {timeout_s:g} s."
+        except BaseException:  # an interrupt here would leave a reply for the next run to take as its own
+            self._hang_up()
+            raise
         if self._lost_names:
             text = _RESTARTED + text
         self._holds_names, self._lost_names = alive, not alive
@@ -88,7 +88,7 @@ class Episode:
         except OSError:
             link.close()
             raise
-        if report != _READY:
+        if report != READY:
             link.close()
             raise SandboxFaultError(report.decode(errors="replace"))
         return link

@@ -5,6 +5,8 @@ import struct
 
 _LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 1 << 20
+READY = b"ready"
+"""What a new process says first when all went well; anything else is the reason why not."""
 
 
 class FrameError(ConnectionError):

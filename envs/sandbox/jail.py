@@ -21,8 +21,7 @@ def enter_jail(packages: Mapping[str, str]) -> None:
     after the pivot, so its descriptor must be open by then.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    if os.geteuid() == 0:
-        kernel.unshare(kernel.CLONE_NEWNS)
+    if os.geteuid() == 0 and _own_mounts():
         _enter_private_root(packages)
         _become_nobody()
         _enter_user_namespace(proc)
@@ -46,11 +45,20 @@ def python_directories() -> list[str]:
     return [path for path in sys.path if os.path.isfile(f"{path}/os.py") or path.endswith("/lib-dynload")]
 
 
+def _own_mounts() -> bool:
+    """Root in a container may lack the right that any user has in a user namespace."""
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+    except PermissionError:
+        return False
+    return True
+
+
 def _become_nobody() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    kernel.own_proc_files()
+    kernel.set_dumpable(True)
 
 
 def _enter_user_namespace(proc: int) -> None:

@@ -57,9 +57,10 @@ def die_with_parent(signal_number: int) -> None:
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal_number)
 
 
-def own_proc_files() -> None:
-    """After a change of user, /proc/self belongs to root until this is set."""
-    _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 1)
+def set_dumpable(dumpable: bool) -> None:
+    """True after a change of user, or /proc/self belongs to root. False, and no crash reaches the host's
+    core handler, which a core limit of 0 does not keep out."""
+    _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 
 def forbid_new_privileges() -> None:

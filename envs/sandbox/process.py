@@ -9,12 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from envs.sandbox.frames import receive_frame, send_frame
+from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.settings import LAYERS, SandboxSettings, encode_settings
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
 _START_TIMEOUT_S = 60.0
-_READY = b"ready"
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from envs.sandbox.zygote import main; main()"
 _FLAGS = ("-s", "-P", "-S", "-X", "utf8", "-W", "ignore::SyntaxWarning", "-W", "ignore::DeprecationWarning")
 # The only variables: fixed hashes, and one thread, because a process with threads cannot be forked safely.
@@ -56,13 +55,15 @@ class ZygoteProcess:
             ready = receive_frame(self._link)
         except (OSError, ValueError) as error:
             raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
-        if ready != _READY:
+        if ready != READY:
             raise SandboxRefusedError(f"the sandbox did not start: {ready.decode(errors='replace')}")
         self._link.settimeout(None)
         return tuple(layer for layer in LAYERS if layer not in missing)
 
     def open_link(self) -> socket.socket:
         """A connection to a new warden. OSError when the zygote is gone."""
+        if self._process.poll() is not None:  # a dying zygote may still take a request, and never answer
+            raise ConnectionError("the zygote is gone")
         outside, inside = socket.socketpair()
         with inside:
             try:

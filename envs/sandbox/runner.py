@@ -1,6 +1,7 @@
 """Runs code texts in one namespace and says how each of them ended, in words for a model."""
 
 import builtins
+import contextlib
 import random
 import sys
 import traceback
@@ -23,6 +24,7 @@ class Runner:
         self._stdout = open(  # noqa: SIM115
             _STDOUT, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
         )
+        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the site module, which is not loaded, has them
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
 
@@ -66,11 +68,9 @@ class Runner:
             numpy.random.seed(0)
 
     def _flush(self) -> None:
-        for stream in {sys.stdout, self._stdout}:
-            try:
+        for stream in (sys.stdout, self._stdout):
+            with contextlib.suppress(Exception):  # the code closed or replaced it, and that is its doing
                 stream.flush()
-            except (OSError, ValueError):  # the code closed it: what it held is lost, and that is its doing
-                continue
 
 
 def _message(error: BaseException) -> str:

@@ -61,7 +61,7 @@ class _Warden:
 
     def _setup_report(self) -> bytes:
         try:
-            return self._converse(b"", b"", time.monotonic() + _SETUP_TIMEOUT_S, BoundedOutput())
+            return self._converse(b"", b"", _SETUP_TIMEOUT_S, BoundedOutput())
         except CellEndedError as ended:
             return f"the code process ended before it was ready: {ended}".encode()
 
@@ -70,7 +70,7 @@ class _Warden:
         output, nonce, alive = BoundedOutput(), os.urandom(NONCE_BYTES), True
         os.kill(self._cell.pid, signal.SIGCONT)
         try:
-            answer = self._converse(encode_frame(nonce + source), nonce, time.monotonic() + timeout_s, output)
+            answer = self._converse(encode_frame(nonce + source), nonce, timeout_s, output)
             category, message = parse_answer(answer)
             os.kill(self._cell.pid, signal.SIGSTOP)
             self._drain(output)
@@ -79,16 +79,20 @@ class _Warden:
         text = output.text(self._settings.max_output_chars)
         return alive, encode_reply(category, alive=alive, output=text, message=message)
 
-    def _converse(self, request: bytes, nonce: bytes, deadline: float, output: BoundedOutput) -> bytes:
+    def _converse(self, request: bytes, nonce: bytes, timeout_s: float, output: BoundedOutput) -> bytes:
         """Sends `request`, collects output, and returns the answer to `nonce`."""
-        cell, received = self._cell, b""
+        cell, received, deadline = self._cell, b"", time.monotonic() + timeout_s
         poll = select.poll()
         for descriptor in (cell.pidfd, cell.results, cell.output, self._link.fileno()):
             poll.register(descriptor, select.POLLIN)
         if request:
             poll.register(cell.requests, select.POLLOUT)
         while True:
-            ready = dict(poll.poll(self._patience_ms(deadline)))
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                self._kill()
+                raise CellEndedError("timeout", f"Timed out after {timeout_s:g} s.")
+            ready = dict(poll.poll(remaining_s * 1000 + 1))
             if self._link.fileno() in ready:
                 raise FrameError("the host hung up")
             # What the code closed must leave the poll, or this loop would spin until the deadline.
@@ -107,13 +111,6 @@ class _Warden:
                     return answer
             if cell.pidfd in ready:
                 self._bury(output)
-
-    def _patience_ms(self, deadline: float) -> float:
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            self._kill()
-            raise CellEndedError("timeout", "Timed out.")
-        return remaining_s * 1000 + 1
 
     def _collect(self, output: BoundedOutput) -> bytes | None:
         chunk = _read(self._cell.output)

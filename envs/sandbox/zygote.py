@@ -16,13 +16,12 @@ from typing import Any, NoReturn
 
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
-from envs.sandbox.frames import receive_frame, send_frame
+from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.landlock import landlock_version
 from envs.sandbox.seccomp import seccomp_available
 from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, SandboxSettings, decode_settings
 from envs.sandbox.warden import run_warden
 
-READY = b"ready"
 _LINK = 0
 _OOM_SCORE = b"500"
 # Libraries outside the jail that compiled modules ask for by name; once loaded, no file is looked up.
@@ -87,11 +86,18 @@ def _fork_on_demand(link: socket.socket, plan: CellPlan) -> None:
         if not message:
             return
         with contextlib.suppress(OSError):  # no process: the host sees its connection end
-            if os.fork() == 0:
-                link.close()
-                run_warden(socket.socket(fileno=descriptors[0]), plan)
+            _fork_warden(link, descriptors[0], plan)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _fork_warden(link: socket.socket, descriptor: int, plan: CellPlan) -> None:
+    if os.fork() == 0:
+        try:
+            link.close()
+            run_warden(socket.socket(fileno=descriptor), plan)
+        finally:  # never back into the zygote's loop
+            os._exit(1)
 
 
 def _be_first_to_die() -> None:

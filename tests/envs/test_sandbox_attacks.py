@@ -4,9 +4,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from envs.types import ToolResult
 
 _HERE = Path(__file__).parent
 _GOLDEN = _HERE.parents[2] / "shared" / "golden" / "attacks_public.json"
-_TIMEOUT_S, _PUBLIC_TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.8, 0.4
-_SLOW_KILL_S = 1.0
-_BURIAL_S = 5.0
+_TIMEOUT_S, _PUBLIC_TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.5, 0.3
+_SLACK_S = 10.0  # generous: a loaded machine kills and buries late, a broken one never
 _VALUE = "CANARY_SECRET_5f1d"
 # Every configuration of layers must keep the host whole. Without seccomp the code may make calls that end
 # in its own cell, so there only the canaries count.
@@ -91,34 +91,44 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
 
 
 @pytest.fixture(scope="module")
-def target(request: pytest.FixtureRequest, canaries: Canaries) -> Iterator[Sandbox]:
-    disabled = _CONFIGURATIONS[request.param]
-    settings = SandboxSettings(
-        check_imports=False,
-        disabled_layers=disabled,
-        required_layers=frozenset({"namespaces", "rlimits", "seccomp"}) - disabled,
-    )
-    with Sandbox(settings) as sandbox:
-        assert not disabled & set(sandbox.layers)
-        yield sandbox
+def sandbox_of(canaries: Canaries) -> Iterator[Callable[[str], Sandbox]]:
+    """The running sandbox of each configuration, started at first use."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(configuration: str) -> Sandbox:
+            disabled = _CONFIGURATIONS[configuration]
+            settings = SandboxSettings(
+                check_imports=False,
+                disabled_layers=disabled,
+                required_layers=frozenset({"namespaces", "rlimits", "seccomp"}) - disabled,
+            )
+            return stack.enter_context(Sandbox(settings))
+
+        yield start
 
 
 def _own_attacks() -> list[dict[str, Any]]:
     return json.loads((_HERE / "attacks.json").read_text())
 
 
-def _corpus() -> Iterator[Any]:
+def _corpus() -> list[Any]:
     """What runs into its time limit does so under any layers, so it runs once."""
     public = json.loads(_GOLDEN.read_text()) if _GOLDEN.exists() else []
     slow = {"timeout_s": _PUBLIC_TIMEOUT_S}
-    for name, disabled in _CONFIGURATIONS.items():
-        for attack in _own_attacks() + [attack | slow for attack in public]:
-            if not (disabled and attack.get("hangs")):
-                yield pytest.param(name, attack, id=f"{name}-{attack['id']}-{attack['category']}")
+    return [
+        pytest.param(name, attack, id=f"{name}-{attack['id']}-{attack['category']}")
+        for name, disabled in _CONFIGURATIONS.items()
+        for attack in _own_attacks() + [attack | slow for attack in public]
+        if not (disabled and attack.get("hangs"))
+    ]
 
 
-@pytest.mark.parametrize(("target", "attack"), _corpus(), indirect=["target"])
-def test_attack_is_held(target: Sandbox, canaries: Canaries, attack: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("configuration", "attack"), _corpus())
+def test_attack_is_held(
+    sandbox_of: Callable[[str], Sandbox], canaries: Canaries, configuration: str, attack: dict[str, Any]
+) -> None:
+    target = sandbox_of(configuration)
     code = canaries.place_in(attack["code"])
     timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else attack.get("timeout_s", _TIMEOUT_S)
     for _ in range(attack.get("repeat", 1)):
@@ -127,7 +137,7 @@ def test_attack_is_held(target: Sandbox, canaries: Canaries, attack: dict[str, A
         elapsed_s = time.monotonic() - start
     assert canaries.touched() == []
     assert _VALUE not in result.text
-    assert elapsed_s < timeout_s + _SLOW_KILL_S
+    assert elapsed_s < timeout_s + _SLACK_S
     assert len(result.text) < target.settings.max_output_chars + 5000
     assert _left_over(target) == []
     if "seccomp" in target.layers:
@@ -137,15 +147,19 @@ def test_attack_is_held(target: Sandbox, canaries: Canaries, attack: dict[str, A
 
 def _left_over(sandbox: Sandbox) -> list[psutil.Process]:
     """What lives on besides the zygote and its watcher; the kernel may need a moment to bury the rest."""
-    (host_side,) = [child for child in psutil.Process().children() if child.pid == sandbox.pid]
-    deadline = time.monotonic() + _BURIAL_S
+    host_side = psutil.Process(sandbox.pid)
+    deadline = time.monotonic() + _SLACK_S
     while len(processes := host_side.children(recursive=True)) > 1 and time.monotonic() < deadline:
         time.sleep(0.002)
     return processes[1:]
 
 
-@pytest.mark.parametrize("target", _CONFIGURATIONS, indirect=True)
-def test_a_sandbox_without_a_layer_still_computes(target: Sandbox) -> None:
+@pytest.mark.parametrize("configuration", _CONFIGURATIONS)
+def test_a_sandbox_says_which_layers_it_has_and_computes(
+    sandbox_of: Callable[[str], Sandbox], configuration: str
+) -> None:
+    target = sandbox_of(configuration)
+    assert not _CONFIGURATIONS[configuration] & set(target.layers)
     assert target.run("6 * 7", timeout_s=_TIMEOUT_S) == ToolResult(text="42\n")
 
 

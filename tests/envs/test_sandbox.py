@@ -1,0 +1,338 @@
+"""What the sandbox promises to the agent, to the trainer and to the machine it runs on."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envs.sandbox import Sandbox, SandboxRefusedError, SandboxSettings
+from envs.sandbox.frames import FrameError, encode_frame, split_frame
+from envs.sandbox.output import BoundedOutput, cut_middle, printable_text
+from envs.sandbox.verdict import find_answer, parse_answer, parse_reply
+from envs.tools.python_code import PythonCodeTool
+from envs.types import ToolResult, ToolUnavailableError
+from ray_jobs import run_code
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _wait_until(condition: Callable[[], bool], *, within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+# What the agent reads
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("6 * 7", "42\n"),
+        ("x = 3\nprint('a')\nx + 1", "a\n4\n"),
+        ("x = 3", ""),
+        ("None", ""),
+        ("    x = 2\n    x * 5", "10\n"),
+        ("```python\n2 + 2\n```", "4\n"),
+        ("import sympy as sp\nsp.solve(sp.Symbol('x')**2 - 2)", "[-sqrt(2), sqrt(2)]\n"),
+        ("import numpy as np\nint(np.arange(5).sum())", "10\n"),
+        ("len(str(2**20000))", "6021\n"),
+        ("exit()", ""),
+        ("print('π ≤ 4')", "π ≤ 4\n"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nP(1)", "P(x=1)\n"),
+    ],
+)
+def test_code_answers_with_its_output_and_its_last_expression(sandbox: Sandbox, code: str, text: str) -> None:
+    assert sandbox.run(code) == ToolResult(text=text)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "part"),
+    [
+        ("1/0", "exception", "ZeroDivisionError: division by zero (line 1)"),
+        ("x = 1\nprint('before')\ny", "exception", "before\nNameError: name 'y' is not defined (line 3)"),
+        ("f(", "syntax", "SyntaxError: '(' was never closed (line 1)"),
+        ("a\0b", "syntax", "null byte"),
+        ("'\ud800'", "syntax", "surrogate"),
+        ("import os", "forbidden-import", "import of 'os' is not allowed; available: bisect"),
+        ("from os.path import join", "forbidden-import", "'os'"),
+        ("def f():\n    import socket", "forbidden-import", "'socket'"),
+        ("bytearray(10**10)", "memory", "MemoryError"),
+        ("raise SystemExit(3)", "exception", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "exception", "KeyboardInterrupt"),
+        ("input()", "exception", "EOFError"),
+        ("__import__('os')._exit(7)", "crashed", "exit code 7"),
+        ("__import__('ctypes').string_at(0)", "crashed", "SIGSEGV"),
+        ("#" * 70_000, "too-large", "70000 bytes"),
+        ("while True: pass", "timeout", "Timed out after 0.5 s."),
+        ("while True: print('a' * 100000)", "output", "more than 8 MB"),
+    ],
+)
+def test_mistakes_of_the_code_are_results_with_a_category(sandbox: Sandbox, code: str, error: str, part: str) -> None:
+    result = sandbox.run(code, timeout_s=0.5 if error == "timeout" else 20)
+    assert result.error == error
+    assert part in result.text
+
+
+def test_long_output_loses_its_middle_and_keeps_the_error(sandbox: Sandbox) -> None:
+    result = sandbox.run("print('head' + 'x' * 300_000 + 'tail')\n1/0")
+    assert result.text.startswith("headxxx")
+    assert "tail\nZeroDivisionError" in result.text
+    assert "characters left out" in result.text
+    assert len(result.text) < 17_000
+
+
+def test_results_do_not_depend_on_the_process(sandbox: Sandbox) -> None:
+    code = "import random, numpy\nprint(random.random(), numpy.random.rand(), hash('a'), {'b', 'a', 'c'})"
+    with Sandbox() as other:
+        assert sandbox.run(code) == sandbox.run(code) == other.run(code)
+
+
+# Episodes
+
+
+def test_each_run_is_fresh_and_an_episode_remembers(sandbox: Sandbox) -> None:
+    sandbox.run("x = 5")
+    assert sandbox.run("x").error == "exception"
+    with sandbox.episode() as episode:
+        episode.run("x = 5\nopen('/tmp/note', 'w').write('kept')")
+        assert episode.run("1/0").error == "exception"
+        assert episode.run("x, open('/tmp/note').read()").text == "(5, 'kept')\n"
+
+
+@pytest.mark.parametrize("killer", ["while True: pass", "__import__('os')._exit(1)"])
+def test_an_episode_says_that_a_killed_interpreter_lost_its_names(sandbox: Sandbox, killer: str) -> None:
+    with sandbox.episode() as episode:
+        episode.run("x = 5")
+        assert episode.run(killer, timeout_s=0.5).error in ("timeout", "crashed")
+        first, second = episode.run("y = 1\n'defined' if 'x' in globals() else 'gone'"), episode.run("y")
+    assert first.text == "[The interpreter was restarted: names from earlier steps are gone.]\n'gone'\n"
+    assert second.text == "1\n"
+
+
+def test_code_that_answers_early_is_stopped_until_the_next_run(sandbox: Sandbox) -> None:
+    """It finds the nonce of its run, answers itself, and goes on counting."""
+    forger = """
+        import time
+        f = __import__('sys')._getframe()
+        while 'nonce' not in f.f_locals: f = f.f_back
+        body = f.f_locals['nonce'] + b'\\nforged'
+        __import__('os').write(4, len(body).to_bytes(4, 'big') + body)
+        while True: pass
+    """
+    with sandbox.episode() as episode:
+        assert episode.run(textwrap.dedent(forger)).text == "forged"
+        assert _wait_until(
+            lambda: "stopped" in [cell.status() for cell in psutil.Process(sandbox.pid).children(recursive=True)]
+        )
+        assert episode.run("1", timeout_s=0.5).error == "timeout"
+
+
+def test_an_old_answer_is_not_taken_for_a_new_one(sandbox: Sandbox) -> None:
+    body = b"x" * 16 + b"\nforged"
+    with sandbox.episode() as episode:
+        episode.run(f"__import__('os').write(4, {encode_frame(body)!r})")
+        assert episode.run("1 + 1").text == "2\n"
+
+
+def test_closing_an_episode_ends_its_run_at_once(sandbox: Sandbox) -> None:
+    episode = sandbox.episode()
+    episode.run("x = 1")
+    threading.Timer(0.2, episode.close).start()
+    start = time.monotonic()
+    with pytest.raises(ToolUnavailableError, match="closed"):
+        episode.run("while True: pass", timeout_s=30)
+    assert time.monotonic() - start < 15
+    with pytest.raises(ToolUnavailableError, match="closed"):
+        episode.run("1")
+
+
+# Limits and load
+
+
+@pytest.mark.parametrize(
+    "code", ["while True: pass", "sum(range(10**12))", "10**(10**9)", "x = []\nwhile True: x += [b'x' * 10**6]"]
+)
+def test_whatever_does_not_end_is_ended_soon_after_its_limit(sandbox: Sandbox, code: str) -> None:
+    """The best of three tries, because a loaded machine does everything late."""
+
+    def ended_after_s() -> float:
+        start = time.monotonic()
+        assert sandbox.run(code, timeout_s=0.4).error in ("timeout", "memory")
+        return time.monotonic() - start
+
+    assert any(ended_after_s() < 0.4 + 1.0 for _ in range(3))
+
+
+def test_sixty_four_episodes_live_side_by_side(sandbox: Sandbox) -> None:
+    episodes = [sandbox.episode() for _ in range(64)]
+    with ThreadPoolExecutor(64) as threads:
+        list(threads.map(lambda numbered: numbered[1].run(f"x = {numbered[0]}"), enumerate(episodes)))
+        texts = list(threads.map(lambda episode: episode.run("x").text, episodes))
+        list(threads.map(lambda episode: episode.close(), episodes))
+    assert texts == [f"{number}\n" for number in range(64)]
+
+
+def test_many_runs_leave_no_descriptors_processes_or_memory_behind(sandbox: Sandbox) -> None:
+    (zygote,) = psutil.Process(sandbox.pid).children()
+    this = psutil.Process()
+
+    def held() -> tuple[int, int]:
+        return this.num_fds(), zygote.num_fds()
+
+    sandbox.run("1")
+    before, memory_before = held(), zygote.memory_info().rss
+    for _ in range(100):
+        sandbox.run("1")
+    assert held() == before
+    assert _wait_until(lambda: not zygote.children())
+    assert zygote.memory_info().rss < memory_before + (4 << 20)
+
+
+# Faults of the machinery
+
+
+def test_a_dead_zygote_is_replaced_and_the_run_repeated() -> None:
+    with Sandbox() as sandbox:
+        os.kill(sandbox.pid, signal.SIGKILL)
+        assert sandbox.run("6 * 7") == ToolResult(text="42\n")
+        threading.Timer(0.2, lambda: os.kill(sandbox.pid, signal.SIGKILL)).start()
+        assert sandbox.run("import time\ntime.sleep(1)\n5", timeout_s=10) == ToolResult(text="5\n")
+
+
+def test_a_fault_that_loses_names_is_no_result() -> None:
+    """The code is not blamed with a NameError for what the machinery forgot."""
+    with Sandbox() as sandbox, sandbox.episode() as episode:
+        episode.run("x = 5")
+        processes = psutil.Process(sandbox.pid).children(recursive=True)
+        os.kill(sandbox.pid, signal.SIGKILL)
+        psutil.wait_procs(processes, timeout=20)
+        with pytest.raises(ToolUnavailableError):
+            episode.run("x")
+        assert episode.run("1").text.endswith("names from earlier steps are gone.]\n1\n")
+
+
+def test_a_fault_that_returns_is_an_error_and_never_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox() as sandbox:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        os.kill(sandbox.pid, signal.SIGKILL)
+        with pytest.raises(ToolUnavailableError, match="failed twice"):
+            sandbox.run("1")
+
+
+def test_nothing_outlives_a_killed_host() -> None:
+    program = """
+        import threading
+        from envs.sandbox import Sandbox
+        sandbox = Sandbox()
+        print(sandbox.pid, flush=True)
+        sandbox.run("while True: pass", timeout_s=60)
+    """
+    host = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=_ROOT, text=True
+    )
+    assert host.stdout is not None
+    watcher = psutil.Process(int(host.stdout.readline()))
+    assert _wait_until(lambda: len(watcher.children(recursive=True)) == 3)
+    processes = [watcher, *watcher.children(recursive=True)]
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    assert _wait_until(lambda: not any(process.is_running() for process in processes))
+
+
+def test_a_closed_sandbox_refuses() -> None:
+    sandbox = Sandbox()
+    sandbox.close()
+    with pytest.raises(ToolUnavailableError, match="closed"):
+        sandbox.run("1")
+
+
+def test_missing_layers_are_refused_unless_named_unsafe() -> None:
+    with pytest.raises(SandboxRefusedError, match="lacks seccomp: disabled"):
+        Sandbox(SandboxSettings(disabled_layers=frozenset({"seccomp"})))
+    unsafe = SandboxSettings(disabled_layers=frozenset({"namespaces", "seccomp"}), unsafe_ok=True)
+    with Sandbox(unsafe) as sandbox:
+        assert "seccomp" not in sandbox.layers
+        assert sandbox.run("6 * 7").text == "42\n"
+
+
+def test_unknown_layers_and_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown sandbox layers"):
+        SandboxSettings(required_layers=frozenset({"magic"}))
+    with pytest.raises(ValueError, match="max_code_bytes"):
+        SandboxSettings(max_code_bytes=1 << 30)
+
+
+# The tool and the command
+
+
+async def test_the_tool_keeps_names_until_it_is_closed(sandbox: Sandbox) -> None:
+    tool = PythonCodeTool(sandbox, timeout_s=5)
+    await tool.call("x = 20")
+    assert await tool.call("x + 1") == ToolResult(text="21\n")
+    tool.close()
+    with pytest.raises(ToolUnavailableError):
+        await tool.call("x")
+
+
+def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "good.py").write_text("6 * 7")
+    (tmp_path / "bad.py").write_text("1/0")
+    assert run_code.main(str(tmp_path / "good.py")) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "42\n"
+    assert "seccomp" in captured.err
+    assert run_code.main(str(tmp_path / "bad.py")) == 1
+    assert run_code.main(str(tmp_path / "absent.py")) == 1
+
+
+# The parts
+
+
+def test_bounded_output_keeps_both_ends_of_a_flood() -> None:
+    output = BoundedOutput()
+    output.feed(b"start")
+    for _ in range(100):
+        output.feed(b"x" * 65536)
+    output.feed(b"end")
+    text = output.text(100)
+    assert text.startswith("startxxx")
+    assert text.endswith("xxxend")
+    assert f"[{100 * 65536 + 8 - 100} characters left out]" in text
+
+
+def test_text_is_cut_in_the_middle_and_says_so() -> None:
+    assert cut_middle("abcdef", 6) == "abcdef"
+    assert cut_middle("abcdefgh", 4) == "ab\n... [4 characters left out] ...\ngh"
+
+
+def test_control_characters_become_visible() -> None:
+    assert printable_text(b"a\x1b[2J\tb\r\n\xff") == "a\\x1b[2J\tb\n\ufffd"
+    assert printable_text("\u202e".encode()) == "\\u202e"
+
+
+def test_frames_survive_being_split_anywhere() -> None:
+    data = encode_frame(b"hello") + encode_frame(b"")
+    assert [split_frame(data[:cut]) for cut in range(9)] == [None] * 9
+    assert split_frame(data) == (b"hello", encode_frame(b""))
+    with pytest.raises(FrameError):
+        split_frame(b"\xff\xff\xff\xff")
+
+
+def test_answers_are_believed_only_about_the_code_itself() -> None:
+    assert parse_answer(b"syntax\nbad") == ("syntax", "bad")
+    assert parse_answer(b"timeout\nfree time")[0] == "exception"
+    assert find_answer(encode_frame(b"old-a") + encode_frame(b"new-b"), b"new-") == (b"b", b"")
+    with pytest.raises(ValueError, match="unknown header"):
+        parse_reply(b"reward|1\n1.0")
