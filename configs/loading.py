@@ -1,6 +1,8 @@
 """From a TOML recipe and dotted overrides to a checked RunConfig, with one-line errors."""
 
 import json
+import math
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,20 +31,33 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
 def render_config(config: RunConfig) -> str:
     """The resolved configuration as TOML that loads back to the same configuration."""
     lines: list[str] = []
-    _render_table(config.model_dump(mode="json", exclude_none=True), (), lines)
+    _render_table(config.model_dump(mode="json"), (), lines)
     return "\n".join(lines) + "\n"
 
 
 def _render_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
     if path:
-        lines += ["", f"[{'.'.join(path)}]"]
+        lines += ["", f"[{'.'.join(map(_render_key, path))}]"]
     for key, value in table.items():
-        if not isinstance(value, dict):
-            # JSON's numbers, strings, booleans and arrays are TOML's.
-            lines.append(f"{json.dumps(key) if '/' in key else key} = {json.dumps(value)}")
+        if value is None:
+            # TOML has no word for absence, and a key nobody sees is a key nobody finds.
+            lines.append(f"# {key} is not set")
+        elif not isinstance(value, dict):
+            lines.append(f"{_render_key(key)} = {_render_value(value)}")
     for key, value in table.items():
         if isinstance(value, dict):
             _render_table(value, (*path, key), lines)
+
+
+def _render_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _render_value(key)
+
+
+def _render_value(value: Any) -> str:
+    """JSON's strings, booleans and arrays are TOML's; so are its numbers, except those that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

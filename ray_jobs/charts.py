@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 14, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 14, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,22 +21,15 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar]) -> str:
-    """Horizontal bars with interval whiskers."""
-    row, left, right = 46, 150, 70
-    width = WIDTH - left - right
-    parts = []
-    for index, bar in enumerate(bars):
-        y = 8 + index * row
-        low, high = left + bar.low * width, left + bar.high * width
-        parts.append(
-            f'<text class="label" x="{left - 10}" y="{y + 15}" text-anchor="end">{escape(bar.label)}</text>'
-            f'<text class="note" x="{left - 10}" y="{y + 30}" text-anchor="end">{escape(bar.note)}</text>'
-            f'<rect class="track" x="{left}" y="{y + 5}" width="{width}" height="20" rx="4"/>'
-            f'<rect class="bar {bar.kind}" x="{left}" y="{y + 5}" width="{bar.rate * width:.1f}" height="20" rx="4"/>'
-            f'<path class="whisker" d="M{low:.1f} {y + 15}H{high:.1f}M{low:.1f} {y + 10}v10M{high:.1f} {y + 10}v10"/>'
-            f'<text class="value" x="{left + width + 10}" y="{y + 20}">{100 * bar.rate:.1f}%</text>'
-        )
-    return _svg("".join(parts), height=len(bars) * row + 12, title="solve rates with 95% intervals")
+    """Horizontal bars with interval whiskers. Boxes, not SVG: their labels keep their size on a phone."""
+    rows = "".join(
+        f'<div class="rate"><span>{escape(bar.label)}<br><span class="soft">{escape(bar.note)}</span></span>'
+        f'<span class="track"><span class="bar {bar.kind}" style="width:{100 * bar.rate:.2f}%"></span>'
+        f'<span class="whisker" style="left:{100 * bar.low:.2f}%;right:{100 * (1 - bar.high):.2f}%"></span></span>'
+        f"<b>{100 * bar.rate:.1f}%</b></div>"
+        for bar in bars
+    )
+    return f'<div class="rates">{rows}</div>'
 
 
 def line_chart(xs: Sequence[float], lines: Mapping[str, Sequence[float]], *, top: float, title: str) -> str:
@@ -57,14 +50,17 @@ def line_chart(xs: Sequence[float], lines: Mapping[str, Sequence[float]], *, top
             f'<path class="grid" d="M{_LEFT} {y:.1f}h{width}"/>'
             f'<text class="note" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
         )
-    for x in (xs[0], xs[len(xs) // 2], xs[-1]):
+    for x in sorted({xs[0], xs[len(xs) // 2], xs[-1]}):
         position = place(x, 0).split(",")[0]
         parts.append(f'<text class="note" x="{position}" y="{HEIGHT - 8}" text-anchor="middle">{x:g}</text>')
     for index, (name, ys) in enumerate(lines.items()):
         points = " ".join(place(x, y) for x, y in zip(xs, ys, strict=True))
         parts.append(f'<polyline class="line s{index}" points="{points}"><title>{escape(name)}</title></polyline>')
-    legend = "".join(f'<span class="key s{index}"></span>{escape(name)} ' for index, name in enumerate(lines))
-    return _svg("".join(parts), height=HEIGHT, title=title) + f'<p class="legend">{legend}</p>'
+        # A run of one step has no line, only its point.
+        dots = (place(x, y).split(",") for x, y in zip(xs, ys, strict=True) if len(xs) <= 40)
+        parts += [f'<circle class="dot s{index}" cx="{x}" cy="{y}" r="2.6"/>' for x, y in dots]
+    keys = (f'<span><span class="key s{index}"></span>{escape(name)}</span> ' for index, name in enumerate(lines))
+    return _svg("".join(parts), height=HEIGHT, title=title) + f'<p class="legend">{"".join(keys)}</p>'
 
 
 def _svg(content: str, *, height: float, title: str) -> str:

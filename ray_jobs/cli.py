@@ -9,33 +9,52 @@ from pathlib import Path
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
 
+# By name: importing the modules that define them would import torch and Ray.
+USER_ERRORS = (
+    "ConfigError",
+    "PreflightError",
+    "CheckpointError",
+    "RunFolderError",
+    "SandboxRefusedError",
+    "StarvedError",
+)
+
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. What the user can mend is one line on stderr and code 2."""
     options = _parse(arguments)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
         print("agentflow: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if type(error).__name__ not in _USER_ERRORS:
+        line = _for_the_user(error)
+        if line is None:
             raise
-        print(f"agentflow: error: {error}", file=sys.stderr)
+        print(f"agentflow: error: {line}", file=sys.stderr)
         return 2
 
 
-_USER_ERRORS = (
-    "ConfigError",
-    "PreflightError",
-    "CheckpointError",
-    "SandboxRefusedError",
-    "StarvedError",
-    "FileNotFoundError",
-)
+def _for_the_user(error: BaseException) -> str | None:
+    """One line, for an error whose message says what to do; None for one whose traceback is needed."""
+    # Ray wraps what an actor raised, and its own text is the actor's traceback.
+    error = getattr(error, "cause", error)
+    known = type(error).__name__ in USER_ERRORS
+    # Python's own have a number and say nothing of what to do; ours are a sentence.
+    known = known or (type(error) is FileNotFoundError and error.errno is None)
+    return " ".join(str(error).split()) if known else None
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -55,6 +74,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     from configs.loading import load_run_config
 
     config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.preflight import check_before_acting
+
+    check_before_acting(config, draws_tasks=True)
     from ray_jobs.evaluate import run_evaluation
 
     run_evaluation(config, options.adapter)
@@ -65,6 +87,9 @@ def _solve(options: argparse.Namespace) -> int:
     from configs.loading import load_run_config
 
     config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.preflight import check_before_acting
+
+    check_before_acting(config, draws_tasks=False)
     from ray_jobs.solve import run_solve
 
     run_solve(config, options.question, options.adapter)
@@ -140,7 +165,19 @@ def _add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
 
 
 def _add_adapter(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--adapter", type=Path, help="checkpoint folder of a run (default: the untouched base model)")
+    parser.add_argument(
+        "--adapter",
+        type=_adapter,
+        metavar="CHECKPOINT",
+        help="checkpoint folder of a run, or the adapter file in it; `none` (default) is the untouched base model",
+    )
+
+
+def _adapter(text: str) -> Path | None:
+    if text == "none":
+        return None
+    path = Path(text).expanduser()
+    return path.parent if path.is_file() else path
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from reward.paired import wilson_interval
+
 _TITLES = {
     "start": "start engine and learner",
     "eval_untouched": "evaluate the untouched model",
@@ -25,16 +27,19 @@ _TITLES = {
     "reinforce": "reinforce",
     "eval_after": "evaluate after RL",
 }
+PLAIN_INTERVAL_S = 5.0
 
 
 class PhaseProgress:
-    """Progress of one phase: a bar on a terminal, a line per advance elsewhere."""
+    """Progress of one phase: a bar on a terminal, elsewhere a line every few seconds at most."""
 
     def __init__(self, console: RichConsole, title: str, total: int | None) -> None:
         self._console = console
         self._title = title
         self._total = total
         self._done = 0
+        self._printed_at = float("-inf")
+        self._live = console.is_terminal and not console.is_dumb_terminal
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -43,7 +48,9 @@ class PhaseProgress:
             TimeElapsedColumn(),
             TextColumn("{task.fields[shown]}"),
             console=console,
-            disable=not console.is_terminal,
+            # Engine and learner need the cores; the usual ten redraws a second are felt on two of them.
+            refresh_per_second=2,
+            disable=not self._live,
         )
         self._task = self._bar.add_task(title, total=total, shown="")
 
@@ -51,61 +58,100 @@ class PhaseProgress:
         self._done += num
         shown = "  ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in fields.items())
         self._bar.update(self._task, advance=num, shown=shown)
-        if not self._console.is_terminal:
-            self._console.print(f"  {self._title} {self._done}/{self._total}  {shown}", highlight=False)
+        now = time.monotonic()
+        if not self._live and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
+            self._printed_at = now
+            count = f"{self._done}/{self._total}" if self._total is not None else str(self._done)
+            self._print(f"  {self._title} {count}  {shown}".rstrip())
 
     def start(self) -> None:
-        if not self._console.is_terminal:
-            self._console.print(f"{self._title} ...", highlight=False)
+        if not self._live:
+            self._print(f"{self._title} ...")
         self._bar.start()
 
-    def stop(self) -> None:
+    def stop(self, *, outcome: str, seconds: float) -> None:
+        if outcome == "done" and self._total is not None:
+            self._bar.update(self._task, completed=self._total)
         self._bar.stop()
+        if not self._live:
+            self._print(f"{self._title}: {outcome} after {duration(seconds)}")
+
+    def _print(self, text: str) -> None:
+        _print_plain(self._console, text)
 
 
 class Console:
     """Phases with their wall time."""
 
-    def __init__(self) -> None:
-        self._console = RichConsole()
+    def __init__(self, output: RichConsole | None = None) -> None:
+        self._console = output or RichConsole()
         self.phase_seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
         progress = PhaseProgress(self._console, _TITLES.get(name, name), total)
         started = time.perf_counter()
+        outcome = "stopped"
         progress.start()
         try:
             yield progress
+            outcome = "done"
         finally:
-            progress.stop()
             self.phase_seconds[name] = time.perf_counter() - started
+            progress.stop(outcome=outcome, seconds=self.phase_seconds[name])
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        _print_plain(self._console, text)
 
 
-def print_summary(summary: Mapping[str, Any], report: Path) -> None:
+def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole | None = None) -> None:
     """The numbers to remember, the honest verdict, and where to read on."""
-    console = RichConsole()
+    console = output or RichConsole()
     table = Table(title="Held-out tasks solved", title_justify="left")
-    for column in ("policy", "solved", "tasks"):
+    for column in ("policy", "solved", "95% interval", "tasks"):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    rows = (
-        ("untouched model", summary["solve_rate_untouched"], summary["num_untouched_tasks"]),
-        ("cold-started", summary["solve_rate_before"], summary["num_eval_tasks"]),
-        ("after RL", summary["solve_rate_after"], summary["num_eval_tasks"]),
-    )
-    for name, rate, count in rows:
-        table.add_row(name, "not measured" if rate is None else f"{100 * rate:.1f}%", str(count))
+    for name, kind, count_key in (
+        ("untouched model", "untouched", "num_untouched_tasks"),
+        ("cold-started", "before", "num_eval_tasks"),
+        ("after RL", "after", "num_eval_tasks"),
+    ):
+        table.add_row(name, *_rate_cells(summary.get(f"solve_rate_{kind}"), summary.get(count_key)))
     console.print(table)
-    console.print(f"RL against cold start: {summary['verdict']}", highlight=False)
-    groups, staleness = summary["groups"], summary["staleness"]
-    console.print(
-        f"{summary['num_steps']} train steps, {summary['num_trajectories']} trajectories "
-        f"({summary['trajectories_per_s']:.2f}/s), groups {groups['trained']} trained, {groups['filtered']} "
-        f"filtered, {groups['failed']} failed; staleness {staleness['mean']:.2f} mean, {staleness['max']:.0f} max; "
-        f"{summary['wall_s']:.0f} s in all",
-        highlight=False,
-    )
-    console.print(f"report: {report}", highlight=False)
+    _print_plain(console, f"RL against cold start: {summary.get('verdict', 'not measured')}")
+    _print_plain(console, _work_line(summary))
+    _print_plain(console, f"report: {report}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, rest = divmod(round(seconds), 60)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _rate_cells(rate: float | None, count: int | None) -> tuple[str, str, str]:
+    if rate is None or not count:
+        return "not measured", "", str(count or 0)
+    low, high = wilson_interval(round(rate * count), count)
+    return f"{100 * rate:.1f}%", f"{100 * low:.1f} to {100 * high:.1f}%", str(count)
+
+
+def _work_line(summary: Mapping[str, Any]) -> str:
+    groups, staleness = summary.get("groups", {}), summary.get("staleness", {})
+    counts = ", ".join(f"{groups[kind]} {kind}" for kind in ("trained", "filtered", "failed") if kind in groups)
+    parts = [f"{summary.get('num_steps', '?')} train steps", f"{summary.get('num_trajectories', '?')} trajectories"]
+    if "trajectories_per_s" in summary:
+        parts[-1] += f" ({summary['trajectories_per_s']:.2f}/s)"
+    if counts:
+        parts.append(f"groups {counts}")
+    if staleness:
+        parts.append(f"staleness {staleness['mean']:.2f} mean, {staleness['max']:.0f} max")
+    if "wall_s" in summary:
+        parts.append(f"{duration(summary['wall_s'])} in all")
+    return "; ".join(parts)
+
+
+def _print_plain(console: RichConsole, text: str) -> None:
+    """As it stands: brackets are no markup, and a long line or path is not broken where no terminal is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

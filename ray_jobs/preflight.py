@@ -1,11 +1,17 @@
 """Checks before anything starts: a run that cannot work ends here, with one line that says what to do."""
 
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
+
+# What vLLM can reserve for adapters that stay unmerged.
+NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+ACTORS_PER_GPU = 2
 
 
 class PreflightError(RuntimeError):
@@ -13,20 +19,28 @@ class PreflightError(RuntimeError):
 
 
 def check_before_start(config: RunConfig) -> Path:
-    """Check machine and configuration; returns the folder of the base model. Raises PreflightError."""
-    _check_data(config)
-    _check_devices(config)
-    if config.envs.search == "tavily" and not os.environ.get("TAVILY_API_KEY"):
-        raise PreflightError("envs.search = 'tavily' needs TAVILY_API_KEY in the environment; or use 'offline'")
-    model_path = resolve_model(config.model.path)
-    _check_run_folder(config)
-    return model_path
+    """All that a training run needs, the quick checks first, the network last. Creates nothing.
+
+    Returns the folder of the base model. Raises PreflightError.
+    """
+    _check_settings(config)
+    _check_run_folder(Path(config.output_dir) / config.name)
+    _check_tasks(config, training=True)
+    return _check_model(config)
+
+
+def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
+    """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
+    _check_settings(config)
+    if draws_tasks:
+        _check_tasks(config, training=False)
+    _check_model(config)
 
 
 def resolve_model(path: str) -> Path:
     """The local folder of a model: the demo model, a folder, or a download from the model hub."""
     if path == "demo":
-        return ensure_demo_model()
+        return _demo_model()
     folder = Path(path).expanduser()
     if path.startswith((".", "/", "~")) or folder.exists():
         if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
@@ -34,7 +48,7 @@ def resolve_model(path: str) -> Path:
                 f"model.path = '{path}' is no model folder (config.json and *.safetensors are needed); "
                 "name a folder, a model hub id, or 'demo'"
             )
-        return folder
+        return folder.resolve()
     try:
         from huggingface_hub import snapshot_download
 
@@ -46,50 +60,127 @@ def resolve_model(path: str) -> Path:
         ) from error
 
 
-def _check_data(config: RunConfig) -> None:
+def _demo_model() -> Path:
+    try:
+        return ensure_demo_model()
+    except OSError as error:
+        raise PreflightError(
+            f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves the folder it is unpacked into"
+        ) from error
+
+
+def _check_settings(config: RunConfig) -> None:
+    """What the configuration and the machine say by themselves."""
+    if config.cluster.address is None:
+        # On a cluster that exists already, this machine says nothing about the machines of the actors.
+        _check_devices(config)
     from envs.datasets.registry import LOADERS
 
     unknown = [name for name in config.envs.mix if name not in LOADERS]
     if unknown:
         raise PreflightError(f"envs.mix names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}")
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
-        raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file")
+        raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
+    searches_web = "search" in config.envs.actions and config.envs.search == "tavily"
+    if searches_web and not os.environ.get("TAVILY_API_KEY", "").strip():
+        raise PreflightError("envs.search = 'tavily' needs TAVILY_API_KEY in the environment; or use 'offline'")
+    rank = config.model.lora_rank
+    if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
+        raise PreflightError(
+            f"model.lora_rank = {rank} does not fit rollout.engine.adapter_mode = 'native'; "
+            f"use one of {', '.join(map(str, NATIVE_LORA_RANKS))}"
+        )
+    if "code" in config.envs.actions:
+        _check_sandbox()
 
 
 def _check_devices(config: RunConfig) -> None:
-    wants_gpu = "cuda" in (config.rollout.engine.device, config.learner.device)
-    if wants_gpu and not _has_gpu():
-        raise PreflightError(
-            "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
-            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu"
-        )
-    cores = os.cpu_count() or 1
+    devices = [config.learner.device, *[config.rollout.engine.device] * config.rollout.num_workers]
+    cores = len(os.sched_getaffinity(0))
     for name, threads in (
         ("rollout.engine.num_threads", config.rollout.engine.num_threads),
         ("learner.num_threads", config.learner.num_threads),
     ):
-        if threads > cores and not wants_gpu:
-            raise PreflightError(f"{name} = {threads} is more than the {cores} cores of this machine")
+        if threads > cores and "cuda" not in devices:
+            raise PreflightError(f"{name} = {threads} is more than this machine's {cores} cores; set {name}={cores}")
+    # Ray waits without an end for places that a machine does not have.
+    places = max(2, os.cpu_count() or 1)
+    if len(devices) > places:
+        raise PreflightError(
+            f"rollout.num_workers = {config.rollout.num_workers} and the learner need {len(devices)} CPU cores, "
+            f"this machine has {places}; set rollout.num_workers={places - 1}"
+        )
+    num_gpus = _num_gpus() if "cuda" in devices else 0
+    if "cuda" in devices and num_gpus == 0:
+        raise PreflightError(
+            "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
+            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu"
+        )
+    if devices.count("cuda") > ACTORS_PER_GPU * num_gpus:
+        raise PreflightError(
+            f"{devices.count('cuda')} actors on 'cuda' are more than {ACTORS_PER_GPU} for each of this machine's "
+            f"{num_gpus} GPUs; set rollout.num_workers to at most {ACTORS_PER_GPU * num_gpus - 1}"
+        )
 
 
-def _has_gpu() -> bool:
+def _num_gpus() -> int:
     if shutil.which("nvidia-smi") is None:
-        return False
+        return 0
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count()
 
 
-def _check_run_folder(config: RunConfig) -> None:
-    folder = Path(config.output_dir) / config.name
+def _check_sandbox() -> None:
+    from envs.sandbox import Sandbox, SandboxRefusedError
+
+    try:
+        Sandbox().close()
+    except SandboxRefusedError as error:
+        raise PreflightError(
+            f'{error}; without it, leave \'code\' out: envs.actions=\'["think", "search", "answer"]\''
+        ) from error
+
+
+def _check_run_folder(folder: Path) -> None:
+    """A folder with a config.json is a run, finished or not, and two runs never share a folder."""
     if (folder / "config.json").exists():
         raise PreflightError(f"run folder '{folder}' holds a run already; choose another name=... or remove the folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "may not be written to" if nearest.is_dir() else "is no folder"
         raise PreflightError(
-            f"run folder '{folder}' is not writable ({error.strerror}); set output_dir=... to one that is"
-        ) from error
+            f"run folder '{folder}' is not writable ('{nearest}' {why}); set output_dir=... to one that is"
+        )
+
+
+def _check_tasks(config: RunConfig, *, training: bool) -> None:
+    """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
+    from envs.datasets.sampler import TaskSampler, demonstration_tasks, held_out_tasks
+
+    mix, seed = config.envs.mix, config.seed
+    path = Path(config.envs.data_path) if config.envs.data_path else None
+    try:
+        held_out_tasks(mix, count=config.evaluation.num_tasks, seed=seed, path=path)
+        if training:
+            TaskSampler(mix, seed=seed, path=path)
+        if training and config.cold_start.num_demonstrations:
+            demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)
+    except (ValueError, OSError, KeyError) as error:
+        raise PreflightError(f"the tasks of envs.mix = {_shown(mix)} cannot be drawn: {error}") from error
+
+
+def _check_model(config: RunConfig) -> Path:
+    folder = resolve_model(config.model.path)
+    longest = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    wanted = config.rollout.engine.max_model_len
+    if longest is not None and wanted > longest:
+        raise PreflightError(
+            f"rollout.engine.max_model_len = {wanted} is more than the {longest} tokens that model.path = "
+            f"'{config.model.path}' was made for; set it to at most {longest}"
+        )
+    return folder
+
+
+def _shown(mix: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from ray_jobs.charts import Bar, bar_chart, line_chart
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
+Record = Mapping[str, Any]
 _STYLE = Path(__file__).with_name("report.css")
+_PHASES = {"eval_untouched": "untouched model", "eval_before": "cold-started", "eval_after": "after RL"}
 _KEY_NUMBERS = {
     "wall_s": "wall time, all phases (s)",
     "train_wall_s": "wall time, RL (s)",
@@ -27,27 +30,38 @@ _KEY_NUMBERS = {
     "versions_acked": "policy versions acknowledged with a matching digest",
     "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0",
 }
+_JUDGED_BY = {
+    *("solve_rate_untouched", "solve_rate_before", "solve_rate_after", "num_eval_tasks", "num_untouched_tasks"),
+    *("solve_rate_gain_ci95", "mcnemar_p", "verdict", "by_dataset", "cold_start", "phases"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What a run folder says; a file that is not there is empty. `attempts` are by phase, then by task."""
+
+    summary: Mapping[str, Any]
+    config: Mapping[str, Any]
+    origin: Mapping[str, Any]
+    steps: Sequence[Record]
+    attempts: Mapping[str, Mapping[str, Record]]
 
 
 def write_report(run_dir: Path) -> Path:
     """Render `report.html` from the files of the run folder; what is missing is named on the page."""
-    summary = _read_json(run_dir / "summary.json")
-    metrics = _read_lines(run_dir / "metrics.jsonl")
-    records = _read_lines(run_dir / "trajectories.jsonl")
-    body = "".join(
-        (
-            _headline(summary),
-            _section("Before and after", _bars(summary) + _by_dataset(summary)),
-            _section("Learning", _curves(metrics)),
-            _section("Three trajectories to read", _trajectories(records)),
-            _section("Numbers", _numbers(summary)),
-            _footer(run_dir, summary),
-        )
-    )
+    run = _read_run(run_dir)
+    sections = {
+        "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
+        "Learning": _curves(run.steps),
+        "Three trajectories to read": _trajectories(run.attempts),
+        "Numbers": _numbers(run.summary),
+    }
+    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items())
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(run_dir.name)}: report</title><style>{_STYLE.read_text()}</style><body>{body}</body></html>"
+        f"<title>{escape(run_dir.name)}: report</title><style>{_STYLE.read_text()}</style>"
+        f"<body>{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}</body></html>"
     )
     path = run_dir / "report.html"
     path.write_text(page, encoding="utf-8")
@@ -55,85 +69,151 @@ def write_report(run_dir: Path) -> Path:
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
-    verdict = summary.get("verdict")
-    if verdict is None:
+    if not summary:
         return '<h1>A run that did not finish</h1><p class="verdict unsure">There is no summary to judge by.</p>'
-    unsure = " unsure" if "NOT significant" in verdict else ""
+    before, after, p = (summary.get(key) for key in ("solve_rate_before", "solve_rate_after", "mcnemar_p"))
+    if before is None or after is None or p is None:
+        answer, kind = "That was not measured.", "unsure"
+    elif p >= 0.05:
+        answer, kind = "This run does not show it.", "unsure"
+    else:
+        answer, kind = ("Yes.", "better") if after > before else ("No, it made it worse.", "unsure worse")
+    verdict = str(summary.get("verdict") or "Its verdict is missing")
     return (
         "<h1>Did reinforcement learning make the planner better?</h1>"
-        f'<p class="verdict{unsure}">On {summary["num_eval_tasks"]} held-out tasks: '
-        f"<b>{100 * summary['solve_rate_before']:.1f}%</b> solved after the cold start, "
-        f"<b>{100 * summary['solve_rate_after']:.1f}%</b> after RL. {escape(verdict[0].upper() + verdict[1:])}.</p>"
+        f'<p class="verdict {kind}"><b>{answer}</b> On {_shown(summary.get("num_eval_tasks"))} held-out tasks: '
+        f"<b>{_percent(before)}</b> solved after the cold start, <b>{_percent(after)}</b> after RL. "
+        f"{escape(verdict[0].upper() + verdict[1:])}.</p>"
     )
+
+
+def _caveats(run: _Run) -> str:
+    """What the headline does not say and its reader should know, taken from this run's own numbers."""
+    found = _handicap(run)
+    untouched = run.attempts["eval_untouched"].values()
+    silent = sum(record["answer"] is None for record in untouched)
+    if silent * 2 > len(untouched):
+        found.append(
+            f"{silent} of the untouched model's {len(untouched)} attempts ended without an answer: its rate tells "
+            "that it does not know the format of an action, and little about what it knows."
+        )
+    for name, row in run.summary.get("by_dataset", {}).items():
+        if row["after"] == 0:
+            found.append(f"Of the {row['num']} {name} tasks, none was solved after RL: this was not learned.")
+        elif row["after"] < row["before"]:
+            found.append(f"On {name}, fewer tasks were solved after RL than before.")
+    if run.summary:
+        seed = _shown(run.summary.get("seed"))
+        found.append(f"This is one run (seed {seed}). The interval covers the choice of tasks, not other seeds.")
+    items = "".join(f"<li>{escape(text)}</li>" for text in found)
+    return f'<div class="card caveats"><b>Read it with this in mind</b><ul>{items}</ul></div>' if items else ""
+
+
+def _handicap(run: _Run) -> list[str]:
+    start = run.summary.get("cold_start", {})
+    count, right = start.get("num_demonstrations"), start.get("num_right")
+    if not count or right is None:
+        return []
+    said = [
+        f"The cold start imitated {count} scripted demonstrations on training tasks, {count - right} of them "
+        f"({_percent(1 - right / count)}) wrong on purpose, so that there was something left to learn. "
+        "The gain is over this handicapped policy."
+    ]
+    if run.steps and run.steps[0]["step"] == 1:
+        # Before the first train step there is only version 0, so these trajectories are the cold-started policy's.
+        temperature = _shown(run.config.get("rollout", {}).get("temperature"))
+        said.append(
+            "Evaluation is greedy, which brings out the plan that was shown most often. Sampled with temperature "
+            f"{temperature}, the cold-started policy was right in {_percent(run.steps[0]['rollout/solve_rate'])} of "
+            "its attempts at training tasks before the first train step."
+        )
+    return said
 
 
 def _bars(summary: Mapping[str, Any]) -> str:
-    bars = []
-    for kind, label, count_key in (
-        ("untouched", "untouched model", "num_untouched_tasks"),
-        ("before", "cold-started", "num_eval_tasks"),
-        ("after", "after RL", "num_eval_tasks"),
-    ):
-        rate, count = summary.get(f"solve_rate_{kind}"), summary.get(count_key)
+    bars, of = [], summary.get("num_eval_tasks")
+    for phase, label in _PHASES.items():
+        kind = phase.removeprefix("eval_")
+        rate, count = (
+            summary.get(f"solve_rate_{kind}"),
+            summary.get("num_untouched_tasks") if kind == "untouched" else of,
+        )
         if rate is not None and count:
             low, high = wilson_interval(round(rate * count), count)
-            bars.append(Bar(label=label, note=f"{count} tasks", rate=rate, low=low, high=high, kind=kind))
-    start = summary.get("cold_start", {})
-    note = (
-        f"The cold start imitated {start.get('num_demonstrations')} scripted demonstrations on training tasks, of "
-        f"which {start.get('num_right')} were right; the others were wrong on purpose, so that there was something "
-        "left to learn. Whiskers are 95% Wilson intervals. Decoding is greedy; a trajectory that failed counts as "
-        "wrong. The untouched model was given the first of the same tasks."
-    )
-    return bar_chart(bars) + f'<p class="soft">{escape(note)}</p>'
+            note = f"{count} tasks" if count == of else f"the first {count} tasks"
+            bars.append(Bar(label=label, note=note, rate=rate, low=low, high=high, kind=kind))
+    note = "Greedy, on the same held-out tasks; a failed trajectory is a wrong one. Whiskers: 95% Wilson intervals."
+    return (bar_chart(bars) if bars else "<p>No solve rate was measured.</p>") + f'<p class="soft">{note}</p>'
 
 
 def _by_dataset(summary: Mapping[str, Any]) -> str:
-    rows = [
-        (name, str(row["num"]), f"{100 * row['before']:.1f}%", f"{100 * row['after']:.1f}%")
-        for name, row in summary.get("by_dataset", {}).items()
-    ]
-    return _table(("data set", "tasks", "cold-started", "after RL"), rows)
+    rows = []
+    for name, row in summary.get("by_dataset", {}).items():
+        low, high = wilson_interval(round(row["after"] * row["num"]), row["num"])
+        rates = (_percent(row["before"]), _percent(row["after"]), f"{100 * low:.1f} to {100 * high:.1f}%")
+        rows.append((name, str(row["num"]), *rates))
+    return _table(("data set", "tasks", "cold-started", "after RL", "its 95% interval"), rows)
 
 
-def _curves(metrics: Iterable[Mapping[str, Any]]) -> str:
-    rows = [row for row in metrics if "rollout/solve_rate" in row]
-    steps = [float(row["step"]) for row in rows]
+def _endings(attempts: Mapping[str, Mapping[str, Record]]) -> str:
+    """A wrong answer and no answer at all are different things to mend."""
+    rows = []
+    for phase, label in _PHASES.items():
+        records = list(attempts[phase].values())
+        if not records:
+            continue
+        right = sum(record["reward"] == 1 for record in records)
+        silent = sum(record["answer"] is None for record in records)
+        turns = [turn for record in records for turn in record["turns"] if turn["role"] == "planner"]
+        failed = sum(turn["tool_error"] is not None for turn in turns)
+        counts = (len(records), right, len(records) - right - silent, silent, failed)
+        rows.append((label, *map(str, counts), f"{len(turns) / len(records):.1f}"))
+    header = ("policy", "tasks", "right", "wrong answer", "no answer", "failed tool calls", "turns per task")
+    return _table(header, rows)
+
+
+def _curves(steps: Sequence[Record]) -> str:
     rates = {
-        "solve rate while sampling, all drawn groups": [row["rollout/solve_rate"] for row in rows],
-        "share of groups with signal": [row["rollout/groups_kept_share"] for row in rows],
+        "rollout/solve_rate": "solve rate while sampling, all drawn groups",
+        "rollout/groups_kept_share": "share of groups with signal",
     }
-    times = {
-        "seconds the learner worked": [row["learner/step_s"] for row in rows],
-        "seconds it waited for rollouts": [row["learner/wait_s"] for row in rows],
-    }
-    longest = max((value for values in times.values() for value in values), default=1.0)
-    top = 8 * math.ceil(max(longest, 1.0) / 8)
-    return (
-        line_chart(steps, rates, top=1.0, title="learning curve over train steps")
-        + "<p class='soft'>Both over train steps; below, where a step's time went.</p>"
-        + line_chart(steps, times, top=top, title="time per train step")
-    )
+    staleness = {"policy/staleness_max": "staleness of a batch's oldest trajectory, in policy versions"}
+    times = {"learner/step_s": "seconds the learner worked", "learner/wait_s": "seconds it waited for rollouts"}
+    charts = _chart(steps, rates, top=1.0) + _chart(steps, staleness) + _chart(steps, times)
+    return charts + '<p class="soft">All over train steps.</p>'
 
 
-def _trajectories(records: Iterable[Mapping[str, Any]]) -> str:
+def _chart(steps: Sequence[Record], names: Mapping[str, str], *, top: float | None = None) -> str:
+    """Steps where a value is missing or not finite are left out."""
+    title = "; ".join(names.values())
+    rows = [row for row in steps if all(math.isfinite(row.get(key, math.nan)) for key in names)]
+    if not rows:
+        return f"<p>Not logged: {escape(title)}.</p>"
+    lines = {name: [float(row[key]) for row in rows] for key, name in names.items()}
+    # The grid has four rows: multiples of four keep its labels whole.
+    top = top or 4.0 * max(1, math.ceil(max(map(max, lines.values())) / 4))
+    return line_chart([float(row["step"]) for row in rows], lines, top=top, title=title)
+
+
+def _trajectories(attempts: Mapping[str, Mapping[str, Record]]) -> str:
     """A task that RL turned from wrong to right, both ways, and one that the trained policy still fails."""
-    phases: dict[str, dict[str, Mapping[str, Any]]] = {"eval_before": {}, "eval_after": {}}
-    for record in records:
-        if record["phase"] in phases:
-            phases[record["phase"]][record["task_id"]] = record
-    before, after = phases["eval_before"], phases["eval_after"]
+    before, after = attempts["eval_before"], attempts["eval_after"]
     turned = [id for id, one in after.items() if one["reward"] == 1 and before.get(id, one)["reward"] == 0]
     failed = [id for id, one in after.items() if one["reward"] == 0]
-    cards = []
+    lost = sum(before[id]["reward"] == 1 for id in failed if id in before)
+    cards = ""
     if turned:
-        cards += [_card("Before RL", before[turned[0]]), _card("The same task after RL", after[turned[0]])]
+        cards += _card("Before RL", before[turned[0]]) + _card("The same task after RL", after[turned[0]])
     if failed:
-        cards.append(_card("A task the trained policy still fails", after[failed[0]]))
-    return "".join(cards) or "<p>No trajectories were recorded.</p>"
+        cards += _card("A task the trained policy still fails", after[failed[0]])
+    note = (
+        f"RL turned {len(turned)} tasks from wrong to right and {lost} from right to wrong; {len(failed)} are wrong "
+        "after it. Shown is the first of each kind."
+    )
+    return f'<p class="soft">{note}</p>{cards}' if cards else "<p>No trajectories were recorded.</p>"
 
 
-def _card(title: str, record: Mapping[str, Any]) -> str:
+def _card(title: str, record: Record) -> str:
     right = record["reward"] == 1
     answer = record["answer"] if record["answer"] is not None else f"no answer ({record['stop_reason']})"
     return (
@@ -144,61 +224,76 @@ def _card(title: str, record: Mapping[str, Any]) -> str:
     )
 
 
-def _step(turn: Mapping[str, Any]) -> str:
+def _step(turn: Record) -> str:
     if turn["format_error"]:
-        return (
-            f'<div class="step"><span class="wrong">malformed</span>: {escape(turn["format_error"])}<br>'
-            f"<code>{escape(turn['text'])}</code></div>"
-        )
-    result = f"<br>&rarr; {escape(turn['result'] or '')}" if turn["action"] not in ("answer", "think") else ""
+        reason, text = escape(turn["format_error"]), escape(turn["text"])
+        return f'<div class="step"><span class="wrong">malformed</span>: {reason}<br><code>{text}</code></div>'
+    thought = f'<span class="soft">{escape(turn["thought"])}</span><br>' if turn["thought"] else ""
+    error = f'<span class="wrong">{escape(turn["tool_error"])}</span> ' if turn["tool_error"] else ""
+    echo = turn["action"] in ("answer", "think")
+    result = "" if echo else f'<br>&rarr; {error}<span class="result">{escape(turn["result"] or "")}</span>'
     return (
-        f'<div class="step"><span class="action">{escape(turn["action"] or turn["role"])}</span> '
-        f"<code>{escape(turn['action_input'] or turn['text'])}</code> "
-        f'<span class="soft">{escape(turn["thought"])}</span>{result}</div>'
+        f'<div class="step">{thought}<span class="action">{escape(turn["action"] or turn["role"])}</span> '
+        f"<code>{escape(turn['action_input'] or turn['text'])}</code>{result}</div>"
     )
 
 
 def _numbers(summary: Mapping[str, Any]) -> str:
     rows = [(label, _shown(summary.get(key))) for key, label in _KEY_NUMBERS.items()]
     rows += [(f"phase: {name} (s)", _shown(seconds)) for name, seconds in summary.get("phases", {}).items()]
-    return _table(("", "value"), rows)
+    missing = sorted({*_JUDGED_BY, *_KEY_NUMBERS} - set(summary))
+    note = f'<p class="soft">Missing from summary.json: {", ".join(missing)}.</p>' if missing else ""
+    return _table(("", "value"), rows) + note
+
+
+def _footer(run: _Run) -> str:
+    keys = ("command", "seed", "git_commit", "started", "cpu", "cores", "memory_gib", "platform", "python", "versions")
+    said = {key: escape(_shown(run.origin.get(key))) for key in keys}
+    dirty = " with uncommitted changes" if run.origin.get("git_dirty") else ""
+    config = escape(json.dumps(run.config, indent=2, ensure_ascii=False))
+    return (
+        f"<footer><h2>How to get these numbers again</h2><p><code>{said['command']}</code></p>"
+        f"<p>Seed {said['seed']}, commit {said['git_commit']}{dirty}, started {said['started']}.<br>"
+        f"{said['cpu']}, {said['cores']} cores, {said['memory_gib']} GiB, {said['platform']}.<br>"
+        f"python {said['python']}, {said['versions']}</p>"
+        "<details><summary>The configuration with all its defaults</summary>"
+        f'<div class="scroll"><pre>{config}</pre></div></details></footer>'
+    )
+
+
+def _percent(rate: float | None) -> str:
+    return "not measured" if rate is None else f"{100 * rate:.1f}%"
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "missing"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(part)}" for name, part in value.items())
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-def _footer(run_dir: Path, summary: Mapping[str, Any]) -> str:
-    origin = _read_json(run_dir / "provenance.json")
-    machine = (
-        f"{origin.get('cpu')}, {origin.get('cores')} cores, {origin.get('memory_gib')} GiB, {origin.get('platform')}"
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """The first column is words, the others are numbers."""
+    lines = ""
+    for tag, (first, *others) in [("th", header), *(("td", row) for row in rows)]:
+        numbers = "".join(f'<{tag} class="num">{escape(cell)}</{tag}>' for cell in others)
+        lines += f"<tr><{tag}>{escape(first)}</{tag}>{numbers}</tr>"
+    return f'<div class="scroll"><table>{lines}</table></div>' if rows else ""
+
+
+def _read_run(run_dir: Path) -> _Run:
+    paths = {path.name: path for path in run_dir.iterdir()}
+    summary, config, origin = (
+        json.loads(paths[name].read_text(encoding="utf-8")) if name in paths else {}
+        for name in ("summary.json", "config.json", "provenance.json")
     )
-    versions = ", ".join(f"{name} {version}" for name, version in origin.get("versions", {}).items())
-    dirty = " (with uncommitted changes)" if origin.get("git_dirty") else ""
-    return (
-        f"<footer><h2>How to get these numbers again</h2><p><code>{escape(str(origin.get('command')))}</code></p>"
-        f"<p>Seed {escape(str(summary.get('seed')))}, commit {escape(str(origin.get('git_commit')))}{dirty}, started "
-        f"{escape(str(origin.get('started')))}.<br>{escape(machine)}<br>{escape(versions)}</p></footer>"
-    )
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return list(read_records(path)) if path.exists() else []
+    logs = ("metrics.jsonl", "trajectories.jsonl")
+    rows, records = (read_records(paths[name]) if name in paths else () for name in logs)
+    attempts: dict[str, dict[str, Record]] = {phase: {} for phase in _PHASES}
+    # One at a time: the trajectories of training, of which the page shows none, can be very many.
+    for record in records:
+        if record["phase"] in attempts:
+            attempts[record["phase"]][record["task_id"]] = record
+    steps = [row for row in rows if "rollout/solve_rate" in row]
+    return _Run(summary=summary, config=config, origin=origin, steps=steps, attempts=attempts)

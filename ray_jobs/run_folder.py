@@ -4,11 +4,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,10 @@ _PACKAGES = [
 ]
 
 
+class RunFolderError(RuntimeError):
+    """A file of the run could not be written; the message says which one, why and what to do."""
+
+
 class RunFolder(AbstractContextManager["RunFolder"]):
     """Writes below one folder; every file is useful on its own after a crash."""
 
@@ -40,15 +45,17 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._started = time.monotonic()
-        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._trajectories = (path / "trajectories.jsonl").open("a", encoding="utf-8")
-        self._events = EventFileWriter(str(path / "tb"))
+        with _writing(path):
+            self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+            self._trajectories = (path / "trajectories.jsonl").open("a", encoding="utf-8")
+            self._events = EventFileWriter(str(path / "tb"))
 
     @classmethod
     def create(cls, config: RunConfig) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
         path = Path(config.output_dir) / config.name
-        path.mkdir(parents=True, exist_ok=True)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
         _write_json(path / "config.json", config.model_dump(mode="json"))
         _write_json(path / "provenance.json", _provenance(config))
         return cls(path)
@@ -62,46 +69,69 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.close()
 
     def close(self) -> None:
-        self._metrics.close()
-        self._trajectories.close()
-        self._events.close()
+        """Close every file, even when one of them cannot be."""
+        with _writing(self.path), ExitStack() as files:
+            files.callback(self._events.close)
+            files.callback(self._trajectories.close)
+            files.callback(self._metrics.close)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
         wall_s = round(time.monotonic() - self._started, 3)
-        self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
-        self._metrics.flush()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        with _writing(self.path / "metrics.jsonl"):
+            self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
+            self._metrics.flush()
+        with _writing(self.path / "tb"):
+            self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+            # By itself the writer waits two minutes, too long for watching a run.
+            self._events.flush()
 
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
-        for record in records:
-            self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._trajectories.flush()
+        with _writing(self.path / "trajectories.jsonl"):
+            for record in records:
+                self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
+            self._trajectories.flush()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         _write_json(self.path / "summary.json", summary)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """The storage boundary: what the operating system refuses becomes one clear error."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunFolderError(
+            f"cannot write '{path}': {reason}; free some space there, or set output_dir=... to another disk"
+        ) from error
+
+
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Atomic: a reader sees the old file or the new one."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.rename(path)
+    with _writing(path):
+        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.rename(path)
 
 
 def _provenance(config: RunConfig) -> dict[str, Any]:
+    # A copy that is installed inside a foreign repository must not name that one's commit.
+    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
+    changes = _git("status", "--porcelain") if tracked else None
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "seed": config.seed,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
+        "git_commit": _git("rev-parse", "HEAD") if tracked else None,
+        "git_dirty": None if changes is None else bool(changes),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }
 
@@ -114,6 +144,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
+    """What git says of the code that runs; None where it has nothing to say."""
     folder = Path(__file__).parent
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
@@ -123,7 +154,11 @@ def _git(*arguments: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()

@@ -26,8 +26,8 @@ class PairedComparison:
         low, high = self.ci95
         change = f"{100 * self.gain:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
         if self.p < 0.05:
-            return f"{change}, significant: exact McNemar p = {self.p:.2g} on {self.num_tasks} paired tasks"
-        return f"{change}, NOT significant: exact McNemar p = {self.p:.2g} on {self.num_tasks} paired tasks"
+            return f"{change}, significant: exact McNemar p = {self.p:.3g} on {self.num_tasks} paired tasks"
+        return f"{change}, NOT significant: exact McNemar p = {self.p:.3g} on {self.num_tasks} paired tasks"
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:

@@ -1,4 +1,5 @@
-import json
+import math
+import re
 
 import pytest
 
@@ -7,35 +8,48 @@ from ray_jobs.report import write_report
 from ray_jobs.run_folder import RunFolder
 
 EVIL = "<script>alert(1)</script>"
+METRICS = {
+    "rollout/solve_rate": 0.107,
+    "rollout/groups_kept_share": 0.5,
+    "learner/step_s": 1.0,
+    "learner/wait_s": 2.0,
+    "policy/staleness_max": 3.0,
+}
+
+
+def make_turn(**changes):
+    turn = {
+        "role": "planner",
+        "thought": "Look it up.",
+        "action": "search",
+        "action_input": "clay keys",
+        "result": "37 kg",
+        "tool_error": None,
+        "format_error": None,
+        "text": "raw",
+    }
+    return turn | changes
 
 
 def make_record(phase, reward, **changes):
-    turn = {
-        "role": "planner",
-        "thought": EVIL,
-        "action": "code",
-        "action_input": EVIL,
-        "result": EVIL,
-        "tool_error": None,
-        "format_error": None,
-        "text": EVIL,
-    }
     record = {
         "phase": phase,
         "task_id": "t1",
-        "question": EVIL,
+        "question": "How heavy?",
         "gold": "42",
-        "answer": EVIL,
+        "answer": "41",
         "stop_reason": "answered",
         "reward": reward,
-        "turns": [turn, turn | {"format_error": EVIL}],
+        "turns": [make_turn()],
     }
     return record | changes
 
 
-def make_summary():
-    return {
+def make_summary(**changes):
+    summary = {
         "verdict": "+70.0 points, significant",
+        "mcnemar_p": 1e-9,
+        "seed": 5,
         "solve_rate_untouched": 0.0,
         "num_untouched_tasks": 10,
         "solve_rate_before": 0.1,
@@ -45,6 +59,7 @@ def make_summary():
         "cold_start": {"num_demonstrations": 104, "num_right": 31},
         "phases": {"reinforce": 12.5},
     }
+    return summary | changes
 
 
 @pytest.fixture
@@ -53,53 +68,144 @@ def folder(tmp_path):
         yield folder
 
 
+def render(folder):
+    return write_report(folder.path).read_text(encoding="utf-8")
+
+
+def words_of(page):
+    """What a person reads, without the markup."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</style>")[2]))
+
+
 def test_report_states_the_verdict_and_shows_a_task_before_and_after(folder):
-    metrics = {"rollout/solve_rate": 0.5, "rollout/groups_kept_share": 0.5, "learner/step_s": 1, "learner/wait_s": 2}
-    folder.log_metrics(1, metrics)
-    folder.log_metrics(2, metrics)
-    folder.log_trajectories([make_record("eval_before", 0.0), make_record("eval_after", 1.0)])
+    folder.log_metrics(1, METRICS)
+    folder.log_metrics(2, METRICS)
+    folder.log_trajectories([make_record("eval_before", 0.0), make_record("eval_after", 1.0, answer="42")])
     folder.write_summary(make_summary())
-    page = write_report(folder.path).read_text()
-    for words in ("10.0%", "80.0%", "104 scripted demonstrations", "The same task after RL", "+70.0 points"):
-        assert words in page
+    words = words_of(render(folder))
+    assert "Yes. On 100 held-out tasks: 10.0% solved after the cold start, 80.0% after RL. +70.0 points" in words
+    assert "the first 10 tasks" in words
+    assert "The same task after RL" in words
+    assert "1 tasks from wrong to right and 0 from right to wrong; 0 are wrong after it" in words
+    assert "Look it up. search clay keys → 37 kg Answer: 42 , the reference is 42" in words.replace("&rarr;", "→")
+
+
+def test_gain_that_may_be_chance_is_not_answered_with_yes(folder):
+    folder.write_summary(make_summary(verdict="+5.0 points, NOT significant", mcnemar_p=0.47))
+    page = render(folder)
+    assert "This run does not show it." in page
+    assert "Yes." not in page
+    assert 'class="verdict unsure"' in page
+
+
+def test_significant_loss_is_called_a_loss(folder):
+    folder.write_summary(make_summary(solve_rate_after=0.02, verdict="-8.0 points, significant"))
+    page = render(folder)
+    assert "No, it made it worse." in page
+    assert "Yes." not in page
+
+
+def test_handicap_of_the_cold_start_stands_beside_the_verdict(folder):
+    folder.log_metrics(0, {"cold_start/loss": 1.0})
+    folder.log_metrics(1, METRICS)
+    folder.write_summary(make_summary())
+    words = words_of(render(folder))
+    assert "imitated 104 scripted demonstrations on training tasks, 73 of them (70.2%) wrong on purpose" in words
+    assert "Sampled with temperature 1, the cold-started policy was right in 10.7%" in words
+    assert words.index("wrong on purpose") < words.index("Before and after")
+
+
+def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(folder):
+    table = {
+        "lookup": {"num": 85, "before": 0.1, "after": 0.9},
+        "two_lookup": {"num": 10, "before": 0.0, "after": 0.0},
+        "game24": {"num": 5, "before": 0.8, "after": 0.4},
+    }
+    folder.write_summary(make_summary(by_dataset=table))
+    words = words_of(render(folder))
+    assert "Of the 10 two_lookup tasks, none was solved after RL" in words
+    assert "On game24, fewer tasks were solved after RL than before." in words
+    assert "lookup tasks, none" not in words.replace("two_lookup", "")
+
+
+def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder):
+    silent = {"answer": None, "stop_reason": "format"}
+    folder.log_trajectories(make_record("eval_untouched", 0.0, task_id=str(id), **silent) for id in range(3))
+    folder.log_trajectories([make_record("eval_untouched", 0.0, task_id="3")])
+    folder.write_summary(make_summary())
+    words = words_of(render(folder))
+    assert "3 of the untouched model's 4 attempts ended without an answer" in words.replace("&#x27;", "'")
+    # Tasks, right, wrong answer, no answer, failed tool calls, turns per task.
+    assert "untouched model 4 0 1 3 0 1.0" in words
 
 
 def test_text_of_models_and_tools_is_escaped_and_nothing_comes_from_outside(folder):
-    folder.log_trajectories([make_record("eval_before", 0.0), make_record("eval_after", 1.0)])
-    folder.write_summary(make_summary())
-    page = write_report(folder.path).read_text()
-    assert EVIL not in page
+    evil = dict.fromkeys(("thought", "action", "action_input", "result", "tool_error", "text"), EVIL)
+    turns = [make_turn(**evil), make_turn(**evil, format_error=EVIL), make_turn(**evil | {"action": None})]
+    texts = {"question": EVIL, "gold": EVIL, "answer": EVIL, "stop_reason": EVIL, "turns": turns}
+    folder.log_trajectories(make_record("eval_before", 0.0, task_id=id, **texts) for id in "ab")
+    folder.log_trajectories([make_record("eval_after", 1.0, task_id="a", **texts)])
+    folder.log_trajectories([make_record("eval_after", 0.0, task_id="b", **texts | {"answer": None})])
+    folder.write_summary(
+        make_summary(verdict=EVIL, by_dataset={EVIL: {"num": 1, "before": 0.0, "after": 0.0}}, phases={EVIL: 1.0})
+    )
+    page = render(folder)
+    assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "http" not in page
 
 
+@pytest.mark.parametrize("key", sorted(make_summary()))
+def test_report_without_one_of_its_numbers_still_renders(folder, key):
+    folder.log_metrics(1, METRICS)
+    summary = make_summary()
+    del summary[key]
+    folder.write_summary(summary)
+    words = words_of(render(folder))
+    assert "How to get these numbers again" in words
+    if key != "seed":
+        (named,) = re.findall(r"Missing from summary.json: ([^.]*)\.", words)
+        assert key in named.split(", ")
+
+
 def test_report_of_a_run_that_did_not_finish_says_so(folder):
-    assert "did not finish" in write_report(folder.path).read_text()
+    words = words_of(render(folder))
+    assert "A run that did not finish" in words
+    assert "Not logged: solve rate while sampling" in words
+    assert "No trajectories were recorded" in words
+
+
+def test_report_of_an_empty_folder_says_so(tmp_path):
+    assert "A run that did not finish" in write_report(tmp_path).read_text()
+
+
+def test_untouched_model_that_was_not_measured_has_no_bar(folder):
+    folder.write_summary(make_summary(solve_rate_untouched=None, num_untouched_tasks=0))
+    assert 'class="bar before"' in render(folder)
+    assert 'class="bar untouched"' not in render(folder)
+
+
+def test_step_that_is_missing_or_not_a_number_leaves_the_charts_whole(folder):
+    folder.log_metrics(1, METRICS)
+    folder.log_metrics(2, {"rollout/solve_rate": math.nan, "learner/step_s": math.inf})
+    folder.log_metrics(3, METRICS | {"policy/staleness_max": 9.0})
+    folder.write_summary(make_summary())
+    charts = "".join(re.findall(r"<svg.*?</svg>", render(folder), flags=re.DOTALL))
+    assert "nan" not in charts
+    assert "inf" not in charts
+    # Whole labels on a grid of four rows: 9 versions need 12.
+    assert re.findall(r">(\d+)</text>", charts).count("12") == 1
 
 
 def test_record_that_a_crash_cut_off_is_left_out(folder):
     folder.log_trajectories([make_record("eval_after", 0.0)])
     with (folder.path / "trajectories.jsonl").open("a") as stream:
         stream.write('{"phase": "eval_')
-    assert "still fails" in write_report(folder.path).read_text()
+    assert "still fails" in render(folder)
 
 
-def test_metrics_have_the_same_names_in_the_file_and_in_tensorboard(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder.log_metrics(3, {"policy/loss": 0.25})
-    folder.close()
-    row = json.loads((folder.path / "metrics.jsonl").read_text())
-    assert (row["step"], row["policy/loss"]) == (3, 0.25)
-    events = EventAccumulator(str(folder.path / "tb"))
-    events.Reload()
-    (event,) = events.Scalars("policy/loss")
-    assert (event.step, event.value) == (3, 0.25)
-
-
-def test_run_folder_names_configuration_versions_and_machine(folder):
-    config = json.loads((folder.path / "config.json").read_text())
-    origin = json.loads((folder.path / "provenance.json").read_text())
-    assert config["name"] == "r"
-    assert origin["versions"]["ray"]
-    assert origin["cores"] >= 1
+def test_foot_of_the_page_says_how_to_get_the_numbers_again(folder):
+    words = words_of(render(folder))
+    assert "commit" in words
+    assert "cores" in words
+    assert "learning_rate" in words

@@ -28,6 +28,37 @@ def test_wilson_interval_matches_published_values():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
+def test_gain_interval_is_newcombes_method_10():
+    """20 tasks: 8 both, 2 only before, 6 only after, 4 neither, so rates 0.5 and 0.7. By hand:
+    Wilson (0.29930, 0.70070) and (0.48103, 0.85452); phi = (8*4 - 2*6 - 20/2) / sqrt(10*10*14*6) = 0.10911;
+    below^2 = 0.21897^2 - 2*phi*0.21897*0.20070 + 0.20070^2; above^2 = 0.15452^2 - 2*phi*0.15452*0.20070 + 0.20070^2.
+    """
+    before = [True] * 10 + [False] * 10
+    after = [True] * 8 + [False] * 2 + [True] * 6 + [False] * 4
+    assert paired_gain_interval(before, after) == pytest.approx((0.2 - 0.28043, 0.2 + 0.23956), abs=2e-5)
+
+
+def test_pairs_that_disagree_more_widen_the_interval():
+    """Rates 0.5 and 0.6 of 20 both times: pairs that go together tell more than pairs that do not."""
+    before = [True] * 10 + [False] * 10
+    together = [True] * 12 + [False] * 8
+    apart = [False] * 8 + [True] * 12
+    narrow, wide = paired_gain_interval(before, together), paired_gain_interval(before, apart)
+    assert narrow[1] - narrow[0] < wide[1] - wide[0]
+
+
+def test_scores_count_as_solved_only_where_they_are_one():
+    assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_after == 2
+    assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_before == 1
+
+
+def test_verdict_says_when_training_made_it_worse():
+    comparison = compare_paired([True] * 20, [False] * 10 + [True] * 10)
+    assert comparison.gain == -0.5
+    assert comparison.verdict.startswith("-50.0 points")
+    assert ", significant" in comparison.verdict
+
+
 def test_gain_interval_covers_the_gain_and_stays_within_bounds():
     before, after = [False] * 50 + [True] * 50, [True] * 90 + [False] * 10
     low, high = paired_gain_interval(before, after)
@@ -45,3 +76,5 @@ def test_swapping_before_and_after_mirrors_the_interval():
 def test_different_tasks_on_both_sides_are_refused():
     with pytest.raises(ValueError, match="same tasks"):
         compare_paired([True], [True, False])
+    with pytest.raises(ValueError, match="got 0 and 0"):
+        compare_paired([], [])

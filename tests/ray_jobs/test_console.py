@@ -1,0 +1,116 @@
+import io
+
+import pytest
+from rich.console import Console as RichConsole
+
+from ray_jobs import console as console_module
+from ray_jobs.console import Console, duration, print_summary
+
+
+def make_console(**options):
+    stream = io.StringIO()
+    return RichConsole(file=stream, width=60, **options), stream
+
+
+def make_summary(**changes):
+    summary = {
+        "solve_rate_untouched": 0.0,
+        "num_untouched_tasks": 32,
+        "solve_rate_before": 0.1,
+        "solve_rate_after": 0.8,
+        "num_eval_tasks": 300,
+        "verdict": "+70.0 points, significant",
+        "groups": {"drawn": 120, "trained": 56, "filtered": 52, "failed": 1},
+        "staleness": {"mean": 1.5, "max": 3.0},
+        "num_steps": 14,
+        "num_trajectories": 880,
+        "trajectories_per_s": 1.874,
+        "wall_s": 737.4,
+    }
+    return summary | changes
+
+
+def test_without_a_terminal_each_phase_is_plain_lines(monkeypatch):
+    monkeypatch.setattr(console_module, "PLAIN_INTERVAL_S", 0.0)
+    output, stream = make_console()
+    with Console(output).phase("reinforce", total=2) as progress:
+        progress.advance(solve_rate=0.25, staleness=1)
+        progress.advance(solve_rate=0.5, staleness=2)
+    first, *steps, last = stream.getvalue().splitlines()
+    assert first == "reinforce ..."
+    assert steps == [
+        "  reinforce 1/2  solve rate 0.25  staleness 1",
+        "  reinforce 2/2  solve rate 0.5  staleness 2",
+    ]
+    assert last.startswith("reinforce: done after ")
+
+
+def test_fast_steps_do_not_flood_a_log_but_the_last_one_is_shown():
+    output, stream = make_console()
+    with Console(output).phase("cold_start", total=500) as progress:
+        for _ in range(500):
+            progress.advance()
+    steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
+    assert steps == ["  cold start on demonstrations 1/500", "  cold start on demonstrations 500/500"]
+
+
+def test_on_a_terminal_a_phase_that_reports_nothing_still_ends_full():
+    output, stream = make_console(force_terminal=True, _environ={})
+    with Console(output).phase("eval_before", total=300):
+        pass
+    assert "300/300" in stream.getvalue()
+
+
+def test_phase_that_fails_is_not_called_done_and_its_time_is_kept():
+    output, stream = make_console()
+    console = Console(output)
+    with pytest.raises(RuntimeError), console.phase("eval_before", total=3):
+        raise RuntimeError("engine died")
+    assert "stopped after" in stream.getvalue()
+    assert "done" not in stream.getvalue()
+    assert console.phase_seconds["eval_before"] >= 0
+
+
+def test_phase_without_a_known_end_counts_up():
+    output, stream = make_console()
+    with Console(output).phase("start") as progress:
+        progress.advance()
+    assert "  start engine and learner 1\n" in stream.getvalue()
+
+
+def test_notes_are_printed_as_they_stand():
+    output, stream = make_console()
+    text = "[bold]not markup[/bold] " + "x" * 100
+    Console(output).note(text)
+    assert stream.getvalue() == text + "\n"
+
+
+def test_summary_shows_rates_intervals_verdict_and_the_whole_path(tmp_path):
+    output, stream = make_console()
+    report = tmp_path / ("long" * 20) / "report.html"
+    print_summary(make_summary(), report, output)
+    shown = stream.getvalue()
+    # Wilson's interval of 240 of 300.
+    for words in ("80.0%", "75.1 to 84.1%", "+70.0 points, significant", "56 trained, 52 filtered, 1 failed"):
+        assert words in shown
+    assert f"report: {report}\n" in shown
+    assert "12 min 17 s in all" in shown
+
+
+def test_summary_with_nothing_in_it_says_so(tmp_path):
+    output, stream = make_console()
+    print_summary({}, tmp_path / "report.html", output)
+    assert stream.getvalue().count("not measured") == 4
+
+
+def test_policy_without_tasks_is_not_measured(tmp_path):
+    output, stream = make_console()
+    print_summary(make_summary(solve_rate_untouched=None, num_untouched_tasks=0), tmp_path, output)
+    assert "not measured" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.04, "0.0 s"), (9.6, "9.6 s"), (59.7, "1 min 00 s"), (34.2, "34 s"), (3725, "62 min 05 s")]
+)
+def test_duration_is_said_as_people_say_it(seconds, said):
+    assert duration(seconds) == said

@@ -1,0 +1,125 @@
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.loading import load_run_config
+from ray_jobs import run_folder
+from ray_jobs.run_folder import RunFolder, RunFolderError
+
+needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+
+
+def make_folder(tmp_path, *overrides):
+    return RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r", *overrides]))
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_folder_says_what_the_run_is_before_it_does_anything(tmp_path):
+    with make_folder(tmp_path, "seed=7") as folder:
+        assert folder.path == tmp_path / "r"
+        config, origin = read(folder.path / "config.json"), read(folder.path / "provenance.json")
+    assert (config["seed"], origin["seed"]) == (7, 7)
+    assert config["learner"]["learning_rate"] > 0
+    assert origin["versions"].keys() >= {"ray", "numpy", "pydantic"}
+    assert origin["python"].startswith("3.")
+    assert origin["cores"] >= 1
+    assert origin["memory_gib"] > 0
+    assert origin["started"]
+
+
+def test_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["agentflow", "train", "envs.mix={lookup = 1.0}"])
+    with make_folder(tmp_path) as folder:
+        assert read(folder.path / "provenance.json")["command"] == "agentflow train 'envs.mix={lookup = 1.0}'"
+
+
+def test_without_git_the_commit_is_unknown_and_not_called_clean(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_git", lambda *arguments: None)
+    with make_folder(tmp_path) as folder:
+        origin = read(folder.path / "provenance.json")
+    assert origin["git_commit"] is None
+    assert origin["git_dirty"] is None
+
+
+def test_metrics_can_be_read_while_the_run_goes_on(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with make_folder(tmp_path) as folder:
+        folder.log_metrics(1, {"policy/loss": 0.5})
+        folder.log_metrics(2, {"policy/loss": 0.25, "rollout/solve_rate": 0.75})
+        rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").open()]
+        events = EventAccumulator(str(folder.path / "tb"))
+        events.Reload()
+        losses = [(event.step, event.value) for event in events.Scalars("policy/loss")]
+    assert [(row["step"], row["policy/loss"]) for row in rows] == [(1, 0.5), (2, 0.25)] == losses
+    assert 0 <= rows[0]["wall_s"] <= rows[1]["wall_s"]
+    assert events.Tags()["scalars"] == ["policy/loss", "rollout/solve_rate"]
+
+
+def test_a_loss_that_became_nan_is_kept_as_what_it_is(tmp_path):
+    with make_folder(tmp_path) as folder:
+        folder.log_metrics(1, {"policy/loss": math.nan})
+        assert math.isnan(read(folder.path / "metrics.jsonl")["policy/loss"])
+
+
+def test_summary_replaces_the_one_before_and_leaves_no_partial_file(tmp_path):
+    with make_folder(tmp_path) as folder:
+        folder.write_summary({"num_steps": 1})
+        folder.write_summary({"num_steps": 2})
+        assert read(folder.path / "summary.json") == {"num_steps": 2}
+        assert list(folder.path.glob("*.partial")) == []
+
+
+def test_summary_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    with make_folder(tmp_path) as folder:
+        folder.write_summary({"num_steps": 1})
+        with pytest.raises(TypeError):
+            folder.write_summary({"num_steps": object()})
+        assert read(folder.path / "summary.json") == {"num_steps": 1}
+
+
+def test_text_in_any_script_survives(tmp_path):
+    with make_folder(tmp_path) as folder:
+        folder.log_trajectories([{"question": "Wie viele Äpfel? 苹果 \n2"}])
+        (line,) = (folder.path / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["question"] == "Wie viele Äpfel? 苹果 \n2"
+
+
+def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"cannot write '.*file/r': Not a directory; .*output_dir"):
+        make_folder(tmp_path / "file")
+
+
+@needs_full_device
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("metrics.jsonl", lambda folder: folder.log_metrics(1, {"policy/loss": 0.5})),
+        ("trajectories.jsonl", lambda folder: folder.log_trajectories([{"id": "one"}])),
+        ("summary.partial", lambda folder: folder.write_summary({"num_steps": 1})),
+    ],
+)
+def test_full_disk_is_one_clear_error(tmp_path, name, write):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / name).symlink_to("/dev/full")
+    folder = make_folder(tmp_path)
+    with pytest.raises(RunFolderError, match="No space left on device; free some space"):
+        write(folder)
+
+
+@needs_full_device
+def test_files_behind_a_full_one_are_closed_as_well(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "metrics.jsonl").symlink_to("/dev/full")
+    folder = make_folder(tmp_path)
+    with pytest.raises(RunFolderError), folder:
+        folder.log_metrics(1, {"policy/loss": 0.5})
+    with pytest.raises(ValueError, match="closed file"):
+        folder.log_trajectories([{"id": "one"}])
