@@ -1,10 +1,10 @@
 # Everything a fresh machine needs is in `make train` and `make test`; both set themselves up.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV ?= .venv
 EXTRA ?= cpu
 RECIPE ?= configs/recipes/demo_cpu.toml
 ARGS ?=
-export PYTHON VENV EXTRA
+# PYTHON, CXX, AGENTFLOW_CACHE and the package index are read from the environment or from make's arguments.
+export VENV EXTRA PYTHON
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentflow-$(EXTRA)
 
@@ -12,9 +12,10 @@ STAMP := $(VENV)/.agentflow-$(EXTRA)
 
 help:
 	@echo "make train   set up, run the main job, end with a report (ARGS='key=value ...' overrides the recipe)"
-	@echo "make test    set up, run all tests"
+	@echo "make test    set up, run all tests (make test-fast: those without Ray and the model)"
 	@echo "make check   lint, types and the layer rule"
-	@echo "make setup   only the set-up (EXTRA=gpu on a CUDA machine); make lock renews the lock file"
+	@echo "make setup   only the set-up (EXTRA=gpu on a CUDA machine)"
+	@echo "make lock    mend the lock file after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 
 setup: $(STAMP)
 
@@ -25,15 +26,16 @@ train: setup
 	@$(BIN)/agentflow train $(RECIPE) $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(ARGS)
 
 test-fast: setup
-	@$(BIN)/python -m pytest -m "not ray and not slow"
+	@$(BIN)/python -m pytest -m "not ray and not slow" $(ARGS)
 
 check: setup
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/python -m pytest tests/test_layers.py
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_layers.py
 
 lock: setup
-	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --python-version 3.11 \
-	  --python-platform x86_64-manylinux_2_28 --no-emit-index-url --no-emit-find-links --no-header \
-	  --upgrade -q -o requirements-cpu.lock
+	@bash .ci/setup lock $(ARGS)
