@@ -15,6 +15,20 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same_recipe(recipe, tmp
     assert load_run_config(resolved) == config
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["learner.max_grad_norm=inf", 'envs.mix={"a.b/c d"=1}', 'output_dir="😀 \\"\\t\\u007f"', "envs.data_path=a#b"],
+)
+def test_rendered_configuration_loads_back_whatever_the_value(override, tmp_path):
+    config = load_run_config(None, [override])
+    (tmp_path / "rendered.toml").write_text(render_config(config))
+    assert load_run_config(tmp_path / "rendered.toml") == config
+
+
+def test_rendered_configuration_names_keys_that_are_not_set():
+    assert "# data_path is not set\n" in render_config(load_run_config(None))
+
+
 def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("seed = 1\n[learner]\nlearning_rate = 1e-3\n")

@@ -3,12 +3,19 @@ import sys
 
 import pytest
 
-from ray_jobs.cli import main
+from ray_jobs import cli
+from ray_jobs.cli import DEFAULT_RECIPE, RECIPES, main
+
+ROOT = RECIPES.parents[1]
 
 
 def agentflow(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "ray_jobs.cli", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "ray_jobs.cli", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -19,7 +26,8 @@ def test_help_and_dry_run_import_no_heavy_library(arguments):
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)\nsys.exit(len(heavy))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == 0
 
 
 def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side(capsys):
@@ -29,6 +37,14 @@ def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side
     assert "learning_rate = 2e-06\n" in printed
 
 
+def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys):
+    assert main(["train", "--dry-run", "seed=3"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "again.toml").write_text(first)
+    assert main(["train", str(tmp_path / "again.toml"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == first
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -36,35 +52,89 @@ def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side
         (["seed=abc"], "seed: Input should be a valid integer"),
         (["rollout.group_size=1"], "greater than or equal to 2"),
         (["model.path=/does/not/exist"], "is no model folder"),
-        (["configs/recipes/dapo_qwen3_8b_gpu.toml"], "no CUDA GPU"),
+        ([RECIPES / "dapo_qwen3_8b_gpu.toml"], "no CUDA GPU"),
         (["envs.mix={nonsense=1}"], "unknown data set 'nonsense'"),
         (["envs.search=tavily"], "needs TAVILY_API_KEY"),
+        (["no-such-recipe.toml"], "recipe 'no-such-recipe.toml' does not exist"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    recipe = [] if arguments[0].endswith(".toml") else ["configs/recipes/demo_cpu.toml"]
-    assert main(["train", *recipe, *arguments, f"output_dir={tmp_path}/runs"]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
+    monkeypatch.setattr("ray_jobs.preflight._num_gpus", lambda: 0)
+    assert main(["train", *map(str, arguments), f"output_dir={tmp_path}/runs"]) == 2
+    said_by_us = capsys.readouterr()
+    lines = said_by_us.err.strip().splitlines()
     assert len(lines) == 1
+    assert lines[0].startswith("agentflow: error: ")
     assert said in lines[0]
+    assert said_by_us.out == ""
     assert not (tmp_path / "runs").exists()
 
 
-def test_run_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
+def test_bad_input_is_one_line_for_the_whole_process_too(tmp_path):
     (tmp_path / "file").touch()
-    assert main(["train", "configs/recipes/demo_cpu.toml", f"output_dir={tmp_path}/file/runs"]) == 2
-    assert "is not writable" in capsys.readouterr().err
+    done = agentflow("train", DEFAULT_RECIPE, f"output_dir={tmp_path}/file/runs")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "is not writable" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_run_folder_of_another_run_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.json").touch()
-    assert main(["train", "configs/recipes/demo_cpu.toml", f"output_dir={tmp_path}"]) == 2
+    assert main(["train", str(DEFAULT_RECIPE), f"output_dir={tmp_path}"]) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["solve", "What is 2 + 3?"]])
+def test_commands_that_only_act_check_the_same_settings(command, capsys):
+    assert main([*command, "envs.mix={nonsense=1}"]) == 2
+    assert "unknown data set 'nonsense'" in capsys.readouterr().err
 
 
 def test_unknown_option_is_refused():
     done = agentflow("train", "--nonsense")
     assert done.returncode == 2
     assert "unrecognized arguments: --nonsense" in done.stderr
+
+
+def test_adapter_is_a_folder_the_file_in_it_or_none(tmp_path, monkeypatch):
+    adapters = []
+    monkeypatch.setattr("ray_jobs.preflight.check_before_acting", lambda config, draws_tasks: None)
+    monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, adapter: adapters.append(adapter))
+    file = tmp_path / "adapter.safetensors"
+    file.touch()
+    for text in (tmp_path, file, "none"):
+        assert main(["evaluate", "--adapter", str(text)]) == 0
+    assert adapters == [tmp_path, tmp_path, None]
+
+
+class CheckpointError(RuntimeError):
+    pass
+
+
+def failing_with(error, monkeypatch):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(cli, "_doctor", fail)
+    return main(["doctor"])
+
+
+def test_error_of_an_actor_is_said_in_its_own_words(monkeypatch, capsys):
+    wrapped = RuntimeError("ray::Learner\n  File ...")
+    wrapped.cause = CheckpointError("cannot write checkpoint\nv000001")
+    assert failing_with(wrapped, monkeypatch) == 2
+    assert capsys.readouterr().err == "agentflow: error: cannot write checkpoint v000001\n"
+
+
+def test_interrupt_ends_with_130(monkeypatch, capsys):
+    assert failing_with(KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == "agentflow: interrupted\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(2, "No such file", "surprise")])
+def test_surprise_keeps_its_traceback(error, monkeypatch):
+    with pytest.raises(type(error)):
+        failing_with(error, monkeypatch)

@@ -1,0 +1,174 @@
+import json
+import os
+import sys
+
+import pytest
+
+from configs.loading import load_run_config
+from envs.sandbox import SandboxRefusedError
+from ray_jobs import preflight
+from ray_jobs.preflight import PreflightError, check_before_acting, check_before_start, resolve_model
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder that looks like a model; preflight never loads one."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def sandbox(monkeypatch):
+    """Its own tests start it for real; here it only counts who asks."""
+    started = []
+
+    class FakeSandbox:
+        def close(self):
+            started.append(self)
+
+    monkeypatch.setattr("envs.sandbox.Sandbox", FakeSandbox)
+    return started
+
+
+@pytest.fixture
+def config(tmp_path, model):
+    def build(*overrides):
+        threads = ["rollout.engine.num_threads=1", "learner.num_threads=1"]
+        return load_run_config(None, [f"output_dir={tmp_path}/runs", f"model.path={model}", *threads, *overrides])
+
+    return build
+
+
+def refusal(config):
+    with pytest.raises(PreflightError) as caught:
+        check_before_start(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_good_configuration_gives_the_model_folder_and_creates_nothing(config, model, sandbox, tmp_path):
+    assert check_before_start(config()) == model
+    assert not (tmp_path / "runs").exists()
+    assert len(sandbox) == 1
+
+
+def test_relative_model_folder_becomes_absolute(model, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    assert resolve_model("model") == model
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_folder_without_configuration_or_weights_is_no_model(config, model, missing):
+    (model / missing).unlink()
+    assert "is no model folder (config.json and *.safetensors are needed)" in refusal(config())
+
+
+def test_model_that_cannot_be_downloaded_is_one_line(config, monkeypatch):
+    def offline(path):
+        raise ConnectionError("https://...\nmany\nlines")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    said = refusal(config("model.path=some/model"))
+    assert "'some/model'" in said
+    assert "check the id and the network" in said
+
+
+def test_demo_model_that_cannot_be_unpacked_names_the_variable(config, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(preflight, "ensure_demo_model", full)
+    assert "No space left on device; AGENTFLOW_CACHE moves" in refusal(config("model.path=demo"))
+
+
+def test_context_longer_than_the_models_is_refused(config):
+    assert "max_model_len = 4096 is more than the 2048" in refusal(config("rollout.engine.max_model_len=4096"))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("envs.mix={nonsense=1}", "unknown data set 'nonsense'; known: "),
+        ("envs.data_path=/does/not/exist", "'/does/not/exist' is no file"),
+        ("learner.num_threads=100000", "set learner.num_threads="),
+        ("rollout.num_workers=100000", "set rollout.num_workers="),
+        ("envs.mix={game24=1}", "or set cold_start.num_demonstrations = 0"),
+    ],
+)
+def test_setting_that_cannot_work_here_is_named(config, override, said):
+    assert said in refusal(config(override))
+
+
+def test_more_held_out_tasks_than_the_file_has_are_refused(config, tmp_path):
+    file = tmp_path / "hands.jsonl"
+    file.write_text('{"id": "a", "numbers": [1, 2, 3, 4]}\n')
+    settings = ("envs.mix={game24=1}", f"envs.data_path={file}", "cold_start.num_demonstrations=0")
+    assert "300 tasks were asked for" in refusal(config(*settings))
+
+
+def test_unmerged_adapters_have_ranks_that_the_engine_can_reserve(config):
+    native = "rollout.engine.adapter_mode=native"
+    assert "model.lora_rank = 12 does not fit" in refusal(config(native, "model.lora_rank=12"))
+    check_before_start(config(native, "model.lora_rank=16"))
+
+
+def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):
+    everything = ("rollout.engine.device=cuda", "learner.device=cuda", "rollout.num_workers=2")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(preflight, "_num_gpus", lambda: 0)
+    assert "has no CUDA GPU" in refusal(config(*everything))
+    monkeypatch.setattr(preflight, "_num_gpus", lambda: 1)
+    assert "set rollout.num_workers to at most 1" in refusal(config(*everything))
+    monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+    check_before_start(config(*everything))
+
+
+def test_another_clusters_machines_are_not_judged_by_this_one(config, monkeypatch):
+    monkeypatch.setattr(preflight, "_num_gpus", lambda: 0)
+    check_before_start(config("cluster.address=auto", "rollout.engine.device=cuda", "learner.num_threads=64"))
+
+
+def test_web_search_needs_its_key_and_the_key_is_never_said(config, monkeypatch):
+    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
+    assert "needs TAVILY_API_KEY" in refusal(config("envs.search=tavily"))
+    check_before_start(config("envs.search=tavily", 'envs.actions=["code", "answer"]'))
+    monkeypatch.setenv("TAVILY_API_KEY", "secret")
+    assert "secret" not in refusal(config("envs.search=tavily", "envs.mix={nonsense=1}"))
+
+
+def test_sandbox_is_only_needed_where_the_agent_writes_code(config, monkeypatch):
+    def refuse():
+        raise SandboxRefusedError("no landlock")
+
+    monkeypatch.setattr("envs.sandbox.Sandbox", refuse)
+    assert refusal(config()).startswith("no landlock; without it, leave 'code' out")
+    check_before_start(config('envs.actions=["search", "answer"]'))
+
+
+def test_run_folder_below_a_file_is_refused(config, tmp_path):
+    (tmp_path / "runs").touch()
+    assert "is not writable" in refusal(config())
+
+
+def test_run_is_never_overwritten_but_an_empty_folder_may_be_used(config, tmp_path):
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    check_before_start(config())
+    (folder / "config.json").touch()
+    assert "holds a run already; choose another name=..." in refusal(config())
+    check_before_acting(config(), draws_tasks=True)
+
+
+def test_checks_of_a_cpu_run_do_not_import_torch():
+    import subprocess
+
+    code = (
+        "import sys\nfrom configs.loading import load_run_config\nfrom ray_jobs import preflight\n"
+        "try: preflight.check_before_start(load_run_config(None, ['model.path=/none', 'envs.actions=[\"answer\"]']))\n"
+        "except preflight.PreflightError: pass\n"
+        "sys.exit(len({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
