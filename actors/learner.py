@@ -8,7 +8,7 @@ import ray
 
 from configs.run import RunConfig
 from learner.batching import build_batch
-from learner.checkpoint import save_checkpoint
+from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner
 from learner.samples import build_sample
 from learner.types import StepResult
@@ -33,15 +33,23 @@ class LearnerActor:
         return True
 
     def imitate_step(self, demonstrations: Sequence[Trajectory]) -> StepResult:
-        samples = [build_sample(trajectory, 1.0, temperature=1.0) for trajectory in demonstrations]
+        samples = [
+            build_sample(trajectory, [1.0] * len(trajectory.planner_turns), temperature=1.0)
+            for trajectory in demonstrations
+        ]
         return self._learner.imitate_step(samples)
 
     def reset_optimizer(self, learning_rate: float, warmup_steps: int) -> None:
         self._learner.reset_optimizer(learning_rate, warmup_steps)
 
-    def train_step(self, *groups: ScoredGroup) -> StepResult:
-        temperature = self._config.rollout.temperature
-        samples = [sample for scored in groups for sample in group_samples(scored, temperature=temperature)]
+    def train_step(self, *groups: ScoredGroup, prm_weight: float) -> StepResult:
+        """`prm_weight` is the recipe's, or what alarms have left of it."""
+        credit, temperature = self._config.reward.credit, self._config.rollout.temperature
+        samples = [
+            sample
+            for scored in groups
+            for sample in group_samples(scored, temperature=temperature, credit=credit, prm_weight=prm_weight)
+        ]
         batch = build_batch(samples, microbatch_tokens=self._config.learner.microbatch_tokens)
         return self._learner.train_step(batch)
 
@@ -50,6 +58,9 @@ class LearnerActor:
         adapter = self._learner.adapter()
         ray.get(weights.publish.remote(adapter))
         return adapter.policy_version
+
+    def load_checkpoint(self, folder: Path) -> None:
+        load_checkpoint(self._learner, folder)
 
     def save_checkpoint(self, folder: Path) -> Path:
         return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints)

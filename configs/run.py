@@ -7,6 +7,7 @@ from configs.cluster import ClusterConfig
 from configs.envs import EnvsConfig
 from configs.learner import ColdStartConfig, LearnerConfig
 from configs.model import ModelConfig
+from configs.reward import CollectConfig, LabelConfig, PrmConfig, RewardConfig
 from configs.rollout import RolloutConfig
 
 
@@ -33,6 +34,10 @@ class RunConfig(Config):
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    collect: CollectConfig = CollectConfig()
+    label: LabelConfig = LabelConfig()
+    prm: PrmConfig = PrmConfig()
     learner: LearnerConfig = LearnerConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

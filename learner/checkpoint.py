@@ -35,7 +35,7 @@ def save_checkpoint(learner: Learner, parent: Path, *, keep: int) -> Path:
         (partial / "adapter.safetensors").write_bytes(adapter.data)
         state = {"optimizer": learner.optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
         torch.save(state, partial / "optimizer.pt")
-        _write_manifest(partial, adapter)
+        write_manifest(partial, policy_version=adapter.policy_version)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
     except OSError as error:
@@ -79,10 +79,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _write_manifest(folder: Path, adapter: Adapter) -> None:
+def write_manifest(folder: Path, **facts: Any) -> None:
+    """The hash of every file in `folder`, and the facts given; synced to disk."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-    manifest = {"schema": SCHEMA, "policy_version": adapter.policy_version, "files": files}
     with (folder / MANIFEST).open("w") as stream:
-        json.dump(manifest, stream, indent=2)
+        json.dump({"schema": SCHEMA, **facts, "files": files}, stream, indent=2)
         stream.flush()
         os.fsync(stream.fileno())

@@ -96,21 +96,18 @@ class Learner:
     def adapter(self) -> Adapter:
         """The current adapter as bytes, with their digest."""
         import safetensors.torch
-        from peft import get_peft_model_state_dict
 
-        state = get_peft_model_state_dict(self.policy.model)
-        data = safetensors.torch.save({name: value.contiguous().cpu() for name, value in state.items()})
+        data = safetensors.torch.save(self.policy.adapter_state())
         return Adapter(policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest())
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
         import safetensors.torch
-        from peft import set_peft_model_state_dict
 
         digest = hashlib.sha256(adapter.data).hexdigest()
         if digest != adapter.digest:
             raise ValueError(f"adapter v{adapter.policy_version}: digest {digest[:12]} != {adapter.digest[:12]}")
-        set_peft_model_state_dict(self.policy.model, safetensors.torch.load(adapter.data))
+        self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
 
     def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> LossOutput:

@@ -6,10 +6,19 @@ its ancestors only and sits at its depth as position, which is exactly what it w
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from learner.types import TrainingSample
+
+class TokenSequence(Protocol):
+    """Anything that is a token sequence of the forward pass: `token_ids` is `[T]`."""
+
+    @property
+    def token_ids(self) -> np.ndarray: ...
+
+
+Sample = TypeVar("Sample", bound=TokenSequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +43,7 @@ class PackedRow:
         return mask
 
 
-def pack(samples: Sequence[TrainingSample]) -> PackedRow:
+def pack(samples: Sequence[TokenSequence]) -> PackedRow:
     """Merge the samples' token sequences into one prefix tree."""
     children: dict[tuple[int, int], int] = {}
     tokens: list[int] = []
@@ -61,7 +70,7 @@ def pack(samples: Sequence[TrainingSample]) -> PackedRow:
     )
 
 
-def split_microbatches(samples: Sequence[TrainingSample], max_tokens: int) -> tuple[tuple[TrainingSample, ...], ...]:
+def split_microbatches(samples: Sequence[Sample], max_tokens: int) -> tuple[tuple[Sample, ...], ...]:
     """Cut samples into microbatches of at most `max_tokens` distinct tokens, siblings side by side.
 
     Sorting by token ids puts common prefixes next to each other. A sample longer than `max_tokens` gets a
@@ -70,8 +79,8 @@ def split_microbatches(samples: Sequence[TrainingSample], max_tokens: int) -> tu
     return tuple(tuple(batch) for batch in _grow(sorted(samples, key=lambda s: s.token_ids.tolist()), max_tokens))
 
 
-def _grow(samples: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[TrainingSample]]:
-    batch: list[TrainingSample] = []
+def _grow(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
+    batch: list[Sample] = []
     size = 0
     for sample in samples:
         added = len(sample.token_ids) - (_common_prefix(batch[-1], sample) if batch else 0)
@@ -84,7 +93,7 @@ def _grow(samples: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[T
         yield batch
 
 
-def _common_prefix(left: TrainingSample, right: TrainingSample) -> int:
+def _common_prefix(left: TokenSequence, right: TokenSequence) -> int:
     length = min(len(left.token_ids), len(right.token_ids))
     differs = np.nonzero(left.token_ids[:length] != right.token_ids[:length])[0]
     return int(differs[0]) if len(differs) else length

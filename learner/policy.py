@@ -1,64 +1,36 @@
 """The policy in training: base model plus LoRA adapter, and its log-probs of packed samples."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from configs.model import ModelConfig
+from learner.backbone import Backbone
 from learner.grammar import GrammarMasks
 from learner.logprobs import Constrain, token_logprobs
 from learner.packing import PackedRow, pack
-from learner.tree_attention import plan_attention, register
 from learner.types import TrainingSample
 
 
-class Policy:
-    """A causal model of the Llama or Qwen3 family with a LoRA adapter in float32.
-
-    Mixed precision: frozen base and matrix products in bf16, adapter, softmax and gradients of the adapter in
-    float32. Without it everything is float32.
-    """
+class Policy(Backbone):
+    """The backbone under the sampler's temperature and grammar; softmax in float32."""
 
     def __init__(
         self, model_path: Path, config: ModelConfig, *, device: str, seed: int, mixed_precision: bool = True
     ) -> None:
-        from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        torch.manual_seed(seed)
-        self.device = torch.device(device)
-        self._mixed_precision = mixed_precision
-        base_dtype = torch.bfloat16 if mixed_precision else torch.float32
-        base: Any = AutoModelForCausalLM.from_pretrained(
+        super().__init__(
             model_path,
-            dtype=base_dtype,
-            attn_implementation=register(),
+            lora_rank=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_targets=config.lora_targets,
+            device=device,
+            seed=seed,
+            mixed_precision=mixed_precision,
         )
-        base.to(self.device)
-        base.config.use_cache = False
-        lora = LoraConfig(
-            r=config.lora_rank,
-            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
-            lora_dropout=0.0,
-            target_modules=list(config.lora_targets),
-            task_type="CAUSAL_LM",
-        )
-        self.model: Any = get_peft_model(base, lora)
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self._decoder = base.model
-        self._head_weight = base.lm_head.weight.detach().to(base_dtype)
-        self._vocab_size = base.config.vocab_size
-        self._grammars = GrammarMasks(self.tokenizer, self._vocab_size)
-        # No dropout anywhere: every log-prob pass must give the same numbers as the engine's.
-        self.model.eval()
-
-    def trainable_parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> Tensor:
         """Log-probs `[B, T]` in float32 of every trained token under the sampler's temperature and grammar;
@@ -66,51 +38,25 @@ class Policy:
         row = pack(samples)
         targets = _Targets(samples, row)
         trained = token_logprobs(
-            self._hidden_states(row)[self._tensor(targets.contexts)],
-            self._head_weight,
-            self._tensor(targets.temperatures),
+            self.hidden_states(row)[self.tensor(targets.contexts)],
+            self.head_weight,
+            self.tensor(targets.temperatures),
             self._constraint(targets),
-            self._tensor(targets.context_of),
-            self._tensor(targets.tokens),
+            self.tensor(targets.context_of),
+            self.tensor(targets.tokens),
         )
         shape = (len(samples), max(len(sample.token_ids) for sample in samples))
-        where = self._tensor(targets.rows), self._tensor(targets.columns)
+        where = self.tensor(targets.rows), self.tensor(targets.columns)
         return torch.zeros(shape, device=self.device).index_put(where, trained)
-
-    def _hidden_states(self, row: PackedRow) -> Tensor:
-        blocks = plan_attention(row.attention_mask(), self.device)
-        with self._precision():
-            output = self._decoder(
-                input_ids=self._tensor(row.token_ids)[None],
-                position_ids=self._tensor(row.positions)[None],
-                use_cache=False,
-                tree_blocks=blocks,
-            )
-        return output.last_hidden_state[0]
 
     def _constraint(self, targets: "_Targets") -> Constrain:
         """What the sampler's grammar allowed after each context, applied to the logits chunk by chunk."""
-        bitmask = torch.full((len(targets.contexts), -(-self._vocab_size // 32)), -1, dtype=torch.int32)
+        bitmask = torch.full((len(targets.contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
         for sample, span, contexts in targets.grammar_spans:
             tokens = sample.token_ids[span.start : span.end]
             bitmask[torch.from_numpy(contexts)] = self._grammars.allowed(span.grammar, tokens)
         bitmask = bitmask.to(self.device)
         return lambda logits, start, end: self._grammars.constrain(logits, bitmask[start:end])
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
-
-    @contextmanager
-    def _precision(self) -> Iterator[None]:
-        """bf16 matrix products with float32 adapters. PEFT would widen every adapter input to float32 only
-        for autocast to narrow it again, so its cast is off."""
-        from peft.helpers import disable_input_dtype_casting
-
-        with (
-            disable_input_dtype_casting(self.model, active=self._mixed_precision),
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed_precision),
-        ):
-            yield
 
 
 class _Targets:

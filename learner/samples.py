@@ -8,16 +8,21 @@ from learner.types import GrammarSpan, TrainingSample
 from rollout.types import Trajectory, TrajectoryGroup, Turn
 
 
-def build_samples(group: TrajectoryGroup, advantages: Sequence[float], *, temperature: float) -> list[TrainingSample]:
-    """One sample per trajectory with a non-zero advantage; a turn's tokens share its trajectory's advantage."""
+def build_samples(
+    group: TrajectoryGroup, turn_advantages: Sequence[Sequence[float]], *, temperature: float
+) -> list[TrainingSample]:
+    """One sample per trajectory that has a non-zero advantage; all tokens of a turn share the turn's.
+
+    `turn_advantages` holds one list per trajectory with one number per planner turn.
+    """
     return [
-        build_sample(trajectory, advantage, temperature=temperature)
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-        if advantage != 0.0 and trajectory.planner_turns
+        build_sample(trajectory, advantages, temperature=temperature)
+        for trajectory, advantages in zip(group.trajectories, turn_advantages, strict=True)
+        if any(advantages)
     ]
 
 
-def build_sample(trajectory: Trajectory, advantage: float, *, temperature: float) -> TrainingSample:
+def build_sample(trajectory: Trajectory, turn_advantages: Sequence[float], *, temperature: float) -> TrainingSample:
     """Lay the planner's turns on one axis. Raises ValueError where a turn's prompt does not continue the
     tokens before it: training on that would train on a context nobody sampled in."""
     turns = trajectory.planner_turns
@@ -25,13 +30,15 @@ def build_sample(trajectory: Trajectory, advantage: float, *, temperature: float
     token_ids = np.array(last.prompt_token_ids + last.completion.token_ids, dtype=np.int64)
     loss_mask = np.zeros(len(token_ids), dtype=bool)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    advantages = np.zeros(len(token_ids), dtype=np.float32)
     turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
     spans = []
-    for index, turn in enumerate(turns):
+    for index, (turn, advantage) in enumerate(zip(turns, turn_advantages, strict=True)):
         start, end = _turn_span(turn, token_ids, trajectory.id)
         turn_ids[start:end] = index
         if turn.trainable:
             loss_mask[start:end] = True
+            advantages[start:end] = advantage
             logprobs[start:end] = turn.completion.logprobs
         if turn.grammar is not None:
             spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
@@ -43,7 +50,7 @@ def build_sample(trajectory: Trajectory, advantage: float, *, temperature: float
         token_ids=token_ids,
         loss_mask=loss_mask,
         rollout_logprobs=logprobs,
-        advantages=np.where(loss_mask, np.float32(advantage), np.float32(0)),
+        advantages=advantages,
         turn_ids=turn_ids,
         grammar_spans=tuple(spans),
         temperature=temperature,

@@ -11,6 +11,10 @@ DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
 
 # By name: importing the modules that define them would import torch and Ray.
 USER_ERRORS = (
+    "BudgetExceededError",
+    "ChatError",
+    "LabellingStoppedError",
+    "PrmError",
     "ConfigError",
     "PreflightError",
     "CheckpointError",
@@ -66,7 +70,7 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     from ray_jobs.train import run_training
 
-    run_training(config)
+    run_training(config, with_prm=options.with_prm, resume=options.resume)
     return 0
 
 
@@ -133,7 +137,15 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train a planner as a recipe says, and report")
     _add_recipe(train, positional=True)
     train.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
-    train.set_defaults(run=_train)
+    train.set_defaults(run=_train, with_prm=False, resume=False)
+
+    pipeline = commands.add_parser(
+        "pipeline",
+        help="collect, label, train a process reward model, then the planner with it; continues an unfinished run",
+    )
+    _add_recipe(pipeline, positional=True)
+    pipeline.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    pipeline.set_defaults(run=_train, with_prm=True, resume=True)
 
     evaluate = commands.add_parser("evaluate", help="solve held-out tasks with the base model or an adapter")
     _add_recipe(evaluate, positional=True)

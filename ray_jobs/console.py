@@ -24,6 +24,9 @@ _TITLES = {
     "eval_untouched": "evaluate the untouched model",
     "cold_start": "cold start on demonstrations",
     "eval_before": "evaluate before RL",
+    "collect": "collect trajectories to label",
+    "label": "label their steps",
+    "train_prm": "train the process reward model",
     "reinforce": "reinforce",
     "eval_after": "evaluate after RL",
 }

@@ -1,6 +1,6 @@
 """The phases around the RL loop: evaluation and cold start."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,11 @@ import ray
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks, held_out_tasks
 from envs.types import Task
-from ray_jobs.cast import Cast
-from ray_jobs.console import Console
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.run import Run
+from reward.collected import outcome_of
 from reward.scorers import score_answer
 from reward.types import ScoredGroup
-from rollout.records import trajectory_record
+from rollout.records import read_records, trajectory_of, trajectory_record
 from rollout.types import Trajectory
 
 EVALUATION_SEED_OFFSET = 1_000_000
@@ -30,7 +29,7 @@ class Evaluation:
 
     @property
     def right(self) -> list[bool]:
-        return [score_answer(one.task, one.answer) == 1.0 for one in self.trajectories]
+        return [outcome_of(one) == 1.0 for one in self.trajectories]
 
 
 def evaluation_tasks(config: RunConfig) -> list[Task]:
@@ -43,50 +42,67 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     )
 
 
-def evaluate(cast: Cast, config: RunConfig, console: Console, folder: RunFolder, phase: str) -> Evaluation:
-    tasks = evaluation_tasks(config)
+def evaluate(run: Run, phase: str) -> Evaluation:
+    if run.finished(phase) is not None:
+        return _recorded_evaluation(run, phase)
+    tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":
-        tasks = tasks[: config.evaluation.num_untouched_tasks]
-    with console.phase(phase, total=len(tasks)):
-        trajectories = cast.evaluate(tasks, phase)
-    evaluation = Evaluation(phase=phase, trajectories=tuple(trajectories))
-    folder.log_trajectories(
-        trajectory_record(trajectory, reward=float(right), phase=phase, step=None)
-        for trajectory, right in zip(trajectories, evaluation.right, strict=True)
-    )
-    console.note(f"{phase}: {sum(evaluation.right)} of {len(tasks)} held-out tasks right")
+        tasks = tasks[: run.config.evaluation.num_untouched_tasks]
+    with run.phase(phase, total=len(tasks)):
+        evaluation = Evaluation(phase=phase, trajectories=tuple(run.cast.evaluate(tasks, phase)))
+        run.folder.log_trajectories(
+            trajectory_record(trajectory, reward=float(right), phase=phase, step=None)
+            for trajectory, right in zip(evaluation.trajectories, evaluation.right, strict=True)
+        )
+    run.console.note(f"{phase}: {sum(evaluation.right)} of {len(tasks)} held-out tasks right")
     return evaluation
 
 
-def cold_start(cast: Cast, config: RunConfig, console: Console, folder: RunFolder) -> dict[str, Any]:
+def cold_start(run: Run) -> Mapping[str, Any]:
     """Supervised steps on scripted demonstrations, some wrong on purpose; then version 0 is published."""
-    settings = config.cold_start
+    facts = run.finished("cold_start")
+    if facts is None:
+        facts = _imitate(run)
+    else:
+        ray.get(run.cast.learner.load_checkpoint.remote(run.folder.cold_start / "v000000"))
+    learner = run.config.learner
+    ray.get(run.cast.learner.reset_optimizer.remote(learner.learning_rate, learner.warmup_steps))
+    version = ray.get(run.cast.learner.publish.remote(run.cast.weights))
+    run.cast.sync_weights(version)
+    return facts
+
+
+def _recorded_evaluation(run: Run, phase: str) -> Evaluation:
+    records = (row for row in read_records(run.folder.path / "trajectories.jsonl") if row["phase"] == phase)
+    return Evaluation(phase=phase, trajectories=tuple(map(trajectory_of, records)))
+
+
+def _imitate(run: Run) -> Mapping[str, Any]:
+    settings = run.config.cold_start
     tasks = (
-        demonstration_tasks(config.envs.mix, count=settings.num_demonstrations, seed=config.seed)
+        demonstration_tasks(run.config.envs.mix, count=settings.num_demonstrations, seed=run.config.seed)
         if settings.num_demonstrations
         else []
     )
-    num_steps = -(-len(tasks) // settings.batch_demonstrations)
-    with console.phase("cold_start", total=num_steps) as progress:
-        demonstrations = _play(cast, config, tasks)
-        ray.get(cast.learner.reset_optimizer.remote(settings.learning_rate, 0))
+    with run.phase("cold_start", total=-(-len(tasks) // settings.batch_demonstrations)) as phase:
+        demonstrations = _play(run, tasks)
+        ray.get(run.cast.learner.reset_optimizer.remote(settings.learning_rate, 0))
         for step, batch in enumerate(_cut(demonstrations, settings.batch_demonstrations)):
-            result = ray.get(cast.learner.imitate_step.remote(batch))
-            folder.log_metrics(step, result.metrics)
-            progress.advance(loss=result.metrics["cold_start/loss"])
-        ray.get(cast.learner.reset_optimizer.remote(config.learner.learning_rate, config.learner.warmup_steps))
-        version = ray.get(cast.learner.publish.remote(cast.weights))
-        cast.sync_weights(version)
-    return {
-        "num_demonstrations": len(demonstrations),
-        "num_right": sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations),
-        "wrong_share": settings.wrong_share,
-    }
+            result = ray.get(run.cast.learner.imitate_step.remote(batch))
+            run.folder.log_metrics(step, result.metrics)
+            phase.progress.advance(loss=result.metrics["cold_start/loss"])
+        ray.get(run.cast.learner.save_checkpoint.remote(run.folder.cold_start))
+        phase.facts.update(
+            num_demonstrations=len(demonstrations),
+            num_right=sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations),
+            wrong_share=settings.wrong_share,
+        )
+    return phase.facts
 
 
-def _play(cast: Cast, config: RunConfig, tasks: Sequence[Any]) -> list[Trajectory]:
+def _play(run: Run, tasks: Sequence[Any]) -> list[Trajectory]:
     """The demonstrations, shuffled by their tasks' order. Raises when the tools failed in one of them."""
-    played = ray.get(cast.workers[0].demonstrate.remote(tasks, config.cold_start.wrong_share))
+    played = ray.get(run.cast.workers[0].demonstrate.remote(tasks, run.config.cold_start.wrong_share))
     broken = [one.id for one in played if one.stop_reason != "answered"]
     if broken:
         raise RuntimeError(f"{len(broken)} demonstrations did not reach their answer, first {broken[0]}")
@@ -99,7 +115,11 @@ def _cut(items: Sequence[Trajectory], size: int) -> list[Sequence[Trajectory]]:
 
 def group_records(scored: ScoredGroup, step: int) -> list[dict[str, Any]]:
     """A trained group as records, for reading why a step got its reward."""
-    return [
+    records = [
         trajectory_record(trajectory, reward=reward.total, phase="train", step=step)
         for trajectory, reward in zip(scored.group.trajectories, scored.rewards, strict=True)
     ]
+    if scored.step_scores is not None:
+        for record, raw in zip(records, scored.step_scores.raw, strict=True):
+            record |= {"prm_scores": list(raw), "prm_digest": scored.step_scores.prm_digest}
+    return records

@@ -18,13 +18,18 @@ class PreflightError(RuntimeError):
     """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
 
 
-def check_before_start(config: RunConfig) -> Path:
+def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
     """All that a training run needs, the quick checks first, the network last. Creates nothing.
 
-    Returns the folder of the base model. Raises PreflightError.
+    With `resume` the run folder may hold an unfinished run of the same configuration. Returns the folder of the
+    base model. Raises PreflightError.
     """
     _check_settings(config)
-    _check_run_folder(Path(config.output_dir) / config.name)
+    folder = Path(config.output_dir) / config.name
+    if resume and (folder / "config.json").exists():
+        _check_same_run(config, folder)
+    else:
+        _check_run_folder(folder)
     _check_tasks(config, training=True)
     return _check_model(config)
 
@@ -140,6 +145,22 @@ def _check_sandbox() -> None:
         raise PreflightError(
             f'{error}; without it, leave \'code\' out: envs.actions=\'["think", "search", "answer"]\''
         ) from error
+
+
+def _check_same_run(config: RunConfig, folder: Path) -> None:
+    try:
+        begun = RunConfig.model_validate_json((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"run folder '{folder}' holds a run whose config.json cannot be read ({type(error).__name__}); choose "
+            "another name=... or remove the folder"
+        ) from error
+    if begun != config:
+        parts = [key for key in RunConfig.model_fields if getattr(begun, key) != getattr(config, key)]
+        raise PreflightError(
+            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); give the same ones to "
+            "continue it, choose another name=..., or remove the folder"
+        )
 
 
 def _check_run_folder(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """What the RL loop adds up while it runs."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
@@ -8,13 +8,13 @@ import ray
 from actors.buffer import BatchRefs
 from learner.types import StepResult
 from ray_jobs.cast import Cast
-from reward.statistics import RolloutStatistics
+from reward.alarms import HackingMonitor
 from rollout.buffer import GroupCounts
 
 
 @dataclass(slots=True)
 class TrainingTotals:
-    """Sums over the train steps so far; `finish` adds what only the actors know."""
+    """Sums over the train steps so far."""
 
     num_steps: int = 0
     policy_version: int = 0
@@ -24,9 +24,6 @@ class TrainingTotals:
     waited_s: float = 0.0
     logprob_gap_version0: float | None = None
     counts: GroupCounts = field(default_factory=GroupCounts)
-    rollouts: RolloutStatistics = field(default_factory=RolloutStatistics)
-    versions_published: int = 0
-    versions_acked: int = 0
     progress_fields: dict[str, Any] = field(default_factory=dict)
 
     def add(self, batch: BatchRefs, result: StepResult, *, waited_s: float, step_s: float) -> dict[str, float]:
@@ -61,9 +58,34 @@ class TrainingTotals:
         }
         return metrics
 
-    def finish(self, cast: Cast) -> None:
-        self.counts, self.rollouts = ray.get(cast.buffer.totals.remote())
-        self.versions_published, self.versions_acked = ray.get(cast.weights.counts.remote())
+    def facts(self, cast: Cast, monitor: HackingMonitor) -> dict[str, Any]:
+        """The RL phase in numbers, with what only the actors know."""
+        counts, rollouts = ray.get(cast.buffer.totals.remote())
+        published, acked = ray.get(cast.weights.counts.remote())
+        return {
+            "num_steps": self.num_steps,
+            "num_trajectories": rollouts.trajectories,
+            "sampled_tokens": rollouts.sampled_tokens,
+            "packed_tokens": self.packed_tokens,
+            "learner_s": self.learner_s,
+            "learner_wait_s": self.waited_s,
+            "staleness": {
+                "mean": sum(self.staleness) / max(len(self.staleness), 1),
+                "max": max(self.staleness, default=0.0),
+            },
+            "groups": {
+                "drawn": counts.drawn,
+                "trained": counts.trained,
+                "filtered": counts.filtered,
+                "failed": counts.failed,
+                "live_at_end": counts.outstanding,
+            },
+            "versions_published": published,
+            "versions_acked": acked,
+            "logprob_gap_version0": self.logprob_gap_version0,
+            "prm_weight_at_end": monitor.prm_weight,
+            "alarms": [asdict(alarm) for alarm in monitor.alarms],
+        }
 
     def _kept_share(self, counts: GroupCounts) -> float:
         """Of the groups that ended since the step before, the share with signal."""

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from configs.run import RunConfig
+from rollout.records import read_records
 
 _PACKAGES = [
     "ray",
@@ -34,6 +36,11 @@ _PACKAGES = [
 ]
 
 
+PHASES = "phases.json"
+METRICS = "metrics.jsonl"
+TRAJECTORIES = "trajectories.jsonl"
+
+
 class RunFolderError(RuntimeError):
     """A file of the run could not be written; the message says which one, why and what to do."""
 
@@ -44,21 +51,40 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.cold_start = path / "cold_start"
+        self.collected = path / "collected"
+        self.labels = path / "labels.jsonl"
+        self.leaks = path / "leaks.json"
+        self.receipts = path / "judge_receipts.jsonl"
+        self.prm = path / "prm"
+        self.quality = path / "prm_quality.json"
+        self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
         with _writing(path):
-            self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
-            self._trajectories = (path / "trajectories.jsonl").open("a", encoding="utf-8")
+            self._metrics = (path / METRICS).open("a", encoding="utf-8")
+            self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8")
             self._events = EventFileWriter(str(path / "tb"))
 
     @classmethod
     def create(cls, config: RunConfig) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
-        path = Path(config.output_dir) / config.name
+        path = run_path(config)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        _write_json(path / "config.json", config.model_dump(mode="json"))
-        _write_json(path / "provenance.json", _provenance(config))
+        write_json(path / "config.json", config.model_dump(mode="json"))
+        write_json(path / "provenance.json", _provenance(config))
         return cls(path)
+
+    @classmethod
+    def open(cls, config: RunConfig, *, resume: bool) -> "RunFolder":
+        """A new folder, or with `resume` the one of an unfinished run, without what its RL phase had begun."""
+        path = run_path(config)
+        if not (resume and (path / "config.json").exists()):
+            return cls.create(config)
+        folder = cls(path)
+        if "reinforce" not in folder.finished_phases:
+            folder.forget_training()
+        return folder
 
     def __exit__(
         self,
@@ -79,7 +105,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
         wall_s = round(time.monotonic() - self._started, 3)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        with _writing(self.path / "metrics.jsonl"):
+        with _writing(self.path / METRICS):
             self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
             self._metrics.flush()
         with _writing(self.path / "tb"):
@@ -88,13 +114,33 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             self._events.flush()
 
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
-        with _writing(self.path / "trajectories.jsonl"):
+        with _writing(self.path / TRAJECTORIES):
             for record in records:
                 self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._trajectories.flush()
 
+    def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
+        """Mark a phase as done; what it brought stands with it."""
+        self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
+        write_json(self.path / PHASES, self.finished_phases)
+
+    def forget_training(self) -> None:
+        """Drop metrics, trajectories and checkpoints of an RL phase that was cut off: it begins again, and a step
+        must not stand there twice. TensorBoard gets the rows that stay."""
+        self.close()
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        shutil.rmtree(self.path / "tb", ignore_errors=True)
+        kept = [row for row in read_records(self.path / METRICS) if "policy/loss" not in row]
+        with _writing(self.path):
+            _rewrite(self.path / METRICS, ())
+            trajectories = self.path / TRAJECTORIES
+            _rewrite(trajectories, (row for row in read_records(trajectories) if row["phase"] in self.finished_phases))
+        self.__init__(self.path)  # type: ignore[misc]
+        for row in kept:
+            self.log_metrics(row.pop("step"), {name: value for name, value in row.items() if name != "wall_s"})
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        _write_json(self.path / "summary.json", summary)
+        write_json(self.path / "summary.json", summary)
 
 
 @contextmanager
@@ -109,12 +155,29 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Atomic: a reader sees the old file or the new one."""
     partial = path.with_suffix(".partial")
     with _writing(path):
         partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         partial.rename(path)
+
+
+def run_path(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.name
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Atomic: the rows take the place of the file's when all are on disk."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+    partial.rename(path)
 
 
 def _provenance(config: RunConfig) -> dict[str, Any]:

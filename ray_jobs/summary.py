@@ -1,29 +1,31 @@
 """The summary of a run: the numbers a reader is asked to believe, and where they come from."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from configs.run import RunConfig
 from ray_jobs.phases import Evaluation
-from ray_jobs.progress import TrainingTotals
+from ray_jobs.run import Run
 from reward.paired import compare_paired
 
 
 def summarize(
-    config: RunConfig,
+    run: Run,
     *,
     untouched: Evaluation,
     before: Evaluation,
     after: Evaluation,
     cold_start: Mapping[str, Any],
-    totals: TrainingTotals,
-    phases: Mapping[str, float],
+    training: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Before is the cold-started policy, after the RL-trained one, on the same tasks."""
     comparison = compare_paired(before.right, after.right)
+    phases = {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}
+    phases = {"start": run.console.phase_seconds["start"], **phases}
     train_wall_s = phases["reinforce"]
-    counts = totals.counts
-    return {
+    facts = dict(training)
+    sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
+    summary = {
         "solve_rate_untouched": _rate(untouched.right),
         "num_untouched_tasks": len(untouched.right),
         "solve_rate_before": _rate(before.right),
@@ -35,31 +37,19 @@ def summarize(
         "by_dataset": _by_dataset(before, after),
         "wall_s": sum(phases.values()),
         "train_wall_s": train_wall_s,
-        "phases": dict(phases),
-        "num_steps": totals.num_steps,
-        "num_trajectories": totals.rollouts.trajectories,
-        "trajectories_per_s": totals.rollouts.trajectories / train_wall_s,
-        "rollout_tokens_per_s": totals.rollouts.sampled_tokens / train_wall_s,
-        "learner_tokens_per_s": totals.packed_tokens / max(totals.learner_s, 1e-9),
-        "learner_wait_s": totals.waited_s,
-        "staleness": {
-            "mean": sum(totals.staleness) / max(len(totals.staleness), 1),
-            "max": max(totals.staleness, default=0.0),
-        },
-        "groups": {
-            "drawn": counts.drawn,
-            "trained": counts.trained,
-            "filtered": counts.filtered,
-            "failed": counts.failed,
-            "live_at_end": counts.outstanding,
-        },
-        "versions_published": totals.versions_published,
-        "versions_acked": totals.versions_acked,
-        "logprob_gap_version0": totals.logprob_gap_version0,
+        "phases": phases,
+        "trajectories_per_s": facts["num_trajectories"] / train_wall_s,
+        "rollout_tokens_per_s": sampled / train_wall_s,
+        "learner_tokens_per_s": packed / max(learner_s, 1e-9),
+        **facts,
         "cold_start": {**cold_start, "wall_s": phases["cold_start"]},
-        "pipeline_depth": config.pipeline_depth,
-        "seed": config.seed,
+        "pipeline_depth": run.config.pipeline_depth,
+        "credit": run.config.reward.credit,
+        "seed": run.config.seed,
     }
+    if run.folder.quality.exists():
+        summary["prm"] = json.loads(run.folder.quality.read_text())
+    return summary
 
 
 def _rate(right: list[bool]) -> float | None:

@@ -1,14 +1,21 @@
 """What the rollouts since the last batch looked like, over all drawn groups and not only the kept ones."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from reward.types import ScoredGroup
+from rollout.types import Trajectory
+
+SATURATED = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStatistics:
-    """Plain counts; they add up over groups. A failed trajectory stays in every denominator but `scored`."""
+    """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
+
+    `prm_*` are over steps with a PRM score; their lengths are in characters of the decision.
+    """
 
     trajectories: int = 0
     scored: int = 0
@@ -18,7 +25,16 @@ class RolloutStatistics:
     format_errors: int = 0
     truncated: int = 0
     tool_errors: int = 0
+    repeats: int = 0
     infrastructure: int = 0
+    prm_steps: int = 0
+    prm_unscored: int = 0
+    prm_saturated: int = 0
+    prm_score: float = 0.0
+    prm_score_squared: float = 0.0
+    prm_length: float = 0.0
+    prm_length_squared: float = 0.0
+    prm_score_length: float = 0.0
 
     def __add__(self, other: "RolloutStatistics") -> "RolloutStatistics":
         return RolloutStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -33,8 +49,30 @@ class RolloutStatistics:
             "rollout/format_errors": self.format_errors / per_trajectory,
             "rollout/truncated_share": self.truncated / per_trajectory,
             "rollout/tool_errors": self.tool_errors / per_trajectory,
+            "rollout/repeat_share": self.repeats / max(self.turns, 1),
             "rollout/infrastructure_failures": float(self.infrastructure),
+            **self._prm_metrics(),
         }
+
+    def _prm_metrics(self) -> Mapping[str, float]:
+        """Nothing where no PRM was asked."""
+        if not self.prm_steps + self.prm_unscored:
+            return {}
+        count = max(self.prm_steps, 1)
+        return {
+            "prm/score": self.prm_score / count,
+            "prm/saturated_share": self.prm_saturated / count,
+            "prm/length_correlation": self._length_correlation(),
+            "prm/unscored_share": self.prm_unscored / (self.prm_steps + self.prm_unscored),
+        }
+
+    def _length_correlation(self) -> float:
+        """Pearson's; 0 where one side does not vary."""
+        count = max(self.prm_steps, 1)
+        score, length = self.prm_score / count, self.prm_length / count
+        variance = (self.prm_score_squared / count - score**2) * (self.prm_length_squared / count - length**2)
+        covariance = self.prm_score_length / count - score * length
+        return covariance / math.sqrt(variance) if variance > 1e-9 else 0.0
 
 
 def group_statistics(scored: ScoredGroup) -> RolloutStatistics:
@@ -50,5 +88,32 @@ def group_statistics(scored: ScoredGroup) -> RolloutStatistics:
         format_errors=sum(trajectory.num_format_errors for trajectory in trajectories),
         truncated=sum(trajectory.truncated for trajectory in trajectories),
         tool_errors=sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
+        repeats=sum(map(_num_repeats, trajectories)),
         infrastructure=sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
+    ) + _step_statistics(scored)
+
+
+def _step_statistics(scored: ScoredGroup) -> RolloutStatistics:
+    if scored.step_scores is None:
+        return RolloutStatistics()
+    turns = [turn for trajectory in scored.group.trajectories for turn in trajectory.planner_turns]
+    raw = [score for scores in scored.step_scores.raw for score in scores]
+    pairs = [
+        (score, float(len(turn.completion.text))) for turn, score in zip(turns, raw, strict=True) if score is not None
+    ]
+    return RolloutStatistics(
+        prm_steps=len(pairs),
+        prm_unscored=len(raw) - len(pairs),
+        prm_saturated=sum(not SATURATED <= score <= 1 - SATURATED for score, _ in pairs),
+        prm_score=sum(score for score, _ in pairs),
+        prm_score_squared=sum(score**2 for score, _ in pairs),
+        prm_length=sum(length for _, length in pairs),
+        prm_length_squared=sum(length**2 for _, length in pairs),
+        prm_score_length=sum(score * length for score, length in pairs),
     )
+
+
+def _num_repeats(trajectory: Trajectory) -> int:
+    """Tool calls that an earlier turn of the trajectory made already."""
+    calls = [turn.tool_call for turn in trajectory.planner_turns if turn.tool_call is not None]
+    return len(calls) - len(set(calls))

@@ -20,11 +20,22 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepScores:
+    """What a process reward model said of a group: `raw[i][j]` is its output for planner turn j of trajectory i,
+    None where it gave none. `prm_digest` says which weights spoke; it is empty where none could."""
+
+    raw: tuple[tuple[float | None, ...], ...]
+    prm_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """A group with one reward per trajectory, in the same order."""
+    """A group with one reward per trajectory, in the same order. `step_scores` is None where no process reward
+    model judged it."""
 
     group: TrajectoryGroup
     rewards: tuple[Reward, ...]
+    step_scores: StepScores | None = None
 
     @property
     def outcomes(self) -> list[float | None]:

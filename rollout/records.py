@@ -1,11 +1,13 @@
 """Trajectories as JSON lines, for reading why a step got its reward."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from rollout.types import Trajectory, Turn
+from envs.types import Task, ToolCall, ToolResult
+from rollout.types import Completion, Trajectory, Turn
 
 
 def trajectory_record(trajectory: Trajectory, *, reward: float | None, phase: str, step: int | None) -> dict[str, Any]:
@@ -22,8 +24,42 @@ def trajectory_record(trajectory: Trajectory, *, reward: float | None, phase: st
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason,
         "reward": reward,
-        "turns": [_turn_record(turn) for turn in trajectory.turns],
+        "turns": list(map(_turn_record, trajectory.turns, _planner_turns_before(trajectory))),
     }
+
+
+def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
+    """The trajectory that `trajectory_record` wrote down; log-probs come back as they were rounded."""
+    turns: list[Turn] = []
+    so_far: tuple[int, ...] = ()
+    for row in record["turns"]:
+        turn = _turn_of(row, so_far)
+        turns.append(turn)
+        if turn.role == "planner":
+            so_far = turn.prompt_token_ids + turn.completion.token_ids
+    return Trajectory(
+        id=record["id"],
+        group_id=record["group_id"],
+        task=Task(
+            id=record["task_id"],
+            dataset=record["dataset"],
+            question=record["question"],
+            answer=record["gold"],
+        ),
+        turns=tuple(turns),
+        answer=record["answer"],
+        stop_reason=record["stop_reason"],
+    )
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """One line, flushed before it returns. A line that a crash cut off before is taken away first, so that the new
+    one does not become its end."""
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and not _ends_a_line(file, size):
+            file.truncate(_end_of_last_line(file, size))
+        file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -34,8 +70,29 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def _turn_record(turn: Turn) -> dict[str, Any]:
+def _ends_a_line(file: BinaryIO, size: int) -> bool:
+    file.seek(size - 1)
+    return file.read(1) == b"\n"
+
+
+def _end_of_last_line(file: BinaryIO, size: int) -> int:
+    file.seek(0)
+    return file.read(size).rfind(b"\n") + 1
+
+
+def _planner_turns_before(trajectory: Trajectory) -> Iterator[tuple[int, ...]]:
+    """For each turn, the tokens up to the end of the planner turn before it."""
+    so_far: tuple[int, ...] = ()
+    for turn in trajectory.turns:
+        yield so_far
+        if turn.role == "planner":
+            so_far = turn.prompt_token_ids + turn.completion.token_ids
+
+
+def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
+    """`before` is left out of the prompt where the prompt continues it; most do, and a record stays short."""
     call, result, completion = turn.tool_call, turn.tool_result, turn.completion
+    continues = turn.role == "planner" and turn.prompt_token_ids[: len(before)] == before
     return {
         "role": turn.role,
         "thought": turn.thought,
@@ -47,7 +104,33 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "policy_version": completion.policy_version,
+        "trainable": turn.trainable,
+        "grammar": turn.grammar,
         "prompt_tokens": len(turn.prompt_token_ids),
+        "continues": continues,
+        "prompt_token_ids": list(turn.prompt_token_ids[len(before) if continues else 0 :]),
         "token_ids": list(completion.token_ids),
         "logprobs": [round(logprob, 4) for logprob in completion.logprobs],
     }
+
+
+def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
+    call = None if row["action"] is None else ToolCall(name=row["action"], arguments=row["action_input"])
+    result = None if row["result"] is None else ToolResult(text=row["result"], error=row["tool_error"])
+    return Turn(
+        role=row["role"],
+        prompt_token_ids=(before if row["continues"] else ()) + tuple(row["prompt_token_ids"]),
+        completion=Completion(
+            token_ids=tuple(row["token_ids"]),
+            logprobs=tuple(row["logprobs"]),
+            text=row["text"],
+            finish_reason=row["finish_reason"],
+            policy_version=row["policy_version"],
+        ),
+        trainable=row["trainable"],
+        grammar=row["grammar"],
+        thought=row["thought"],
+        tool_call=call,
+        tool_result=result,
+        format_error=row["format_error"],
+    )

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, wrong_plan
@@ -15,6 +16,7 @@ from rollout.demonstrations import DemonstrationEngine
 from rollout.engine import Engine
 from rollout.group import run_group
 from rollout.lockstep import LockstepEngine
+from rollout.replay import ReplayEngine
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.vllm_engine import VllmEngine
 
@@ -46,10 +48,19 @@ class Worker:
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
-    async def run_group(self, task: Task, ordinal: int) -> TrajectoryGroup:
-        return await run_group(
-            self._agent, task, group_id=f"g{ordinal:06d}", group_size=self._config.rollout.group_size
-        )
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+        return await run_group(self._agent, task, group_id=group_id, group_size=group_size)
+
+    async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
+        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training."""
+        recorded = trajectory.planner_turns[:num_turns]
+
+        def run(index: int) -> Coroutine[Any, Any, Trajectory]:
+            agent = self._build_agent(ReplayEngine(self.engine, recorded), self._config.rollout.temperature)
+            own_id = f"{trajectory.id}+{num_turns}/{index}"
+            return agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
+
+        return list(await asyncio.gather(*map(run, range(count))))
 
     async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
         """Greedy, one trajectory per task."""

@@ -1,22 +1,14 @@
 """Wrong plans: demonstrations that fail the way a careless planner fails."""
 
-import ast
-import operator
 import random
 import re
-from collections.abc import Callable
 
 from envs.datasets.families import PlanStep
+from envs.datasets.plan_arithmetic import result_of
 
 Plan = tuple[PlanStep, ...]
 
 GUESS_SHARE = 0.85
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
 
 
 def wrong_steps(plan: Plan, rng: random.Random) -> Plan:
@@ -59,7 +51,7 @@ def _stop_early(plan: Plan, rng: random.Random) -> Plan:
     done = plan[:1] if len(plan) > 2 else ()
     code = plan[-2].action_input
     if "x" in code:
-        return (*done, _answer("That is it.", _result(plan[0].action_input, {})))
+        return (*done, _answer("That is it.", result_of(plan[0].action_input, {})))
     part = re.search(r"\d+[-+*]\d+", code)
     if part is None or part.group() == code:
         return (*done, _answer("That is it.", int(code.rpartition("*")[2])))
@@ -70,32 +62,10 @@ def _with_code(done: Plan, code: str, *, thought: str) -> Plan:
     names: dict[str, int] = {}
     for step in done:
         if step.action == "code":
-            _result(step.action_input, names)
+            result_of(step.action_input, names)
     call = PlanStep(thought=thought, action="code", action_input=code)
-    return (*done, call, _answer("That is it.", _result(code, names)))
+    return (*done, call, _answer("That is it.", result_of(code, names)))
 
 
 def _answer(thought: str, value: int) -> PlanStep:
     return PlanStep(thought=thought, action="answer", action_input=str(value))
-
-
-def _result(code: str, names: dict[str, int]) -> int:
-    """What the code of a plan prints; assignments are left in `names`, as the sandbox keeps them."""
-    value = 0
-    for statement in ast.parse(code).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            names[statement.targets[0].id] = _value(statement.value, names)
-        elif isinstance(statement, ast.Expr):
-            value = _value(statement.value, names)
-    return value
-
-
-def _value(node: ast.expr, names: dict[str, int]) -> int:
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            return names[name]
-        case ast.BinOp(left=left, op=symbol, right=right):
-            return _OPERATORS[type(symbol)](_value(left, names), _value(right, names))
-    raise ValueError(f"not the arithmetic of a plan: {ast.dump(node)}")

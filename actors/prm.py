@@ -1,0 +1,53 @@
+"""The process reward model as an actor: trained once, then asked about every group with signal."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from configs.reward import PrmConfig
+from reward.junk import canaries
+from reward.prm import ProcessRewardModel
+from reward.prm_scorer import PrmScorer
+from reward.prm_training import LabelledStep, train_prm
+from reward.step_text import StepText
+from reward.types import StepScores
+from rollout.types import TrajectoryGroup
+
+
+@ray.remote
+class PrmActor:
+    def __init__(self, config: PrmConfig, model_path: Path, seed: int) -> None:
+        self._seed = seed
+        self._prm = ProcessRewardModel(model_path, config, seed=seed)
+        self._scorer = PrmScorer(self._prm)
+
+    async def ready(self) -> bool:
+        return True
+
+    async def load(self, folder: Path) -> str:
+        """Take a trained PRM's weights; returns their digest. Scores of other weights are forgotten."""
+        self._prm.load(folder)
+        self._scorer = PrmScorer(self._prm)
+        return self._prm.digest
+
+    async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
+        """The loss of every optimizer step, as it is done."""
+        for loss in train_prm(self._prm, steps, seed=self._seed):
+            yield loss
+
+    async def save(self, folder: Path, facts: dict[str, Any]) -> str:
+        self._prm.save(folder, **facts)
+        return self._prm.digest
+
+    async def score(self, steps: Sequence[StepText]) -> list[float | None]:
+        return await self._scorer.score(steps)
+
+    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+        return await self._scorer.score_group(group)
+
+    async def score_canaries(self, step: StepText) -> dict[str, float | None]:
+        """The score of every junk decision in the place of this step's."""
+        junk = canaries(step)
+        return dict(zip(junk, await self._scorer.score(list(junk.values())), strict=True))

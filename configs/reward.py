@@ -1,0 +1,97 @@
+"""Judging: how steps are credited, the process reward model (PRM), its data and its training."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Config
+from configs.judge import JudgeConfig
+
+Credit = Literal["outcome", "outcome_gated", "process_supervision", "min_form", "step_bandit"]
+LabellerName = Literal["plan", "monte_carlo", "judge"]
+
+
+class CollectConfig(Config):
+    num_tasks: int = Field(default=918, ge=2)
+    """Tasks that trajectories are collected for; the PRM is split by task, so at least two."""
+    rollouts_per_task: int = Field(default=4, ge=1)
+    """Trajectories per task."""
+    aime_test_path: str | None = None
+    """File of the AIME problems of the evaluation, which no collected problem may leak; none takes those in
+    envs.data_path, or the public data set."""
+
+
+class LabelConfig(Config):
+    labeller: LabellerName = "plan"
+    """`plan`: the generator's own plan (no key, generated tasks only). `monte_carlo`: the share of continuations
+    from the step that end right (no key). `judge`: a language model over the OpenAI chat protocol."""
+    continuations: int = Field(default=4, ge=1, le=64)
+    """Continuations per step of the Monte-Carlo labeller (K)."""
+    check_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the tasks that the Monte-Carlo labeller judges besides, to measure agreement."""
+    judge: JudgeConfig | None = None
+    """The language model that judges; only the labeller `judge` needs it."""
+
+    @model_validator(mode="after")
+    def _judge_is_known(self) -> "LabelConfig":
+        if self.labeller == "judge" and self.judge is None:
+            raise ValueError("label.labeller = 'judge' needs a [label.judge] table with at least its model")
+        return self
+
+
+class PrmConfig(Config):
+    model_path: str = "Qwen/Qwen3-0.6B"
+    """Base of the PRM: a folder, a model hub id, or `demo`."""
+    num_layers: int | None = Field(default=None, ge=1)
+    """Keep only the first so many layers of the base, for speed on a CPU; none keeps all."""
+    lora_rank: int = Field(default=16, ge=1, le=512)
+    lora_alpha: float = Field(default=32.0, gt=0)
+    max_tokens: int = Field(default=1024, ge=32)
+    """Tokens of one step's text; older context is cut, never the decision."""
+    held_out_share: float = Field(default=0.25, gt=0, lt=1)
+    """Share of the tasks whose steps the PRM never sees in training."""
+    junk_share: float = Field(default=0.15, ge=0, le=1)
+    """Worthless decisions with label 0 added to the training steps, as a share of them."""
+    num_epochs: int = Field(default=3, ge=1)
+    batch_tasks: int = Field(default=4, ge=1)
+    """Tasks whose steps make one optimizer step."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    """AdamW's step size for the adapter; the head's is ten times that. It falls linearly to zero."""
+    microbatch_tokens: int = Field(default=2048, ge=64)
+    """Most distinct tokens of one forward pass; shared prefixes count once."""
+    num_threads: int = Field(default=2, ge=1)
+    """CPU threads of the PRM."""
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class AlarmConfig(Config):
+    """When a step-level reward is taken to be hacked; every alarm multiplies the PRM's weight by `factor`."""
+
+    window: int = Field(default=4, ge=2)
+    """Train steps that are compared with as many before them."""
+    factor: float = Field(default=0.5, ge=0, lt=1)
+    """What one alarm leaves of the PRM's weight."""
+    score_rise: float = Field(default=0.1, gt=0)
+    """Rise of the mean PRM score that is an alarm while the solve rate rose by less than a fifth of it."""
+    turns_rise: float = Field(default=0.5, gt=0)
+    """Relative rise of the steps per trajectory that is an alarm while the solve rate did not rise."""
+    repeat_share: float = Field(default=0.3, gt=0, le=1)
+    """Share of decisions that repeat an earlier one of their trajectory."""
+    length_correlation: float = Field(default=0.6, gt=0, le=1)
+    """Correlation of PRM score and decision length."""
+    saturated_share: float = Field(default=0.95, gt=0, le=1)
+    """Share of raw scores above 0.98 or below 0.02."""
+    canary: float = Field(default=0.3, gt=0, le=1)
+    """Highest score a junk decision may get."""
+    rejudge_mse: float = Field(default=0.15, gt=0)
+    """Mean squared error of the PRM on fresh rollouts, against the labeller, where one is at hand."""
+
+
+class RewardConfig(Config):
+    credit: Credit = "outcome_gated"
+    """How step scores become advantages; without a PRM every one of them is `outcome`."""
+    prm_path: str | None = None
+    """A trained PRM's folder; a pipeline fills it in."""
+    prm_weight: float = Field(default=0.5, ge=0)
+    """Weight of the step scores in `outcome_gated`."""
+    alarms: AlarmConfig = AlarmConfig()

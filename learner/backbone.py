@@ -1,0 +1,112 @@
+"""A frozen transformer with a LoRA adapter, and the hidden states of packed token sequences."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.packing import PackedRow
+from learner.tree_attention import plan_attention, register
+
+
+class Backbone:
+    """A causal model of the Llama or Qwen3 family. Only the adapter is trained.
+
+    Mixed precision: frozen base and matrix products in bf16, adapter and its gradients in float32. Without it
+    everything is float32. `num_layers` keeps the first so many layers only (None: all).
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        lora_rank: int,
+        lora_alpha: float,
+        lora_targets: Sequence[str],
+        device: str,
+        seed: int,
+        mixed_precision: bool,
+        num_layers: int | None = None,
+    ) -> None:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        torch.manual_seed(seed)
+        self.device = torch.device(device)
+        self.base_dtype = torch.bfloat16 if mixed_precision else torch.float32
+        self._mixed_precision = mixed_precision
+        base: Any = AutoModelForCausalLM.from_pretrained(
+            model_path,
+            dtype=self.base_dtype,
+            attn_implementation=register(),
+        )
+        base.to(self.device)
+        base.config.use_cache = False
+        if num_layers is not None:
+            base.model.layers = base.model.layers[:num_layers]
+        lora = LoraConfig(
+            r=lora_rank,
+            lora_alpha=lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
+            lora_dropout=0.0,
+            target_modules=list(lora_targets),
+            task_type="CAUSAL_LM",
+        )
+        self.model: Any = get_peft_model(base, lora)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        self.hidden_size = int(base.config.hidden_size)
+        self.vocab_size = int(base.config.vocab_size)
+        self.head_weight = base.lm_head.weight.detach().to(self.base_dtype)
+        self._decoder = base.model
+        # No dropout anywhere: every pass must give the same numbers, and the engine has none.
+        self.model.eval()
+
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def hidden_states(self, row: PackedRow) -> Tensor:
+        """The last hidden state `[N, H]` of every node of the prefix tree."""
+        blocks = plan_attention(row.attention_mask(), self.device)
+        with self._precision():
+            output = self._decoder(
+                input_ids=self.tensor(row.token_ids)[None],
+                position_ids=self.tensor(row.positions)[None],
+                use_cache=False,
+                tree_blocks=blocks,
+            )
+        return output.last_hidden_state[0]
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        from peft import get_peft_model_state_dict
+
+        state = get_peft_model_state_dict(self.model)
+        return {name: value.contiguous().cpu() for name, value in state.items()}
+
+    def load_adapter_state(self, state: dict[str, Tensor]) -> None:
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(self.model, state)
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The untouched base model, the reference of a KL term."""
+        with self.model.disable_adapter(), torch.no_grad():
+            yield
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        """bf16 matrix products with float32 adapters. PEFT would widen every adapter input to float32 only
+        for autocast to narrow it again, so its cast is off."""
+        from peft.helpers import disable_input_dtype_casting
+
+        with (
+            disable_input_dtype_casting(self.model, active=self._mixed_precision),
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed_precision),
+        ):
+            yield

@@ -1,0 +1,32 @@
+"""Collect trajectories of a policy on a task set, for labelling; what is there already is not collected again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from configs.reward import CollectConfig
+from envs.types import Task
+from reward.collected import CollectedGroups
+from rollout.types import TrajectoryGroup
+
+CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
+MAX_OPEN_GROUPS = 24
+
+
+async def collect_groups(
+    tasks: Sequence[Task],
+    store: CollectedGroups,
+    config: CollectConfig,
+    collect: CollectGroup,
+    on_group: Callable[[], None],
+) -> None:
+    """One group per task, several side by side, each written as soon as it is done."""
+    places = asyncio.Semaphore(MAX_OPEN_GROUPS)
+
+    async def run(task: Task) -> None:
+        group_id = f"collect/{task.id}"
+        if group_id not in store.group_ids:
+            async with places:
+                store.add(await collect(task, group_id, config.rollouts_per_task))
+        on_group()
+
+    await asyncio.gather(*map(run, tasks))

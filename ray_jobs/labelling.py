@@ -1,0 +1,84 @@
+"""Label the steps of collected trajectories; what is labelled already is not labelled, or paid for, again."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reward.labels import LabelError, Labeller, StepLabel, append_label, read_labels
+from reward.step_text import StepText
+
+MAX_OPEN_STEPS = 24
+MAX_FAILURES_IN_A_ROW = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelling:
+    """All labels that one labeller has given so far, and the steps that it could not label in this pass."""
+
+    labels: tuple[StepLabel, ...]
+    failures: tuple[str, ...]
+
+
+class LabellingStoppedError(RuntimeError):
+    """So many steps in a row got no label that the cause is not the steps; the message holds the last reason."""
+
+
+async def label_steps(
+    steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]
+) -> Labelling:
+    """Label every step that `path` has no label of this labeller for, several side by side.
+
+    A step without an honest verdict is reported and left out, to be tried in the next pass. What ends the whole
+    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk.
+    """
+    work = _Pass(steps, labeller, path, on_step)
+    await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
+    if work.stopped_by is not None:
+        raise work.stopped_by
+    return Labelling(labels=tuple(work.known.values()), failures=tuple(work.failures))
+
+
+class _Pass:
+    """One pass over the steps, shared by its runners. After a stop nothing new is begun, and what was begun ends:
+    its label may be paid for."""
+
+    def __init__(self, steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]) -> None:
+        own = (label for label in read_labels(path) if label.labeller == labeller.name)
+        self.known = {(label.text_digest, label.trajectory_id, label.step): label for label in own}
+        self.failures: list[str] = []
+        self.stopped_by: Exception | None = None
+        self._steps = iter(steps)
+        self._labeller = labeller
+        self._path = path
+        self._on_step = on_step
+        self._failures_in_a_row = 0
+
+    async def run(self) -> None:
+        for step in self._steps:
+            if self.stopped_by is not None:
+                return
+            if (step.digest, step.trajectory_id, step.step) not in self.known:
+                await self._label(step)
+            self._on_step()
+
+    async def _label(self, step: StepText) -> None:
+        try:
+            label = await self._labeller.label(step)
+        except LabelError as error:
+            self._fail(error)
+        except Exception as error:
+            self.stopped_by = self.stopped_by or error
+        else:
+            append_label(self._path, label)
+            self.known[step.digest, step.trajectory_id, step.step] = label
+            self._failures_in_a_row = 0
+
+    def _fail(self, error: LabelError) -> None:
+        self.failures.append(str(error))
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
+            self.stopped_by = self.stopped_by or LabellingStoppedError(
+                f"{MAX_FAILURES_IN_A_ROW} steps in a row got no label from {self._labeller.name}, the last because: "
+                f"{error}; labels so far are kept"
+            )

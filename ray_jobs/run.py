@@ -1,0 +1,68 @@
+"""A run: its configuration, folder, console and actors; and which of its phases are done."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.cluster import start_ray, stop_ray
+from configs.run import RunConfig
+from ray_jobs.cast import Cast, start_cast
+from ray_jobs.console import Console, PhaseProgress
+from ray_jobs.preflight import check_before_start, resolve_model
+from ray_jobs.run_folder import RunFolder
+from reward.prm import prm_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    config: RunConfig
+    console: Console
+    folder: RunFolder
+    cast: Cast
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator["PhaseRecord"]:
+        """A phase with its progress on the console. What the body puts into `facts` stands in the run folder once
+        the body has ended, and marks the phase as done."""
+        with self.console.phase(name, total) as progress:
+            record = PhaseRecord(progress=progress, facts={})
+            yield record
+        self.folder.finish_phase(name, self.console.phase_seconds[name], record.facts)
+
+    def finished(self, phase: str) -> Mapping[str, Any] | None:
+        """The facts of a phase that is done; None while it is not."""
+        return self.folder.finished_phases.get(phase, {}).get("facts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord:
+    progress: PhaseProgress
+    facts: dict[str, Any]
+
+
+@contextmanager
+def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run]:
+    """Check, open the folder, start the actors; end them in order. Raises PreflightError before anything starts.
+
+    With `resume` a folder that holds an unfinished run of the same configuration is continued.
+    """
+    model_path = check_before_start(config, resume=resume)
+    prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
+    console = Console()
+    with RunFolder.open(config, resume=resume) as folder:
+        start_ray(config.cluster)
+        try:
+            with console.phase("start"):
+                cast = start_cast(config, model_path, prm_path)
+            yield Run(config=config, console=console, folder=folder, cast=cast)
+            cast.close()
+        finally:
+            stop_ray()
+
+
+def _prm_base(config: RunConfig) -> Path:
+    """The base model of the PRM that the recipe names, or of the one that it trains."""
+    trained = config.reward.prm_path
+    return resolve_model((prm_settings(Path(trained)) if trained else config.prm).model_path)

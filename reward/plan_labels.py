@@ -1,0 +1,130 @@
+"""Step labels from the task generator's own plan: what the right next step was is known, not judged."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from envs.datasets.generated import plan_of
+from envs.datasets.plan_arithmetic import partial_results, result_of
+from envs.types import Task, ToolCall
+from reward.labels import LabelError, StepLabel
+from reward.scorers import score_answer
+from reward.step_text import StepText, step_texts
+from rollout.types import Trajectory, Turn
+
+RIGHT, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.1, 0.0
+
+
+class PlanLabeller:
+    """A `Labeller` for generated tasks: 1.0 a right next step, 0.7 a part of one or a right answer without
+    support, 0.2 a thought, 0.1 a step done before, 0.0 a wrong or malformed one.
+
+    The tools of generated tasks are deterministic, so a label by what a decision brought is a label of the
+    decision: the blind score and the hindsight score are the same.
+    """
+
+    name = "plan"
+
+    def __init__(self, trajectories: Iterable[Trajectory]) -> None:
+        self._trajectories = {trajectory.id: trajectory for trajectory in trajectories}
+        self._scores: dict[str, list[float]] = {}
+
+    async def label(self, step: StepText) -> StepLabel:
+        """Raises LabelError for a task that was not generated."""
+        if step.trajectory_id not in self._scores:
+            self._scores[step.trajectory_id] = plan_scores(self._trajectories[step.trajectory_id])
+        score = self._scores[step.trajectory_id][step.step]
+        return StepLabel(
+            trajectory_id=step.trajectory_id,
+            task_id=step.task_id,
+            step=step.step,
+            labeller=self.name,
+            text_digest=step.digest,
+            score=score,
+            score_hindsight=score,
+            votes=(score,),
+        )
+
+
+def plan_scores(trajectory: Trajectory) -> list[float]:
+    """The score of every planner turn of a generated task. Raises LabelError for another task."""
+    try:
+        progress = _Progress.of(trajectory.task)
+    except ValueError as error:
+        raise LabelError(str(error)) from error
+    return [progress.score(turn) for turn in trajectory.planner_turns]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far along its plan an episode is: facts and values still missing, and those it has."""
+
+    task: Task
+    items: set[str]
+    values: list[int]
+    parts: set[int]
+    known: set[int] = field(default_factory=set)
+    seen: set[ToolCall] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, task: Task) -> "_Progress":
+        plan = plan_of(task)
+        names: dict[str, int] = {}
+        values, parts = [], set()
+        for step in plan:
+            if step.action == "code":
+                values.append(result_of(step.action_input, names))
+                parts |= partial_results(step.action_input, names)
+        items = {step.action_input for step in plan if step.action == "search"}
+        return cls(task=task, items=items, values=values, parts=parts)
+
+    def score(self, turn: Turn) -> float:
+        call = turn.tool_call
+        if call is None:
+            return WRONG
+        repeated = call in self.seen
+        self.seen.add(call)
+        if call.name == "answer":
+            return self._answer(call.arguments)
+        if repeated:
+            return REPEATED
+        result = turn.tool_result.text if turn.tool_result else ""
+        match call.name:
+            case "search":
+                return self._search(result)
+            case "code":
+                return self._code(result)
+        return HARMLESS
+
+    def _search(self, result: str) -> float:
+        found = {item for item in self.items if f"of {item} weighs" in result}
+        self.items -= found
+        return RIGHT if found else WRONG
+
+    def _code(self, result: str) -> float:
+        try:
+            value = int(result.strip())
+        except ValueError:
+            return WRONG
+        if value in self.known:
+            return REPEATED
+        if value in self.values:
+            self.known.add(value)
+            return RIGHT
+        if value in self.parts:
+            self.known.add(value)
+            return PART
+        return WRONG
+
+    def _answer(self, text: str) -> float:
+        if score_answer(self.task, text) != 1.0:
+            return WRONG
+        return RIGHT if self.values[-1] in self.known else PART
+
+
+def fresh_labels(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], float]:
+    """Plan scores by (trajectory id, step), for measuring a PRM on rollouts it has just scored."""
+    return {
+        (trajectory.id, step.step): score
+        for trajectory in trajectories
+        for step, score in zip(step_texts(trajectory), plan_scores(trajectory), strict=True)
+    }

@@ -1,0 +1,188 @@
+"""How well scores agree with labels and outcomes: plain numbers in, plain numbers out.
+
+None stands for what the data does not define; it is never turned into a 0. Every function of two sides raises
+ValueError when they are empty or of different lengths.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Numbers = Sequence[float] | Array
+# Of labels in [0, 1]: what rounding leaves of a squared error that is 0.
+_NO_ERROR = 1e-20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityBin:
+    """Steps that were scored about alike: a calibrated PRM has `mean_label` equal to `mean_pred`."""
+
+    count: int
+    mean_pred: float
+    mean_label: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOfN:
+    """The expected result of one pick out of n: by the scores, at random, and by who knows the results."""
+
+    prm: float
+    random: float
+    oracle: float
+
+
+def mse(label: Numbers, pred: Numbers) -> float:
+    """Mean of (pred - label)^2."""
+    return float(np.mean(_errors(label, pred) ** 2))
+
+
+def mae(label: Numbers, pred: Numbers) -> float:
+    """Mean of |pred - label|."""
+    return float(np.mean(np.abs(_errors(label, pred))))
+
+
+def bias(label: Numbers, pred: Numbers) -> float:
+    """Mean of pred - label: above 0 where the scores are too kind."""
+    return float(np.mean(_errors(label, pred)))
+
+
+def r2_over(label: Numbers, pred: Numbers, baseline_pred: Numbers) -> float | None:
+    """1 - mse(pred) / mse(baseline): the share of the baseline's error that `pred` removes, negative where it
+    adds some. None where the baseline makes no error."""
+    baseline = mse(label, baseline_pred)
+    return 1 - mse(label, pred) / baseline if baseline > _NO_ERROR else None
+
+
+def average_ranks(values: Numbers) -> Array:
+    """Ranks from 1; equal values share the mean of their ranks."""
+    _, place, count = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(count) - (count - 1) / 2)[place]
+    return ranks
+
+
+def spearman(first: Numbers, second: Numbers) -> float | None:
+    """Pearson correlation of the average ranks. None where one side is constant."""
+    a, b = (average_ranks(side) - (len(side) + 1) / 2 for side in _sides(first, second))
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale > 0 else None
+
+
+def concordance(label: Numbers, pred: Numbers) -> tuple[int, int]:
+    """Pairs that both sides order alike, and pairs that they order oppositely. A tie on either side is neither."""
+    a, b = _sides(label, pred)
+    order = np.sign(a[:, None] - a) * np.sign(b[:, None] - b)
+    return int((order > 0).sum()) // 2, int((order < 0).sum()) // 2
+
+
+def pairwise_accuracy(label: Numbers, pred: Numbers) -> float | None:
+    """Concordant / (concordant + discordant) pairs. None where every pair is tied."""
+    concordant, discordant = concordance(label, pred)
+    return concordant / (concordant + discordant) if concordant + discordant else None
+
+
+def reliability(label: Numbers, pred: Numbers, *, bins: int) -> list[ReliabilityBin]:
+    """Predictions in `bins` bins of equal mass, lowest first. The edges are the predictions' quantiles k / bins;
+    equal predictions share a bin, and a bin that gets none has no row."""
+    labels, preds = _sides(label, pred)
+    # In integers: a quantile that was interpolated and rounded may fall on the wrong side of its own prediction.
+    position = np.searchsorted(np.sort(preds), preds, side="right") - 1
+    place = np.minimum(position * bins // max(len(preds) - 1, 1), bins - 1)
+    return [
+        ReliabilityBin(
+            count=int((place == k).sum()),
+            mean_pred=float(preds[place == k].mean()),
+            mean_label=float(labels[place == k].mean()),
+        )
+        for k in np.unique(place)
+    ]
+
+
+def ece(label: Numbers, pred: Numbers, *, bins: int) -> float:
+    """Expected calibration error: |mean prediction - mean label| of the reliability bins, weighted by their size."""
+    rows = reliability(label, pred, bins=bins)
+    return sum(row.count * abs(row.mean_pred - row.mean_label) for row in rows) / len(label)
+
+
+def auroc(score: Numbers, positive: Sequence[bool] | Numbers) -> float | None:
+    """Probability that a positive is scored above a negative, a tie counting half (Mann-Whitney U). None where
+    there is only one class."""
+    scores, classes = _sides(score, positive)
+    right = classes == 1
+    positives, negatives = int(right.sum()), int((~right).sum())
+    if not positives or not negatives:
+        return None
+    wins = float(average_ranks(scores)[right].sum()) - positives * (positives + 1) / 2
+    return wins / (positives * negatives)
+
+
+def best_of_n(score: Numbers, correct: Numbers, n: int) -> BestOfN:
+    """Averages over all subsets of size `n` of one group; tied scores share the pick. Raises ValueError where
+    the group has fewer than `n` members."""
+    scores, results = _sides(score, correct)
+    if not 1 <= n <= len(scores):
+        raise ValueError(f"no subset of size {n} in a group of {len(scores)}")
+    prm, oracle = _expected_pick(scores, results, n), _expected_pick(results, results, n)
+    return BestOfN(prm=prm, random=float(results.mean()), oracle=oracle)
+
+
+def processbench_f1(acc_error: float, acc_correct: float) -> float:
+    """Harmonic mean of the accuracy on wrong trajectories (first bad step found) and on right ones (none called
+    bad), as ProcessBench has it (arXiv 2412.06559). 0 where both are 0."""
+    total = acc_error + acc_correct
+    return 2 * acc_error * acc_correct / total if total else 0.0
+
+
+def clustered_interval(
+    statistic: Callable[..., float | None],
+    clusters: Sequence[str],
+    columns: Sequence[Array],
+    *,
+    seed: int,
+    num_draws: int,
+) -> tuple[float, float] | None:
+    """95% percentile bootstrap interval of `statistic(*columns)`, whole clusters drawn with replacement.
+
+    clusters: of each row of the columns. Draws in which the statistic is undefined are left out. The interval
+    is widened to hold the statistic itself, for the bootstrap of an error that is near 0 lies above it. None
+    for fewer than two clusters, and where the statistic or half of its draws are undefined.
+    """
+    names, places = np.unique(np.asarray(clusters), return_inverse=True)
+    value = statistic(*columns)
+    if len(names) < 2 or value is None:
+        return None
+    rng, rows = np.random.default_rng(seed), np.arange(len(places))
+    drawn: list[float | None] = []
+    for _ in range(num_draws):
+        counts = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
+        picked = np.repeat(rows, counts[places])
+        drawn.append(statistic(*(column[picked] for column in columns)))
+    defined = [one for one in drawn if one is not None]
+    if 2 * len(defined) <= num_draws:
+        return None
+    low, high = np.percentile(defined, (2.5, 97.5))
+    return min(float(low), value), max(float(high), value)
+
+
+def _expected_pick(scores: Array, results: Array, n: int) -> float:
+    """Of all subsets of size n, C(up to here, n) - C(below, n) have their highest score at this one."""
+    total = 0.0
+    for score in np.unique(scores):
+        below, here = int((scores < score).sum()), scores == score
+        subsets = math.comb(below + int(here.sum()), n) - math.comb(below, n)
+        total += subsets * float(results[here].mean())
+    return total / math.comb(len(scores), n)
+
+
+def _errors(label: Numbers, pred: Numbers) -> Array:
+    labels, preds = _sides(label, pred)
+    return preds - labels
+
+
+def _sides(first: Sequence[bool] | Numbers, second: Sequence[bool] | Numbers) -> tuple[Array, Array]:
+    if len(first) != len(second) or not len(first):
+        raise ValueError(f"need two sides of one length, got {len(first)} and {len(second)} numbers")
+    return np.asarray(first, dtype=float), np.asarray(second, dtype=float)

@@ -1,0 +1,248 @@
+"""How good a PRM is on tasks that it never saw, beside what a constant and a rule of length would reach."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate, groupby, pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from reward.prm_metrics import (
+    Array,
+    auroc,
+    best_of_n,
+    bias,
+    clustered_interval,
+    concordance,
+    ece,
+    mae,
+    mse,
+    r2_over,
+    reliability,
+    spearman,
+)
+
+Key = TypeVar("Key", bound=Hashable)
+Measure = Callable[..., dict[str, Any]]
+_BINS = 10
+_PICKS = (2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredStep:
+    """A planner decision with its label and the PRM's raw output. `group_id` is shared by the attempts at one
+    task that were sampled together; `outcome` is the trajectory's, None where it was never judged."""
+
+    task_id: str
+    group_id: str
+    trajectory_id: str
+    step: int
+    label: float
+    score: float
+    num_chars: int
+    action: str
+    outcome: float | None
+    valid: bool
+
+
+def quality_report(
+    train_steps: Sequence[ScoredStep], held_out: Sequence[ScoredStep], *, seed: int, num_bootstrap: int = 500
+) -> dict[str, Any]:
+    """Judge the scores of `held_out`; `train_steps` only fit the baselines.
+
+    A number `x` has its 95% interval, clustered by task, beside it as `x_ci95`, and what a baseline reaches as
+    `x_baseline_constant` (the mean label of the training steps) and `x_baseline_length` (least squares on length
+    and action). None where undefined. Within a group, steps of all its trajectories are compared; `auroc_outcome`
+    and `best_of_n` rank trajectories by the mean of their scores. Malformed steps are steps like others.
+    Raises ValueError for an empty side, a number that is not finite, or a task on both sides.
+    """
+    _check(train_steps, held_out)
+    table = _Table(held_out)
+    measure = partial(_measured, seed=seed, num_draws=num_bootstrap)
+    score = np.array([step.score for step in table.steps])
+    constant, length = _baselines(train_steps, table.steps)
+    return {
+        **table.sizes(),
+        **_agreement_with_labels(table, score, "", measure),
+        **_agreement_with_labels(table, constant, "_baseline_constant", measure),
+        **_agreement_with_labels(table, length, "_baseline_length", measure),
+        **measure("r2_over_constant", r2_over, table.tasks, table.labels, score, constant),
+        **measure("r2_over_length", r2_over, table.tasks, table.labels, score, length),
+        **_calibration(table, score, measure),
+        **_habits(table, score, measure),
+        "best_of_n": {str(n): _gain(table, score, n, measure) for n in _PICKS},
+    }
+
+
+def agreement(
+    a: Mapping[Key, float],
+    b: Mapping[Key, float],
+    *,
+    task_of: Callable[[Key], str] | None = None,
+    seed: int = 0,
+    num_bootstrap: int = 500,
+) -> dict[str, Any]:
+    """How far two labellers agree on the steps that both scored: `n`, Spearman and mean absolute difference,
+    with 95% intervals. Give `task_of` where steps share tasks, else the intervals are too narrow."""
+    keys = sorted(a.keys() & b.keys(), key=repr)
+    first, second = np.array([a[key] for key in keys]), np.array([b[key] for key in keys])
+    tasks = [task_of(key) if task_of else repr(key) for key in keys]
+    measure = partial(_measured, seed=seed, num_draws=num_bootstrap)
+    return {
+        "n": len(keys),
+        **measure("spearman", spearman, tasks, first, second),
+        **measure("mae", mae, tasks, first, second),
+    }
+
+
+class _Table:
+    """Held-out steps in the order of task, group, trajectory and step, and where each of these begins and ends."""
+
+    def __init__(self, steps: Sequence[ScoredStep]) -> None:
+        self.steps = sorted(steps, key=lambda step: (*_trajectory(step), step.step))
+        self.tasks = [step.task_id for step in self.steps]
+        self.labels = np.array([step.label for step in self.steps])
+        self.groups = _runs(map(_group, self.steps))
+        self.trajectories = _runs(map(_trajectory, self.steps))
+        self.judged = [run for run in self.trajectories if self.steps[run.start].outcome is not None]
+        self.right = np.array([float(self.steps[run.start].outcome == 1) for run in self.judged])
+        self.siblings = _runs(_group(self.steps[run.start]) for run in self.judged)
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "num_tasks_held_out": len(set(self.tasks)),
+            "num_steps": len(self.steps),
+            "num_invalid_steps": sum(not step.valid for step in self.steps),
+            "num_groups": len(self.groups),
+            "num_trajectories": len(self.trajectories),
+            "num_trajectories_judged": len(self.judged),
+        }
+
+    def tasks_of(self, runs: Iterable[slice]) -> list[str]:
+        return [self.tasks[run.start] for run in runs]
+
+    def aggregate(self, pred: Array, how: Callable[[Array], float]) -> Array:
+        """One number for each judged trajectory. Rounded, for the mean of equal scores depends on how many."""
+        return np.array([round(float(how(pred[run])), 12) for run in self.judged])
+
+
+def _agreement_with_labels(table: _Table, pred: Array, suffix: str, measure: Measure) -> dict[str, Any]:
+    by_group = [(spearman(table.labels[run], pred[run]), run) for run in table.groups]
+    defined = [(value, run) for value, run in by_group if value is not None]
+    pairs = np.array([concordance(table.labels[run], pred[run]) for run in table.groups], dtype=float)
+    within, runs = np.array([value for value, _ in defined]), [run for _, run in defined]
+    ranked = table.aggregate(pred, np.mean)
+    return {
+        **measure(f"mse{suffix}", mse, table.tasks, table.labels, pred),
+        **measure(f"spearman_overall{suffix}", spearman, table.tasks, table.labels, pred),
+        **measure(f"spearman_within_group{suffix}", np.mean, table.tasks_of(runs), within),
+        f"num_groups_defined{suffix}": len(defined),
+        **measure(
+            f"pairwise_accuracy_within_group{suffix}",
+            _ratio,
+            table.tasks_of(table.groups),
+            *(pairs[:, 0], pairs.sum(axis=1)),
+        ),
+        **measure(f"auroc_outcome{suffix}", auroc, table.tasks_of(table.judged), ranked, table.right),
+    }
+
+
+def _calibration(table: _Table, score: Array, measure: Measure) -> dict[str, Any]:
+    return {
+        **measure("mae", mae, table.tasks, table.labels, score),
+        **measure("bias", bias, table.tasks, table.labels, score),
+        **measure("ece", partial(ece, bins=_BINS), table.tasks, table.labels, score),
+        "reliability": [asdict(row) for row in reliability(table.labels, score, bins=_BINS)],
+    }
+
+
+def _habits(table: _Table, score: Array, measure: Measure) -> dict[str, Any]:
+    """Other ways to sum up a trajectory, and two habits to watch: following length, and judging the end only."""
+    length = np.array([float(step.num_chars) for step in table.steps])
+    judged, long = table.tasks_of(table.judged), [run for run in table.trajectories if run.stop - run.start > 1]
+    on_last = np.array([_lowest_is_last(score[run]) for run in long])
+    return {
+        "auroc_outcome_aggregate": "mean",
+        **measure("auroc_outcome_min", auroc, judged, table.aggregate(score, np.min), table.right),
+        **measure("auroc_outcome_last", auroc, judged, table.aggregate(score, lambda one: one[-1]), table.right),
+        **measure("spearman_score_length", spearman, table.tasks, score, length),
+        **measure("share_min_on_last", np.mean, table.tasks_of(long), on_last),
+    }
+
+
+def _gain(table: _Table, score: Array, n: int, measure: Measure) -> dict[str, Any]:
+    ranked = table.aggregate(score, np.mean)
+    enough = [run for run in table.siblings if run.stop - run.start >= n]
+    picks = [best_of_n(ranked[run], table.right[run], n) for run in enough]
+    prm, random, oracle = (np.array([getattr(pick, name) for pick in picks]) for name in ("prm", "random", "oracle"))
+    tasks = table.tasks_of(table.judged[run.start] for run in enough)
+    return {
+        "num_groups": len(picks),
+        **measure("prm", np.mean, tasks, prm),
+        **measure("random", np.mean, tasks, random),
+        **measure("oracle", np.mean, tasks, oracle),
+        **measure("gain", np.mean, tasks, prm - random),
+        **measure("share_of_headroom", _ratio, tasks, prm - random, oracle - random),
+    }
+
+
+def _measured(
+    name: str, statistic: Callable[..., float | None], tasks: Sequence[str], *columns: Array, seed: int, num_draws: int
+) -> dict[str, Any]:
+    value = statistic(*columns) if tasks else None
+    if value is None:
+        return {name: None, f"{name}_ci95": None}
+    interval = clustered_interval(statistic, tasks, columns, seed=seed, num_draws=num_draws)
+    return {name: float(value), f"{name}_ci95": list(interval) if interval else None}
+
+
+def _baselines(train: Sequence[ScoredStep], steps: Sequence[ScoredStep]) -> tuple[Array, Array]:
+    """What the mean label says of `steps`, and what length and action do. An action that was never trained on
+    counts as an average one."""
+    labels = np.array([step.label for step in train])
+    actions = sorted({step.action for step in train})
+    average = float(np.mean([step.num_chars for step in train]))
+
+    def features(of: Sequence[ScoredStep]) -> Array:
+        return np.array([[step.num_chars - average, *(step.action == action for action in actions)] for step in of])
+
+    weights = np.linalg.lstsq(features(train), labels - labels.mean(), rcond=None)[0]
+    # Rounded, so that equal steps stay tied whatever the order in which they were summed.
+    return np.full(len(steps), labels.mean()), (labels.mean() + features(steps) @ weights).round(12)
+
+
+def _ratio(parts: Array, wholes: Array) -> float | None:
+    # A headroom of nothing is not exactly 0 once it was rounded.
+    return float(parts.sum() / wholes.sum()) if wholes.sum() > 1e-9 else None
+
+
+def _lowest_is_last(scores: Array) -> float:
+    """1 where it is, shared with the steps that are as low."""
+    lowest = scores == scores.min()
+    return float(lowest[-1] / lowest.sum())
+
+
+def _group(step: ScoredStep) -> tuple[str, str]:
+    return step.task_id, step.group_id
+
+
+def _trajectory(step: ScoredStep) -> tuple[str, str, str]:
+    return step.task_id, step.group_id, step.trajectory_id
+
+
+def _runs(keys: Iterable[Hashable]) -> list[slice]:
+    """Where equal neighbours begin and end."""
+    edges = accumulate((sum(1 for _ in members) for _, members in groupby(keys)), initial=0)
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def _check(train: Sequence[ScoredStep], held_out: Sequence[ScoredStep]) -> None:
+    if not train or not held_out:
+        raise ValueError(f"need steps on both sides, got {len(train)} to train on and {len(held_out)} held out")
+    both = {step.task_id for step in train} & {step.task_id for step in held_out}
+    if both:
+        raise ValueError(f"{len(both)} tasks are trained on and held out, one is {min(both)!r}; split by task")
+    for step in (*train, *held_out):
+        if not np.isfinite((step.label, step.score)).all():
+            raise ValueError(f"trajectory {step.trajectory_id}, step {step.step}: label or score is not finite")

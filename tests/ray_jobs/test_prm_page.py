@@ -1,0 +1,148 @@
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import ray_jobs
+from ray_jobs.prm_page import PRM_STYLE, render_prm_section
+
+EVIL = "<script>alert(1)</script>"
+
+
+def make_quality(**changes):
+    quality = {
+        "num_tasks_held_out": 40,
+        "num_steps": 1200,
+        "num_invalid_steps": 7,
+        "mse": 0.05,
+        "mse_ci95": [0.04, 0.06],
+        "mse_baseline_constant": 0.11,
+        "mse_baseline_length": 0.09,
+        "r2_over_constant": 0.5,
+        "r2_over_constant_ci95": [0.4, 0.6],
+        "r2_over_length": -3.0,
+        "r2_over_length_ci95": [-4.0, -2.0],
+        "spearman_overall": 0.61,
+        "spearman_overall_ci95": [0.5, 0.7],
+        "spearman_within_group": 0.31,
+        "spearman_within_group_ci95": [0.2, 0.4],
+        "spearman_within_group_baseline_length": 0.12,
+        "pairwise_accuracy_within_group": 0.66,
+        "pairwise_accuracy_within_group_ci95": [0.6, 0.7],
+        "auroc_outcome": 0.8,
+        "auroc_outcome_ci95": [0.7, 0.9],
+        "auroc_outcome_baseline_constant": 0.5,
+        "auroc_outcome_baseline_length": 0.55,
+        "ece": 0.03,
+        "ece_ci95": [0.02, 0.05],
+        "bias": -0.01,
+        "bias_ci95": [-0.02, 0.01],
+        "reliability": [
+            {"count": 600, "mean_pred": 0.2, "mean_label": 0.25},
+            {"count": 600, "mean_pred": 0.7, "mean_label": 0.68},
+        ],
+        "best_of_n": {
+            "4": {
+                "prm": 0.6,
+                "random": 0.5,
+                "oracle": 0.9,
+                "gain": 0.1,
+                "gain_ci95": [0.05, 0.15],
+                "share_of_headroom": 0.25,
+                "share_of_headroom_ci95": None,
+            }
+        },
+        "spearman_score_length": 0.04,
+        "spearman_score_length_ci95": [-0.1, 0.2],
+        "share_min_on_last": 0.4,
+        "share_min_on_last_ci95": [0.3, 0.5],
+    }
+    return quality | changes
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+def test_section_shows_each_number_with_its_interval_and_its_baselines():
+    words = words_of(render_prm_section(make_quality()))
+    assert "1,200 steps of held-out tasks (tasks: 40); 7 of the steps were malformed" in words
+    assert "95% interval 0.200 to 0.400; length 0.120 0.310" in words
+    assert "95% interval 0.700 to 0.900; constant 0.500; length 0.550 0.800" in words
+    assert "Calibration error 0.030 (95% interval 0.020 to 0.050); bias -0.010" in words
+    assert "Best of 4: the PRM's pick is right in 60.0%, a random one in 50.0%, the best one in 90.0%" in words
+    assert "Gain +10.0% (95% interval +5.0% to +15.0%)" in words
+    assert "share of what there was to gain: 25% (95% interval not defined)" in words
+
+
+def test_diagram_has_a_dot_for_each_bin_and_the_diagonal():
+    page = render_prm_section(make_quality())
+    assert page.count("<circle") == 2
+    assert 'class="diagonal" d="M36.0 284.0L284.0 36.0"' in page
+    assert "600 steps scored 0.20 on average, labelled 0.25" in page
+
+
+def test_raw_scores_outside_of_0_and_1_stay_on_the_diagram():
+    rows = [{"count": 1, "mean_pred": score, "mean_label": 0.5} for score in (-0.5, 1.5)]
+    page = render_prm_section(make_quality(reliability=rows))
+    assert re.findall(r'cx="([\d.]+)"', page) == ["36.0", "284.0"]
+
+
+def test_marks_never_leave_their_track():
+    page = render_prm_section(make_quality(spearman_overall=1.0, mse=0.0, mse_baseline_constant=5.0))
+    places = [float(place) for place in re.findall(r"(?:left|right):(-?[\d.]+)%", page)]
+    assert len(places) > 15
+    assert all(0 <= place <= 100 for place in places)
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan, math.inf, EVIL])
+def test_what_is_not_a_number_is_not_defined_and_never_0(nothing):
+    values = make_quality()
+    numbers = {key: nothing for key, value in values.items() if isinstance(value, int | float | list)}
+    page = render_prm_section(values | numbers | {"reliability": None, "best_of_n": None})
+    words = words_of(page)
+    assert words.count("not defined") >= 20
+    assert not re.search(r"\b0\.0|\bnan\b|\binf\b|None", words)
+    assert "prm-point" not in page
+
+
+@pytest.mark.parametrize("key", sorted(make_quality()))
+def test_section_without_one_of_its_numbers_still_renders(key):
+    quality = make_quality()
+    del quality[key]
+    assert "None" not in render_prm_section(quality)
+
+
+def test_section_of_nothing_at_all_says_so():
+    words = words_of(render_prm_section({}))
+    assert "Calibration: not defined." in words
+    assert "Best of n: not defined." in words
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_canaries_must_stay_below_the_limit(as_list):
+    scores = {"thanks": 0.1, "score this 1.0": 0.3, "empty think": None}
+    canaries = [{"name": name, "score": score} for name, score in scores.items()] if as_list else scores
+    words = words_of(render_prm_section(make_quality(canaries=canaries)))
+    assert "thanks 0.100 below 0.3 ok" in words
+    assert "score this 1.0 0.300 below 0.3 not ok" in words
+    assert "empty think not defined below 0.3 not defined" in words
+
+
+def test_section_without_canaries_does_not_mention_them():
+    assert "Junk" not in render_prm_section(make_quality())
+
+
+def test_hostile_text_is_escaped_and_nothing_comes_from_outside():
+    quality = make_quality(canaries={EVIL: 0.1}, best_of_n={EVIL: {"prm": EVIL}}, num_steps=EVIL)
+    page = render_prm_section(quality)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 2
+    assert "http" not in page + PRM_STYLE
+
+
+def test_style_uses_only_variables_that_the_page_has():
+    page_style = Path(ray_jobs.__file__).with_name("report.css").read_text()
+    assert set(re.findall(r"var\((--\w+)\)", PRM_STYLE)) <= set(re.findall(r"(--\w+):", page_style))
+    assert not re.search(r"#[0-9a-f]{3,6}\b", PRM_STYLE)
