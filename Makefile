@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml requirements-cpu.lock .ci/setup
 	@bash .ci/setup && touch $@
 
 train: setup
-	@$(BIN)/agentflow train $(RECIPE) $(ARGS)
+	@$(BIN)/agentflow pipeline $(RECIPE) $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)

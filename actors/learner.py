@@ -32,12 +32,12 @@ class LearnerActor:
     def ready(self) -> bool:
         return True
 
-    def imitate_step(self, demonstrations: Sequence[Trajectory]) -> StepResult:
+    def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         samples = [
             build_sample(trajectory, [1.0] * len(trajectory.planner_turns), temperature=1.0)
             for trajectory in demonstrations
         ]
-        return self._learner.imitate_step(samples)
+        return self._learner.imitate_step(samples, learning_rate=learning_rate)
 
     def reset_optimizer(self, learning_rate: float, warmup_steps: int) -> None:
         self._learner.reset_optimizer(learning_rate, warmup_steps)

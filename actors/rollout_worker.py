@@ -59,8 +59,7 @@ class RolloutWorkerActor:
         await self._follower.sync(policy_version)
 
     async def collect(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
-        """One group outside of training, sampled as in training."""
-        return await self._worker.run_group(task, group_id, group_size)
+        return await self._worker.collect_group(task, group_id, group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         return await self._worker.continue_from(trajectory, num_turns, count)

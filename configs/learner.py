@@ -8,8 +8,11 @@ from configs.base import Config
 
 
 class LearnerConfig(Config):
-    objective: Literal["dapo", "grpo"] = "dapo"
-    """`dapo`: token mean over the whole step, clip-higher. `grpo`: mean per trajectory first."""
+    objective: Literal["dapo", "grpo", "flow_grpo"] = "dapo"
+    """`dapo`: token mean over the whole step, clip-higher. `grpo`: mean per trajectory first. `flow_grpo`: mean per
+    turn, then per trajectory, with a KL term to the untouched model."""
+    kl_weight: float = Field(default=0.001, ge=0)
+    """Weight of the KL term of `flow_grpo`."""
     learning_rate: float = Field(default=3e-4, gt=0)
     """AdamW's step size, constant after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -44,3 +47,4 @@ class ColdStartConfig(Config):
     batch_demonstrations: int = Field(default=8, ge=1)
     """Demonstrations per optimizer step; every one is used once."""
     learning_rate: float = Field(default=5e-4, gt=0)
+    """AdamW's first step size; it falls linearly to zero."""

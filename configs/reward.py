@@ -16,6 +16,8 @@ class CollectConfig(Config):
     """Tasks that trajectories are collected for; the PRM is split by task, so at least two."""
     rollouts_per_task: int = Field(default=4, ge=1)
     """Trajectories per task."""
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
     aime_test_path: str | None = None
     """File of the AIME problems of the evaluation, which no collected problem may leak; none takes those in
     envs.data_path, or the public data set."""
@@ -50,8 +52,10 @@ class PrmConfig(Config):
     """Tokens of one step's text; older context is cut, never the decision."""
     held_out_share: float = Field(default=0.25, gt=0, lt=1)
     """Share of the tasks whose steps the PRM never sees in training."""
-    junk_share: float = Field(default=0.15, ge=0, le=1)
+    junk_share: float = Field(default=0.25, ge=0, le=1)
     """Worthless decisions with label 0 added to the training steps, as a share of them."""
+    spoilt_share: float = Field(default=0.5, ge=0, le=2)
+    """Copies of right steps with one digit or word changed and label 0, as a share of the right steps."""
     num_epochs: int = Field(default=3, ge=1)
     batch_tasks: int = Field(default=4, ge=1)
     """Tasks whose steps make one optimizer step."""
@@ -77,8 +81,8 @@ class AlarmConfig(Config):
     """Relative rise of the steps per trajectory that is an alarm while the solve rate did not rise."""
     repeat_share: float = Field(default=0.3, gt=0, le=1)
     """Share of decisions that repeat an earlier one of their trajectory."""
-    length_correlation: float = Field(default=0.6, gt=0, le=1)
-    """Correlation of PRM score and decision length."""
+    length_correlation_rise: float = Field(default=0.3, gt=0, le=2)
+    """Rise of the correlation of PRM score and decision length that is an alarm while the solve rate did not rise."""
     saturated_share: float = Field(default=0.95, gt=0, le=1)
     """Share of raw scores above 0.98 or below 0.02."""
     canary: float = Field(default=0.3, gt=0, le=1)

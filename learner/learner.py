@@ -12,12 +12,12 @@ from torch import Tensor
 
 from configs.learner import LearnerConfig
 from configs.model import ModelConfig
-from learner.losses import LossOutput, dapo_loss, grpo_loss
+from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
 from learner.packing import pack, split_microbatches
 from learner.policy import Policy
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
 
-_PER_TOKEN_METRICS = ("clip_high", "clip_low", "ratio", "logprob_gap_abs", "mismatch_k3")
+_PER_TOKEN_METRICS = ("clip_high", "clip_low", "ratio", "logprob_gap_abs", "mismatch_k3", "kl_ref_k3")
 
 
 class Learner:
@@ -62,7 +62,7 @@ class Learner:
         self.policy_version += 1
         elapsed = time.perf_counter() - started
         tokens = max(batch.num_loss_tokens, 1)
-        metrics = {f"policy/{name}": sums[name] / tokens for name in _PER_TOKEN_METRICS}
+        metrics = {f"policy/{name}": sums[name] / tokens for name in _PER_TOKEN_METRICS if name in sums}
         metrics |= {
             "policy/loss": sums["loss"],
             "policy/effective_sample_size": sums["weight"] ** 2 / max(tokens * sums["weight_squared"], 1e-12),
@@ -75,9 +75,13 @@ class Learner:
         }
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
-    def imitate_step(self, samples: Sequence[TrainingSample]) -> StepResult:
-        """One supervised update: mean negative log-likelihood of the trained tokens. No new version."""
+    def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
+        """One supervised update: mean negative log-likelihood of the trained tokens. No new version.
+
+        `learning_rate` is the step size from now on, None leaves it as it is.
+        """
         started = time.perf_counter()
+        self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
 
         def loss(rows: Sequence[TrainingSample]) -> LossOutput:
@@ -113,9 +117,9 @@ class Learner:
     def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> LossOutput:
         learner_logprobs = self.policy.logprobs(rows)
         width = learner_logprobs.shape[1]
-        rollout, advantages, mask = (
+        rollout, advantages, mask, turn_ids = (
             _padded([getattr(row, name) for row in rows], width, learner_logprobs.device)
-            for name in ("rollout_logprobs", "advantages", "loss_mask")
+            for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids")
         )
         correction: dict[str, Any] = {}
         if self._off_policy:
@@ -128,7 +132,25 @@ class Learner:
             return grpo_loss(
                 *tensors, num_trajectories=batch.num_trajectories, clip_low=low, clip_high=low, **correction
             )
+        if self.config.objective == "flow_grpo":
+            return flow_grpo_loss(
+                *tensors,
+                num_trajectories=batch.num_trajectories,
+                turn_ids=turn_ids,
+                ref_logprobs=self._ref_logprobs(rows),
+                kl_weight=self.config.kl_weight,
+                clip_low=low,
+                clip_high=low,
+                **correction,
+            )
         return dapo_loss(*tensors, num_loss_tokens=batch.num_loss_tokens, clip_low=low, clip_high=high, **correction)
+
+    def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:
+        """Log-probs of the reference, the untouched base model; None where the KL term has no weight."""
+        if not self.config.kl_weight:
+            return None
+        with self.policy.without_adapter():
+            return self.policy.logprobs(rows)
 
     def _accumulate(
         self,

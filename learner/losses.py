@@ -95,13 +95,16 @@ def flow_grpo_loss(
     kl_weight: float = 0.001,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    proximal_logprobs: Tensor | None = None,
+    max_importance_weight: float | None = None,
 ) -> LossOutput:
     """Flow-GRPO: the mean over trajectories of the mean over turns of the mean over a turn's tokens, of the
     clipped objective minus `kl_weight` times the k3 estimate of KL(learner || reference).
 
     arXiv 2510.05592, eq. 5. A row is a trajectory; `turn_ids` `[B, T]` numbers its turns from 0 (ignored
     outside the loss mask); without it a row is one turn. `num_trajectories` counts those of the whole
-    optimizer step (default: the rows given). Without `ref_logprobs` there is no KL term.
+    optimizer step (default: the rows given). Without `ref_logprobs` there is no KL term. `proximal_logprobs` and
+    `max_importance_weight` as in `dapo_loss`; the KL term is not weighted by them.
     """
     token_losses, metrics = _clipped_token_losses(
         learner_logprobs,
@@ -110,9 +113,14 @@ def flow_grpo_loss(
         loss_mask,
         clip_low=clip_low,
         clip_high=clip_high,
+        proximal_logprobs=proximal_logprobs,
+        max_importance_weight=max_importance_weight,
     )
     if ref_logprobs is not None:
-        k3 = k3_divergence(learner_logprobs, ref_logprobs) * loss_mask
+        # As above: outside the mask a log-prob may be anything, and 0 times nan is nan.
+        k3 = k3_divergence(
+            torch.where(loss_mask.bool(), learner_logprobs, 0.0), ref_logprobs.where(loss_mask.bool(), 0.0)
+        )
         token_losses = token_losses + kl_weight * k3
         metrics["kl_ref_k3"] = float(k3.detach().sum())
     weights = _turn_weights(loss_mask, turn_ids)

@@ -79,7 +79,7 @@ def start_cast(config: RunConfig, model_path: Path, prm_base: Path | None) -> Ca
             num_cpus=1,
             num_gpus=NUM_GPUS[config.rollout.engine.device],
             runtime_env={"env_vars": engine_env},
-        ).remote(config, model_path, index, buffer, weights, prm)
+        ).remote(config, model_path, index, buffer, weights, prm if config.reward.credit != "outcome" else None)
         for index in range(config.rollout.num_workers)
     )
     loading = [learner, *workers, *([prm] if prm else [])]

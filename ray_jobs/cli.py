@@ -14,6 +14,7 @@ USER_ERRORS = (
     "BudgetExceededError",
     "ChatError",
     "LabellingStoppedError",
+    "NothingCollectedError",
     "PrmError",
     "ConfigError",
     "PreflightError",
@@ -100,6 +101,39 @@ def _solve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _collect(options: argparse.Namespace) -> int:
+    from configs.loading import load_run_config
+
+    config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.preflight import check_before_acting
+
+    check_before_acting(config, draws_tasks=True)
+    from ray_jobs.collect import run_collect
+
+    run_collect(config, options.adapter)
+    return 0
+
+
+def _label(options: argparse.Namespace) -> int:
+    from configs.loading import load_run_config
+
+    config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.label import run_label
+
+    run_label(config, options.adapter, dry_run=options.dry_run)
+    return 0
+
+
+def _train_prm(options: argparse.Namespace) -> int:
+    from configs.loading import load_run_config
+
+    config = load_run_config(options.recipe, options.overrides)
+    from ray_jobs.train_prm import run_train_prm
+
+    run_train_prm(config)
+    return 0
+
+
 def _run_code(options: argparse.Namespace) -> int:
     from ray_jobs.run_code import main as run_code
 
@@ -151,6 +185,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_recipe(evaluate, positional=True)
     _add_adapter(evaluate)
     evaluate.set_defaults(run=_evaluate)
+
+    collect = commands.add_parser("collect", help="collect trajectories of the base model or an adapter, to label")
+    _add_recipe(collect, positional=True)
+    _add_adapter(collect)
+    collect.set_defaults(run=_collect)
+
+    label = commands.add_parser("label", help="label the steps of the collected trajectories")
+    _add_recipe(label, positional=True)
+    _add_adapter(label)
+    label.add_argument("--dry-run", action="store_true", help="print what it would take and cost, and stop")
+    label.set_defaults(run=_label)
+
+    train_prm = commands.add_parser("train-prm", help="train a process reward model on the labels, and measure it")
+    _add_recipe(train_prm, positional=True)
+    train_prm.set_defaults(run=_train_prm)
 
     solve = commands.add_parser("solve", help="solve one question and print the steps as they happen")
     solve.add_argument("question")

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from configs.reward import CollectConfig
 from envs.types import Task
-from reward.collected import CollectedGroups
-from rollout.types import TrajectoryGroup
+from reward.collected import CollectedGroups, outcome_of
+from rollout.types import Trajectory, TrajectoryGroup
 
 CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
 MAX_OPEN_GROUPS = 24
@@ -30,3 +30,13 @@ async def collect_groups(
         on_group()
 
     await asyncio.gather(*map(run, tasks))
+
+
+def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
+    return {
+        "num_tasks": len({one.task.id for one in collected}),
+        "num_trajectories": len(collected),
+        "num_steps": sum(len(one.planner_turns) for one in collected),
+        "num_malformed": sum(one.num_format_errors for one in collected),
+        "num_right": sum(outcome_of(one) == 1.0 for one in collected),
+    }

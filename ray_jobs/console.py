@@ -125,6 +125,12 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     _print_plain(console, f"report: {report}")
 
 
+def sentence(done: str, facts: Mapping[str, Any]) -> str:
+    """The facts of a phase in one line."""
+    said = (f"{name.removeprefix('num_').replace('_', ' ')} {value}" for name, value in facts.items() if value != [])
+    return f"{done}: {', '.join(said)}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
     minutes, rest = divmod(round(seconds), 60)

@@ -1,12 +1,21 @@
 """Label the steps of collected trajectories; what is labelled already is not labelled, or paid for, again."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+from configs.reward import LabelConfig
+from reward.judge import StepJudge
 from reward.labels import LabelError, Labeller, StepLabel, append_label, read_labels
-from reward.step_text import StepText
+from reward.monte_carlo import ContinueFrom, MonteCarloLabeller
+from reward.plan_labels import PlanLabeller
+from reward.prm_quality import agreement
+from reward.prm_training import held_out_tasks
+from reward.step_text import StepText, step_texts
+from rollout.types import Trajectory
 
 MAX_OPEN_STEPS = 24
 MAX_FAILURES_IN_A_ROW = 20
@@ -22,6 +31,44 @@ class Labelling:
 
 class LabellingStoppedError(RuntimeError):
     """So many steps in a row got no label that the cause is not the steps; the message holds the last reason."""
+
+
+def labelling_passes(
+    config: LabelConfig, collected: Sequence[Trajectory], *, continue_from: ContinueFrom, receipts: Path
+) -> list[tuple[Labeller, list[StepText]]]:
+    """Who labels what: the recipe's labeller every step, and where the recipe wants a second opinion, Monte-Carlo
+    the steps of a share of the tasks."""
+    steps = [step for trajectory in collected for step in step_texts(trajectory)]
+    monte_carlo = MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
+    if config.labeller == "monte_carlo":
+        return [(monte_carlo, steps)]
+    main: Labeller = PlanLabeller(collected) if config.labeller == "plan" else _build_judge(config, receipts)
+    if not config.check_share:
+        return [(main, steps)]
+    checked = held_out_tasks((step.task_id for step in steps), share=config.check_share)
+    return [(main, steps), (monte_carlo, [step for step in steps if step.task_id in checked])]
+
+
+def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list[StepLabel], list[StepLabel]]:
+    """The main labeller's labels, and those of the second opinion."""
+    labels = list(labels)
+    checks = [one for one in labels if one.labeller == MonteCarloLabeller.name and config.labeller != "monte_carlo"]
+    return [one for one in labels if one not in checks], checks
+
+
+def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, Any]:
+    """How far the labeller and the second opinion say the same of the same steps; empty without one."""
+    if not checks:
+        return {}
+    scores, others = (
+        {(one.task_id, one.trajectory_id, one.step): one.score for one in side} for side in (main, checks)
+    )
+    return {f"{config.labeller}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
+
+
+def _build_judge(config: LabelConfig, receipts: Path) -> StepJudge:
+    assert config.judge is not None
+    return StepJudge(config.judge, receipts=receipts)
 
 
 async def label_steps(

@@ -87,8 +87,11 @@ def _imitate(run: Run) -> Mapping[str, Any]:
     with run.phase("cold_start", total=-(-len(tasks) // settings.batch_demonstrations)) as phase:
         demonstrations = _play(run, tasks)
         ray.get(run.cast.learner.reset_optimizer.remote(settings.learning_rate, 0))
-        for step, batch in enumerate(_cut(demonstrations, settings.batch_demonstrations)):
-            result = ray.get(run.cast.learner.imitate_step.remote(batch))
+        batches = _cut(demonstrations, settings.batch_demonstrations)
+        for step, batch in enumerate(batches):
+            # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
+            rate = settings.learning_rate * (1 - step / len(batches))
+            result = ray.get(run.cast.learner.imitate_step.remote(batch, rate))
             run.folder.log_metrics(step, result.metrics)
             phase.progress.advance(loss=result.metrics["cold_start/loss"])
         ray.get(run.cast.learner.save_checkpoint.remote(run.folder.cold_start))

@@ -27,7 +27,7 @@ def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
     _check_settings(config)
     folder = Path(config.output_dir) / config.name
     if resume and (folder / "config.json").exists():
-        _check_same_run(config, folder)
+        check_same_run(config, folder)
     else:
         _check_run_folder(folder)
     _check_tasks(config, training=True)
@@ -147,7 +147,8 @@ def _check_sandbox() -> None:
         ) from error
 
 
-def _check_same_run(config: RunConfig, folder: Path) -> None:
+def check_same_run(config: RunConfig, folder: Path) -> None:
+    """Whether a run folder was begun with this configuration. Raises PreflightError."""
     try:
         begun = RunConfig.model_validate_json((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

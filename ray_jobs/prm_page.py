@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from ray_jobs.charts import reliability_diagram
+
 Quality = Mapping[str, Any]
 CANARY_LIMIT = 0.3
 """Junk decisions must score below it."""
@@ -22,7 +24,6 @@ PRM_STYLE = """
 """For the page's style sheet, after report.css, whose variables it uses."""
 
 _UNDEFINED = "not defined"
-_SIDE, _EDGE = 320, 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,42 +105,7 @@ def _forest_row(quality: Quality, row: _Row) -> str:
 
 def _diagram(quality: Quality) -> str:
     bins = list(_bins(quality))
-    if not bins:
-        return f"<p>Calibration: {_UNDEFINED}.</p>"
-    low, high = min(0.0, *(row[1] for row in bins)), max(1.0, *(row[1] for row in bins))
-    size, total = _SIDE - 2 * _EDGE, max(sum(row[0] for row in bins), 1)
-
-    def place(score: float, label: float) -> tuple[float, float]:
-        x, y = ((value - low) / (high - low) for value in (score, label))
-        return _EDGE + x * size, _SIDE - _EDGE - y * size
-
-    (x0, y0), (x1, y1) = place(low, low), place(high, high)
-    parts = [f'<path class="diagonal" d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"/>', _axes(low, high)]
-    for count, score, label in bins:
-        x, y = place(score, label)
-        parts.append(
-            f'<circle class="dot s0" cx="{x:.1f}" cy="{y:.1f}" r="{3 + 8 * math.sqrt(count / total):.1f}">'
-            f"<title>{count:.0f} steps scored {score:.2f} on average, labelled {label:.2f}</title></circle>"
-        )
-    title = "Reliability: mean label over mean score, in bins of equally many steps"
-    return (
-        f'<svg class="prm-diagram" viewBox="0 0 {_SIDE} {_SIDE}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
-    )
-
-
-def _axes(low: float, high: float) -> str:
-    start, end = _EDGE, _SIDE - _EDGE
-    ends = "".join(
-        f'<text class="note" x="{at}" y="{end + 16}" text-anchor="middle">{value:.3g}</text>'
-        f'<text class="note" x="{start - 6}" y="{_SIDE - at + 4}" text-anchor="end">{value:.3g}</text>'
-        for at, value in ((start, low), (end, high))
-    )
-    middle = _SIDE // 2
-    return (
-        f'<path class="grid" d="M{start} {start}V{end}H{end}"/>{ends}'
-        f'<text class="note" x="{middle}" y="{end + 28}" text-anchor="middle">what the PRM said</text>'
-        f'<text class="note" x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">label</text>'
-    )
+    return reliability_diagram(bins) if bins else f"<p>Calibration: {_UNDEFINED}.</p>"
 
 
 def _calibration(quality: Quality) -> str:

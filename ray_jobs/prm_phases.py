@@ -3,26 +3,22 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from configs.run import RunConfig
 from envs.datasets.collection import collection_tasks
-from ray_jobs.collecting import collect_groups
-from ray_jobs.labelling import label_steps
+from ray_jobs.collecting import collect_groups, collection_facts
+from ray_jobs.console import sentence
+from ray_jobs.labelling import label_agreement, label_steps, labelling_passes, split_checks
 from ray_jobs.run import Run
 from ray_jobs.run_folder import write_json
-from reward.collected import CollectedGroups, outcome_of
-from reward.judge import StepJudge
-from reward.labels import Labeller, StepLabel, read_labels
-from reward.monte_carlo import MonteCarloLabeller
-from reward.plan_labels import PlanLabeller, plan_scores
+from reward.collected import CollectedGroups
+from reward.labels import StepLabel, read_labels
+from reward.plan_labels import plan_scores
 from reward.prm_evaluation import evaluate_prm
-from reward.prm_quality import agreement
-from reward.prm_training import held_out_tasks, num_batches, prm_data
-from reward.step_text import StepText, step_texts
+from reward.prm_training import num_batches, prm_data
+from reward.step_text import step_texts
 from reward.types import ScoredGroup
 from rollout.types import Trajectory
 
@@ -43,47 +39,26 @@ def collect(run: Run) -> list[Trajectory]:
                     phase.progress.advance,
                 )
             )
-            collected = list(store.trajectories())
-            phase.facts.update(
-                num_tasks=len({one.task.id for one in collected}),
-                num_trajectories=len(collected),
-                num_steps=sum(len(one.planner_turns) for one in collected),
-                num_malformed=sum(one.num_format_errors for one in collected),
-                num_right=sum(outcome_of(one) == 1.0 for one in collected),
-            )
-        run.console.note(_sentence("collected", phase.facts))
+            phase.facts.update(collection_facts(list(store.trajectories())))
+        run.console.note(sentence("collected", phase.facts))
     return list(store.trajectories())
 
 
 def label(run: Run, collected: Sequence[Trajectory]) -> list[StepLabel]:
     """The main labeller on every step, and the Monte-Carlo labeller on a share of them, to compare."""
     config, path = run.config.label, run.folder.labels
-    steps = [step for trajectory in collected for step in step_texts(trajectory)]
-    checked = _checked_steps(run.config, steps)
     if run.finished("label") is None:
-        with run.phase("label", total=len(steps) + len(checked)) as phase:
-            main = build_labeller(run.config, collected, run.cast.workers, run.folder.receipts)
-            advance = phase.progress.advance
-            failures = [*asyncio.run(label_steps(steps, main, path, advance)).failures]
-            if checked:
-                monte_carlo = _monte_carlo(run.config, collected, run.cast.workers)
-                failures += asyncio.run(label_steps(checked, monte_carlo, path, advance)).failures
-            phase.facts.update(num_labels=len(steps) + len(checked) - len(failures), num_unlabelled=len(failures))
-            phase.facts.update(labeller=config.labeller, first_failures=failures[:3])
-        run.console.note(_sentence("labelled", phase.facts))
+        continue_from = in_turn("continue_from", run.cast.workers)
+        passes = labelling_passes(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
+        with run.phase("label", total=sum(len(steps) for _, steps in passes)) as phase:
+            done = [
+                asyncio.run(label_steps(steps, labeller, path, phase.progress.advance)) for labeller, steps in passes
+            ]
+            failures = [failure for one in done for failure in one.failures]
+            phase.facts.update(labeller=config.labeller, num_labels=sum(len(one.labels) for one in done))
+            phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
+        run.console.note(sentence("labelled", phase.facts))
     return list(read_labels(path))
-
-
-def build_labeller(
-    config: RunConfig, collected: Sequence[Trajectory], workers: Sequence[Any], receipts: Path
-) -> Labeller:
-    match config.label.labeller:
-        case "plan":
-            return PlanLabeller(collected)
-        case "monte_carlo":
-            return _monte_carlo(config, collected, workers)
-    assert config.label.judge is not None
-    return StepJudge(config.label.judge, receipts=receipts)
 
 
 def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
@@ -92,7 +67,7 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
     if run.finished("train_prm") is not None:
         ray.get(prm.load.remote(run.folder.prm))
         return
-    main = [label for label in labels if not _is_check(run.config, label)]
+    main, checks = split_checks(run.config.label, labels)
     data = prm_data(collected, main, held_out_share=config.held_out_share)
     total = num_batches(data.train, num_epochs=config.num_epochs, batch_tasks=config.batch_tasks)
     with run.phase("train_prm", total=total) as phase:
@@ -107,7 +82,7 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
             score=lambda steps: ray.get(prm.score.remote(list(steps))),
             seed=run.config.seed,
         )
-        quality |= {"digest": digest, "labels": _agreements(run.config, labels)}
+        quality |= {"digest": digest, "labels": label_agreement(run.config.label, main, checks)}
         write_json(run.folder.quality, quality)
         phase.facts.update(digest=digest, num_steps=len(data.train))
     run.console.note(
@@ -142,10 +117,6 @@ def _rejudged(scored: ScoredGroup) -> float:
     return sum(errors) / max(len(errors), 1)
 
 
-def _monte_carlo(config: RunConfig, collected: Sequence[Trajectory], workers: Sequence[Any]) -> MonteCarloLabeller:
-    return MonteCarloLabeller(collected, in_turn("continue_from", workers), continuations=config.label.continuations)
-
-
 def in_turn(method: str, workers: Sequence[Any]) -> Callable[..., Awaitable[Any]]:
     """A method of the workers, each call to the next one."""
     turn = cycle(workers)
@@ -154,37 +125,6 @@ def in_turn(method: str, workers: Sequence[Any]) -> Callable[..., Awaitable[Any]
         return await getattr(next(turn), method).remote(*arguments)
 
     return call
-
-
-def _checked_steps(config: RunConfig, steps: Sequence[StepText]) -> list[StepText]:
-    """The steps of a share of the tasks, for a second opinion."""
-    if config.label.check_share == 0 or config.label.labeller == "monte_carlo":
-        return []
-    tasks = held_out_tasks((step.task_id for step in steps), share=config.label.check_share)
-    return [step for step in steps if step.task_id in tasks]
-
-
-def _is_check(config: RunConfig, label: StepLabel) -> bool:
-    return label.labeller == MonteCarloLabeller.name and config.label.labeller != "monte_carlo"
-
-
-def _agreements(config: RunConfig, labels: Sequence[StepLabel]) -> dict[str, Any]:
-    """How far the labeller and Monte-Carlo say the same of the same steps; empty without a check."""
-    check = {(one.trajectory_id, one.step): one.score for one in labels if _is_check(config, one)}
-    main = {(one.trajectory_id, one.step): one.score for one in labels if not _is_check(config, one)}
-    if not check:
-        return {}
-    return {
-        f"{config.label.labeller}_and_monte_carlo": agreement(
-            main, check, task_of=lambda place: place[0].rpartition("/")[0]
-        )
-    }
-
-
-def _sentence(done: str, facts: dict[str, Any]) -> str:
-    return f"{done}: " + ", ".join(
-        f"{name.removeprefix('num_').replace('_', ' ')} {value}" for name, value in facts.items()
-    )
 
 
 def _highest(scores: Iterable[float | None]) -> float | None:

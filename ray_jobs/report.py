@@ -8,7 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ray_jobs.cards import trajectory_cards
 from ray_jobs.charts import Bar, bar_chart, line_chart
+from ray_jobs.prm_page import PRM_STYLE, render_prm_section
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
@@ -53,19 +55,33 @@ def write_report(run_dir: Path) -> Path:
     sections = {
         "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
         "Learning": _curves(run.steps),
-        "Three trajectories to read": _trajectories(run.attempts),
+        "Three trajectories to read": trajectory_cards(run.attempts),
         "Numbers": _numbers(run.summary),
     }
+    if quality := run.summary.get("prm"):
+        sections = {"The process reward model": _prm(run.summary, quality), **sections}
     body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items())
-    page = (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(run_dir.name)}: report</title><style>{_STYLE.read_text()}</style>"
-        f"<body>{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}</body></html>"
-    )
+    page = _page(f"{run_dir.name}: report", f"{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}")
     path = run_dir / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def write_prm_page(folder: Path, quality: Mapping[str, Any]) -> Path:
+    """`prm_quality.html`: the quality of a PRM that was trained by itself, outside of a run."""
+    path = folder / "prm_quality.html"
+    path.write_text(
+        _page("PRM quality", f"<h1>How good is the PRM?</h1>{render_prm_section(quality)}"), encoding="utf-8"
+    )
+    return path
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE.read_text()}{PRM_STYLE}</style><body>{body}</body></html>"
+    )
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -195,49 +211,6 @@ def _chart(steps: Sequence[Record], names: Mapping[str, str], *, top: float | No
     return line_chart([float(row["step"]) for row in rows], lines, top=top, title=title)
 
 
-def _trajectories(attempts: Mapping[str, Mapping[str, Record]]) -> str:
-    """A task that RL turned from wrong to right, both ways, and one that the trained policy still fails."""
-    before, after = attempts["eval_before"], attempts["eval_after"]
-    turned = [id for id, one in after.items() if one["reward"] == 1 and before.get(id, one)["reward"] == 0]
-    failed = [id for id, one in after.items() if one["reward"] == 0]
-    lost = sum(before[id]["reward"] == 1 for id in failed if id in before)
-    cards = ""
-    if turned:
-        cards += _card("Before RL", before[turned[0]]) + _card("The same task after RL", after[turned[0]])
-    if failed:
-        cards += _card("A task the trained policy still fails", after[failed[0]])
-    note = (
-        f"RL turned {len(turned)} tasks from wrong to right and {lost} from right to wrong; {len(failed)} are wrong "
-        "after it. Shown is the first of each kind."
-    )
-    return f'<p class="soft">{note}</p>{cards}' if cards else "<p>No trajectories were recorded.</p>"
-
-
-def _card(title: str, record: Record) -> str:
-    right = record["reward"] == 1
-    answer = record["answer"] if record["answer"] is not None else f"no answer ({record['stop_reason']})"
-    return (
-        f'<div class="card"><b>{escape(title)}</b><p>{escape(record["question"])}</p>'
-        + "".join(map(_step, record["turns"]))
-        + f'<p>Answer: <b class="{"right" if right else "wrong"}">{escape(answer)}</b>, '
-        f"the reference is {escape(record['gold'])}</p></div>"
-    )
-
-
-def _step(turn: Record) -> str:
-    if turn["format_error"]:
-        reason, text = escape(turn["format_error"]), escape(turn["text"])
-        return f'<div class="step"><span class="wrong">malformed</span>: {reason}<br><code>{text}</code></div>'
-    thought = f'<span class="soft">{escape(turn["thought"])}</span><br>' if turn["thought"] else ""
-    error = f'<span class="wrong">{escape(turn["tool_error"])}</span> ' if turn["tool_error"] else ""
-    echo = turn["action"] in ("answer", "think")
-    result = "" if echo else f'<br>&rarr; {error}<span class="result">{escape(turn["result"] or "")}</span>'
-    return (
-        f'<div class="step">{thought}<span class="action">{escape(turn["action"] or turn["role"])}</span> '
-        f"<code>{escape(turn['action_input'] or turn['text'])}</code>{result}</div>"
-    )
-
-
 def _numbers(summary: Mapping[str, Any]) -> str:
     rows = [(label, _shown(summary.get(key))) for key, label in _KEY_NUMBERS.items()]
     rows += [(f"phase: {name} (s)", _shown(seconds)) for name, seconds in summary.get("phases", {}).items()]
@@ -259,6 +232,14 @@ def _footer(run: _Run) -> str:
         "<details><summary>The configuration with all its defaults</summary>"
         f'<div class="scroll"><pre>{config}</pre></div></details></footer>'
     )
+
+
+def _prm(summary: Mapping[str, Any], quality: Mapping[str, Any]) -> str:
+    """The PRM's quality, and what the alarms said while it was in the loop."""
+    alarms = summary.get("alarms", [])
+    said = "".join(f"<li>Step {alarm['step']}: {escape(alarm['message'])}.</li>" for alarm in alarms)
+    watched = f"{len(alarms)} alarms in training; its weight at the end was {_shown(summary.get('prm_weight_at_end'))}."
+    return render_prm_section(quality) + f"<p>{watched}</p>" + (f"<ul>{said}</ul>" if said else "")
 
 
 def _percent(rate: float | None) -> str:

@@ -1,5 +1,6 @@
 """A run: its configuration, folder, console and actors; and which of its phases are done."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from actors.cluster import start_ray, stop_ray
 from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
-from ray_jobs.preflight import check_before_start, resolve_model
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.preflight import check_before_start, check_same_run, resolve_model
+from ray_jobs.run_folder import RunFolder, run_path
 from reward.prm import prm_settings
 
 
@@ -60,6 +61,15 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
             cast.close()
         finally:
             stop_ray()
+
+
+def finished_summary(config: RunConfig) -> dict[str, Any] | None:
+    """The summary of this very run where it ended already; None where there is something left to do."""
+    path = run_path(config) / "summary.json"
+    if not path.exists():
+        return None
+    check_same_run(config, run_path(config))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _prm_base(config: RunConfig) -> Path:

@@ -12,7 +12,8 @@ from ray_jobs.phases import cold_start, evaluate, group_records
 from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
 from ray_jobs.progress import TrainingTotals
 from ray_jobs.report import write_report
-from ray_jobs.run import Run, open_run
+from ray_jobs.run import Run, finished_summary, open_run
+from ray_jobs.run_folder import run_path
 from ray_jobs.summary import summarize
 from reward.alarms import HackingMonitor
 
@@ -20,6 +21,9 @@ from reward.alarms import HackingMonitor
 def run_training(config: RunConfig, *, with_prm: bool = False, resume: bool = False) -> None:
     """The main job, from a checked configuration to a report in the run folder. `with_prm` is the pipeline: it
     collects, labels and trains a process reward model of its own first. `resume` skips the phases that are done."""
+    if resume and (summary := finished_summary(config)):
+        print_summary(summary, write_report(run_path(config)))
+        return
     with open_run(config, with_prm=with_prm, resume=resume) as run:
         untouched = evaluate(run, "eval_untouched")
         demonstrations = cold_start(run)

@@ -50,7 +50,6 @@ class HackingMonitor:
         now, bounds = self._history[-1], self._config
         for name, metric, bound in (
             ("repeats", "rollout/repeat_share", bounds.repeat_share),
-            ("length", "prm/length_correlation", bounds.length_correlation),
             ("saturation", "prm/saturated_share", bounds.saturated_share),
             ("canary", "prm/canary_max", bounds.canary),
             ("fresh error", "prm/rejudge_mse", bounds.rejudge_mse),
@@ -73,6 +72,10 @@ class HackingMonitor:
         turns = _mean(new, "rollout/turns") / before - 1 if before else 0.0
         if turns > bounds.turns_rise and solved <= 0:
             yield "steps", f"steps per trajectory rose by {turns:.0%} while the solve rate changed by {solved:.3g}"
+        # Only a rise says something: where a tool call is longer than a guess, long ones are rightly better.
+        length = _mean(new, "prm/length_correlation") - _mean(old, "prm/length_correlation")
+        if length > bounds.length_correlation_rise and solved <= 0:
+            yield "length", f"score and length correlate more by {length:.3g}, the solve rate changed by {solved:.3g}"
 
 
 def _mean(rows: Sequence[Metrics], name: str) -> float:

@@ -1,4 +1,4 @@
-"""Worthless decisions: some to train the PRM on, others, never trained on, as canaries that it must see through."""
+"""Worthless decisions: junk and spoilt copies to train the PRM on; others, never trained on, as canaries."""
 
 import random
 from collections.abc import Sequence
@@ -34,28 +34,72 @@ _FILLERS = (
 
 def canaries(step: StepText) -> dict[str, StepText]:
     """Each canary as the decision of `step`, in its true context."""
-    question = step.problem.removeprefix("Problem: ").strip()
     return {
-        name: _with_decision(step, *(part.replace("{problem}", question) for part in parts))
+        name: _with_decision(step, *(part.replace("{problem}", _question(step)) for part in parts))
         for name, parts in CANARIES.items()
     }
 
 
 def junk_steps(steps: Sequence[StepText], *, share: float, seed: int) -> list[StepText]:
-    """`share` times as many worthless steps as `steps`, in their contexts: fillers, and decisions of other tasks."""
+    """`share` times as many worthless steps as `steps`, in their contexts: fillers, copies, other tasks' decisions."""
     rng = random.Random(f"junk|{seed}")
     if not steps:
         return []
     return [_junk(rng.choice(steps), steps, rng) for _ in range(round(share * len(steps)))]
 
 
+def spoilt_steps(right: Sequence[StepText], *, share: float, seed: int) -> list[StepText]:
+    """`share` times as many copies of right steps with one digit or one word of the input changed: what a planner
+    that copies carelessly writes. Thoughts are left alone, for a changed word does not make them wrong."""
+    rng = random.Random(f"spoilt|{seed}")
+    candidates = [step for step in right if "\nAction: think\n" not in step.decision]
+    chosen = [rng.choice(candidates) for _ in range(round(share * len(candidates)))] if candidates else []
+    words = [word for step in candidates for word in _split_input(step)[1].split()]
+    return [spoilt for step in chosen if (spoilt := _spoil(step, words, rng)).decision != step.decision]
+
+
+def _spoil(step: StepText, words: Sequence[str], rng: random.Random) -> StepText:
+    head, text = _split_input(step)
+    digits = [place for place, character in enumerate(text) if character.isdigit()]
+    if digits:
+        place = rng.choice(digits)
+        other = rng.choice([digit for digit in "0123456789" if digit != text[place]])
+        text = text[:place] + other + text[place + 1 :]
+    else:
+        parts = text.split()
+        parts[rng.randrange(len(parts))] = rng.choice(words)
+        text = " ".join(parts)
+    return replace(step, decision=f"{head}{text}\n", result="")
+
+
+def _split_input(step: StepText) -> tuple[str, str]:
+    head, mark, text = step.decision.rpartition("\nInput: ")
+    return head + mark, text.rstrip("\n")
+
+
 def _junk(step: StepText, steps: Sequence[StepText], rng: random.Random) -> StepText:
     other = rng.choice(steps)
-    if other.task_id == step.task_id or rng.random() < 0.5:
+    kind = rng.random()
+    if kind < 0.3:
+        return _with_decision(step, *_copy(step, rng))
+    if other.task_id == step.task_id or kind < 0.65:
         return _with_decision(step, *rng.choice(_FILLERS))
     # A decision that belongs to another task, under this step's own number.
     body = other.decision.partition("\n")[2]
     return replace(step, decision=f"Step {step.step + 1}\n{body}", result="", valid=other.valid)
+
+
+def _copy(step: StepText, rng: random.Random) -> tuple[str, str, str]:
+    """A part of the problem, said again where it helps nobody; never searched for, which may be the right step."""
+    words = _question(step).split()
+    start = rng.randrange(1, max(2, len(words) // 2))
+    part = " ".join(words[start : start + rng.randint(3, max(4, len(words)))])
+    thought = rng.choice((part, part, "The task is this.", "I read the question again.", ""))
+    return thought, rng.choice(("think", "think", "answer", "code")), part
+
+
+def _question(step: StepText) -> str:
+    return step.problem.removeprefix("Problem: ").strip()
 
 
 def _with_decision(step: StepText, thought: str, action: str, action_input: str) -> StepText:

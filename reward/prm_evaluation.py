@@ -6,8 +6,9 @@ from typing import Any
 
 from reward.collected import outcome_of
 from reward.junk import canaries
-from reward.prm_quality import ScoredStep, quality_report
+from reward.prm_quality import quality_report
 from reward.prm_training import LabelledStep, PrmData
+from reward.scored_steps import ScoredStep
 from reward.step_text import StepText
 from rollout.types import Trajectory
 

@@ -1,9 +1,8 @@
 """How good a PRM is on tasks that it never saw, beside what a constant and a rule of length would reach."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from itertools import accumulate, groupby, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,28 +21,12 @@ from reward.prm_metrics import (
     reliability,
     spearman,
 )
+from reward.scored_steps import ScoredStep, ScoredTable
 
 Key = TypeVar("Key", bound=Hashable)
 Measure = Callable[..., dict[str, Any]]
 _BINS = 10
 _PICKS = (2, 4)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredStep:
-    """A planner decision with its label and the PRM's raw output. `group_id` is shared by the attempts at one
-    task that were sampled together; `outcome` is the trajectory's, None where it was never judged."""
-
-    task_id: str
-    group_id: str
-    trajectory_id: str
-    step: int
-    label: float
-    score: float
-    num_chars: int
-    action: str
-    outcome: float | None
-    valid: bool
 
 
 def quality_report(
@@ -58,7 +41,7 @@ def quality_report(
     Raises ValueError for an empty side, a number that is not finite, or a task on both sides.
     """
     _check(train_steps, held_out)
-    table = _Table(held_out)
+    table = ScoredTable(held_out)
     measure = partial(_measured, seed=seed, num_draws=num_bootstrap)
     score = np.array([step.score for step in table.steps])
     constant, length = _baselines(train_steps, table.steps)
@@ -96,38 +79,7 @@ def agreement(
     }
 
 
-class _Table:
-    """Held-out steps in the order of task, group, trajectory and step, and where each of these begins and ends."""
-
-    def __init__(self, steps: Sequence[ScoredStep]) -> None:
-        self.steps = sorted(steps, key=lambda step: (*_trajectory(step), step.step))
-        self.tasks = [step.task_id for step in self.steps]
-        self.labels = np.array([step.label for step in self.steps])
-        self.groups = _runs(map(_group, self.steps))
-        self.trajectories = _runs(map(_trajectory, self.steps))
-        self.judged = [run for run in self.trajectories if self.steps[run.start].outcome is not None]
-        self.right = np.array([float(self.steps[run.start].outcome == 1) for run in self.judged])
-        self.siblings = _runs(_group(self.steps[run.start]) for run in self.judged)
-
-    def sizes(self) -> dict[str, int]:
-        return {
-            "num_tasks_held_out": len(set(self.tasks)),
-            "num_steps": len(self.steps),
-            "num_invalid_steps": sum(not step.valid for step in self.steps),
-            "num_groups": len(self.groups),
-            "num_trajectories": len(self.trajectories),
-            "num_trajectories_judged": len(self.judged),
-        }
-
-    def tasks_of(self, runs: Iterable[slice]) -> list[str]:
-        return [self.tasks[run.start] for run in runs]
-
-    def aggregate(self, pred: Array, how: Callable[[Array], float]) -> Array:
-        """One number for each judged trajectory. Rounded, for the mean of equal scores depends on how many."""
-        return np.array([round(float(how(pred[run])), 12) for run in self.judged])
-
-
-def _agreement_with_labels(table: _Table, pred: Array, suffix: str, measure: Measure) -> dict[str, Any]:
+def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure: Measure) -> dict[str, Any]:
     by_group = [(spearman(table.labels[run], pred[run]), run) for run in table.groups]
     defined = [(value, run) for value, run in by_group if value is not None]
     pairs = np.array([concordance(table.labels[run], pred[run]) for run in table.groups], dtype=float)
@@ -148,7 +100,7 @@ def _agreement_with_labels(table: _Table, pred: Array, suffix: str, measure: Mea
     }
 
 
-def _calibration(table: _Table, score: Array, measure: Measure) -> dict[str, Any]:
+def _calibration(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
     return {
         **measure("mae", mae, table.tasks, table.labels, score),
         **measure("bias", bias, table.tasks, table.labels, score),
@@ -157,7 +109,7 @@ def _calibration(table: _Table, score: Array, measure: Measure) -> dict[str, Any
     }
 
 
-def _habits(table: _Table, score: Array, measure: Measure) -> dict[str, Any]:
+def _habits(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
     """Other ways to sum up a trajectory, and two habits to watch: following length, and judging the end only."""
     length = np.array([float(step.num_chars) for step in table.steps])
     judged, long = table.tasks_of(table.judged), [run for run in table.trajectories if run.stop - run.start > 1]
@@ -171,7 +123,7 @@ def _habits(table: _Table, score: Array, measure: Measure) -> dict[str, Any]:
     }
 
 
-def _gain(table: _Table, score: Array, n: int, measure: Measure) -> dict[str, Any]:
+def _gain(table: ScoredTable, score: Array, n: int, measure: Measure) -> dict[str, Any]:
     ranked = table.aggregate(score, np.mean)
     enough = [run for run in table.siblings if run.stop - run.start >= n]
     picks = [best_of_n(ranked[run], table.right[run], n) for run in enough]
@@ -221,20 +173,6 @@ def _lowest_is_last(scores: Array) -> float:
     """1 where it is, shared with the steps that are as low."""
     lowest = scores == scores.min()
     return float(lowest[-1] / lowest.sum())
-
-
-def _group(step: ScoredStep) -> tuple[str, str]:
-    return step.task_id, step.group_id
-
-
-def _trajectory(step: ScoredStep) -> tuple[str, str, str]:
-    return step.task_id, step.group_id, step.trajectory_id
-
-
-def _runs(keys: Iterable[Hashable]) -> list[slice]:
-    """Where equal neighbours begin and end."""
-    edges = accumulate((sum(1 for _ in members) for _, members in groupby(keys)), initial=0)
-    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _check(train: Sequence[ScoredStep], held_out: Sequence[ScoredStep]) -> None:

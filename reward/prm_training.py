@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from configs.reward import PrmConfig
 from learner.packing import split_microbatches
-from reward.junk import junk_steps
+from reward.junk import junk_steps, spoilt_steps
 from reward.labels import StepLabel
 from reward.prm import ProcessRewardModel
 from reward.step_text import StepText, step_texts
 from rollout.types import Trajectory
+
+
+RIGHT = 0.9
+"""A step with this label or a better one is right; a careless copy of it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +79,13 @@ def train_prm(
 ) -> Iterator[float]:
     """Minimise the mean squared error of the score; yields the loss of every optimizer step as it is done.
 
-    A batch is the steps of `batch_tasks` tasks with as much junk as `junk_share` says. The step size falls
+    A batch is the steps of `batch_tasks` tasks, with junk and spoilt copies of right steps beside them. The step size falls
     linearly to zero. Raises RuntimeError when a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
     batches = [
-        batch
-        for epoch in range(config.num_epochs)
-        for batch in _batches(steps, config.batch_tasks, config.junk_share, seed=seed * 1000 + epoch)
+        batch for epoch in range(config.num_epochs) for batch in _batches(steps, config, seed=seed * 1000 + epoch)
     ]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / len(batches))
     for batch in batches:
@@ -115,19 +118,21 @@ def _joined(
             yield LabelledStep(step=step, label=label.score)
 
 
-def _batches(
-    steps: Sequence[LabelledStep], batch_tasks: int, junk_share: float, *, seed: int
-) -> Iterator[list[LabelledStep]]:
+def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: int) -> Iterator[list[LabelledStep]]:
     rng = random.Random(f"prm|{seed}")
     by_task: dict[str, list[LabelledStep]] = {}
     for one in steps:
         by_task.setdefault(one.step.task_id, []).append(one)
     order = sorted(by_task)
     rng.shuffle(order)
-    for start in range(0, len(order), batch_tasks):
-        batch = [one for task_id in order[start : start + batch_tasks] for one in by_task[task_id]]
-        junk = junk_steps([one.step for one in batch], share=junk_share, seed=rng.randrange(2**31))
-        yield batch + [LabelledStep(step=step, label=0.0) for step in junk]
+    for start in range(0, len(order), config.batch_tasks):
+        batch = [one for task_id in order[start : start + config.batch_tasks] for one in by_task[task_id]]
+        draw = rng.randrange(2**31)
+        worthless = [
+            *junk_steps([one.step for one in batch], share=config.junk_share, seed=draw),
+            *spoilt_steps([one.step for one in batch if one.label >= RIGHT], share=config.spoilt_share, seed=draw),
+        ]
+        yield batch + [LabelledStep(step=step, label=0.0) for step in worthless]
 
 
 def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:

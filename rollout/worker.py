@@ -51,6 +51,11 @@ class Worker:
     async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         return await run_group(self._agent, task, group_id=group_id, group_size=group_size)
 
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+        """A group outside of training, at the temperature of collecting."""
+        agent = self._build_agent(self.engine, self._config.collect.temperature)
+        return await run_group(agent, task, group_id=group_id, group_size=group_size)
+
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training."""
         recorded = trajectory.planner_turns[:num_turns]

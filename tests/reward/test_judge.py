@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from reward.judge import CRITERIA, PROMPT_SHA, RUBRIC, CostEstimate, StepJudge, Verdict, parse_verdict
+from reward.judge import PROMPT_SHA, CostEstimate, StepJudge
 from reward.labels import LabelError, append_label, read_labels
 from reward.openai_chat import BudgetExceededError, ChatClient, ChatError
 from reward.step_text import StepText
+from reward.verdict import CRITERIA, RUBRIC, Verdict, parse_verdict
 from tests.reward.test_openai_chat import Answer, FakeChatServer, Pauses, config, says
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
@@ -367,6 +368,13 @@ async def test_equal_texts_that_are_judged_together_are_paid_once(receipts):
         first, second = await asyncio.gather(judge.label(step()), judge.label(step()))
         await judge.close()
     assert first == second
+    assert len(server.requests) == 4
+
+
+async def test_a_reply_that_is_no_unicode_is_paid_once_too(receipts):
+    with FakeChatServer(verdict(0.7, reason="fine"), says('{"reason": "half \ud83d", "score": 0.7}')) as server:
+        before = await label(server, receipts)
+        assert await label(server, receipts) == before
     assert len(server.requests) == 4
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from reward.prm_quality import ScoredStep, agreement, quality_report
+from reward.prm_quality import agreement, quality_report
+from reward.scored_steps import ScoredStep
 
 ACTIONS = ("search", "calculator", "answer")
 

@@ -1,0 +1,182 @@
+import csv
+import json
+import random
+from collections import Counter
+from itertools import combinations_with_replacement
+from pathlib import Path
+from string import ascii_lowercase
+
+import pytest
+
+from configs.envs import EnvsConfig
+from configs.reward import CollectConfig
+from configs.run import RunConfig
+from envs.datasets.collection import collection_tasks
+from envs.datasets.game24 import load_game24, of_split
+from envs.datasets.generated import plan_of
+from envs.datasets.sampler import TaskSampler
+from envs.datasets.split import split_of
+from ray_jobs.phases import evaluation_tasks
+
+REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
+MIX = {"lookup": 0.6, "two_lookup": 0.4}
+
+
+@pytest.fixture
+def leaks(tmp_path):
+    return tmp_path / "leaks.json"
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory):
+    """A file of Game of 24 with 400 of its 1,820 hands."""
+    path = tmp_path_factory.mktemp("game24") / "hands.jsonl"
+    drawn = random.Random(0).sample(list(combinations_with_replacement(range(1, 14), 4)), 400)
+    path.write_text("".join(json.dumps({"id": f"h{n}", "numbers": hand}) + "\n" for n, hand in enumerate(drawn)))
+    return path
+
+
+def collect(leaks, *, mix=MIX, data_path=None, seed=0, num_tasks=100, **collect):
+    envs = EnvsConfig(mix=mix, data_path=None if data_path is None else str(data_path))
+    return collection_tasks(envs, CollectConfig(num_tasks=num_tasks, **collect), seed=seed, leak_report=leaks)
+
+
+# Generated tasks.
+
+
+def test_every_task_is_of_the_training_split(leaks):
+    tasks = collect(leaks, mix={**MIX, "arith": 0.5, "branch": 0.5})
+    assert {task.id.split("-")[1] for task in tasks} == {"train"}
+    assert {split_of(step.action_input) for task in tasks for step in plan_of(task) if step.action == "search"} == {
+        "train"
+    }
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_no_task_is_one_of_the_runs_training_tasks(leaks, seed):
+    sampler = TaskSampler(MIX, seed=seed)
+    trained_on = {sampler.task(ordinal).id for ordinal in range(2000)}
+    assert not {task.id for task in collect(leaks, seed=seed)} & trained_on
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_no_question_is_one_of_the_evaluation(leaks, hands, seed):
+    mix = {**MIX, "game24": 0.5}
+    run = RunConfig(seed=seed, envs={"mix": mix, "data_path": str(hands)}, evaluation={"num_tasks": 300})
+    asked = {task.question for task in evaluation_tasks(run)}
+    tasks = collect(leaks, mix=mix, data_path=hands, seed=seed, num_tasks=300)
+    assert (len(asked), len(tasks)) == (300, 300)
+    assert not {task.question for task in tasks} & asked
+
+
+def test_counts_follow_the_mix_by_hand(leaks, hands):
+    tasks = collect(leaks, mix={"lookup": 3, "branch": 1, "game24": 1, "arith": 0}, data_path=hands, num_tasks=50)
+    assert Counter(task.dataset for task in tasks) == {"lookup": 30, "branch": 10, "game24": 10}
+
+
+def test_no_question_comes_twice(leaks, hands):
+    tasks = collect(leaks, mix={**MIX, "game24": 1.0}, data_path=hands, num_tasks=300)
+    assert len(tasks) == 300
+    assert len({task.question for task in tasks}) == len({task.id for task in tasks}) == 300
+
+
+def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(leaks, hands):
+    mix = {"lookup": 1, "game24": 1}
+    first, again, other = (collect(leaks, mix=mix, data_path=hands, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert not {task.id for task in first if task.dataset == "lookup"} & {task.id for task in other}
+
+
+def test_a_small_data_set_gives_what_it_has_of_the_training_split(leaks, hands):
+    tasks = collect(leaks, mix={"game24": 1.0}, data_path=hands, num_tasks=10_000)
+    assert {task.id for task in tasks} == {task.id for task in of_split(load_game24(hands), "train")}
+    assert 0 < len(tasks) < 400
+
+
+def test_generated_tasks_need_no_leak_report(leaks):
+    collect(leaks)
+    assert not leaks.exists()
+
+
+@pytest.mark.xfail(strict=True, reason="the share of each data set is rounded on its own")
+def test_shares_that_are_no_whole_numbers_add_up_to_the_number_of_tasks(leaks, hands):
+    assert len(collect(leaks, mix={"lookup": 1, "game24": 1}, data_path=hands, num_tasks=5)) == 5
+
+
+# AIME.
+
+
+def question(rng):
+    """Thirty words that no other question has."""
+    return " ".join("".join(rng.choices(ascii_lowercase, k=6)) for _ in range(30)) + "."
+
+
+def public_rows(*, leaking=()):
+    """Rows as many and as old as the public training file's before 2024; `leaking` are questions among them."""
+    rng = random.Random(0)
+    questions = [*leaking, *(question(rng) for _ in range(918 - len(leaking)))]
+    return [(f"{1983 + index % 41}-{index // 41 + 1}", text) for index, text in enumerate(questions)]
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["ID", "Year", "Problem Number", "Question", "Answer", "Part"])
+        writer.writerows([id, id[:4], id.split("-")[1], text, "7", ""] for id, text in rows)
+    return path
+
+
+def evaluation_rows():
+    rng = random.Random(1)
+    return [(f"2024-I-{index}", question(rng)) for index in range(1, 31)]
+
+
+def test_aime_problems_that_leak_the_evaluation_are_dropped_and_reported(leaks, tmp_path):
+    test_rows = evaluation_rows()
+    (_, first), (_, second), *_ = test_rows
+    rows = public_rows(leaking=[first.upper(), f"$ {second} $"])
+    train, test = write_csv(tmp_path / "train.csv", rows), write_csv(tmp_path / "test.csv", test_rows)
+    tasks = collect(leaks, mix={"aime": 1.0}, data_path=train, aime_test_path=str(test), num_tasks=918)
+    assert len(tasks) == 916
+    assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}
+    report = json.loads(leaks.read_text())
+    assert [(entry["id"], entry["rule"], entry["test_index"]) for entry in report["dropped"]] == [
+        (rows[0][0], "equal", 0),
+        (rows[1][0], "equal", 1),
+    ]
+    assert (report["checked"], report["test_questions"]) == (918, 30)
+
+
+def test_aime_gives_its_share_beside_generated_tasks(leaks, tmp_path):
+    train = write_csv(tmp_path / "train.csv", public_rows())
+    test = write_csv(tmp_path / "test.csv", evaluation_rows())
+    mix = {"arith": 1.0, "aime": 1.0}
+    tasks = collect(leaks, mix=mix, data_path=train, aime_test_path=str(test), num_tasks=20)
+    assert Counter(task.dataset for task in tasks) == {"arith": 10, "aime": 10}
+    again = collect(leaks, mix=mix, data_path=train, aime_test_path=str(test), num_tasks=20)
+    assert again == tasks
+
+
+def test_an_aime_file_of_another_size_than_the_public_one_is_refused(leaks, tmp_path):
+    small = write_csv(tmp_path / "train.csv", public_rows()[:40])
+    test = write_csv(tmp_path / "test.csv", evaluation_rows())
+    with pytest.raises(ValueError, match="AIME train: expected 918 problems, found 40"):
+        collect(leaks, mix={"aime": 1.0}, data_path=small, aime_test_path=str(test))
+    with pytest.raises(ValueError, match="AIME eval: expected 30 problems, found 0"):
+        collect(leaks, mix={"aime": 1.0}, data_path=small, aime_test_path=str(small))
+
+
+@pytest.mark.skipif(not REAL_DATA.exists(), reason="needs the real files")
+def test_the_real_aime_problems_of_2024_are_dropped_and_nothing_else(leaks):
+    tasks = collect(
+        leaks,
+        mix={"aime": 1.0},
+        data_path=REAL_DATA / "aime_1983_2024.csv",
+        aime_test_path=str(REAL_DATA / "aime24.jsonl"),
+        num_tasks=918,
+    )
+    report = json.loads(leaks.read_text())
+    assert len(tasks) == 918
+    assert max(task.id[:4] for task in tasks) == "2023"
+    assert {(entry["id"][:4], entry["rule"]) for entry in report["dropped"]} == {("2024", "year")}
+    assert len(report["dropped"]) == 14

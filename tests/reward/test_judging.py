@@ -1,0 +1,149 @@
+from typing import get_args
+
+import pytest
+
+from configs.learner import LearnerConfig
+from configs.reward import Credit
+from envs.types import Task, ToolCall, ToolResult
+from learner.advantages import group_normalized
+from reward.compose import turn_advantages
+from reward.judging import RETRY_DELAYS_S, GroupJudge
+from reward.outcome import OutcomeReward
+from reward.statistics import group_statistics
+from reward.types import StepScores
+from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+
+TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
+
+
+class BusyError(Exception):
+    pass
+
+
+class ScriptedPrm:
+    """Raises the given errors in turn, then scores every step 0.7."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.num_calls = 0
+
+    async def score_group(self, group):
+        self.num_calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+
+
+def make_turn():
+    completion = Completion(token_ids=(5,), logprobs=(-1.0,), text="x", finish_reason="stop", policy_version=1)
+    return Turn(
+        role="planner",
+        prompt_token_ids=(1,),
+        completion=completion,
+        trainable=True,
+        tool_call=ToolCall(name="think", arguments="x"),
+        tool_result=ToolResult(text="ok"),
+    )
+
+
+def make_group(*answers, num_turns=2):
+    """`broken` stands for a trajectory that the infrastructure ended after its turns."""
+    trajectories = [
+        Trajectory(
+            id=f"g/{index}",
+            group_id="g",
+            task=TASK,
+            turns=(make_turn(),) * num_turns,
+            answer=None if answer == "broken" else answer,
+            stop_reason="infrastructure" if answer == "broken" else "answered",
+        )
+        for index, answer in enumerate(answers)
+    ]
+    return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(trajectories))
+
+
+def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):
+    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=100)
+    return GroupJudge(outcome, prm and prm.score_group, transient=transient, delays_s=delays_s)
+
+
+async def test_group_with_signal_gets_outcomes_and_step_scores():
+    scored = await make_judge(ScriptedPrm()).judge(make_group("42", "1"))
+    assert scored.outcomes == [1.0, 0.0]
+    assert scored.step_scores.raw == ((0.7, 0.7), (0.7, 0.7))
+
+
+@pytest.mark.parametrize(
+    "answers", [("42", "42"), ("1", None), ("42",), ("42", "broken"), ("broken", "broken")], ids=str
+)
+async def test_group_without_signal_is_never_sent_to_the_prm(answers):
+    prm = ScriptedPrm()
+    scored = await make_judge(prm).judge(make_group(*answers))
+    assert (prm.num_calls, scored.step_scores) == (0, None)
+
+
+async def test_without_a_prm_only_the_outcome_is_judged():
+    scored = await make_judge(None).judge(make_group("42", "1"))
+    assert (scored.outcomes, scored.step_scores) == ([1.0, 0.0], None)
+
+
+async def test_transient_error_is_tried_again():
+    prm = ScriptedPrm(BusyError(), BusyError())
+    scored = await make_judge(prm).judge(make_group("42", "1"))
+    assert (prm.num_calls, scored.step_scores.prm_digest) == (3, "d")
+
+
+async def test_group_goes_on_unscored_after_the_last_try():
+    prm = ScriptedPrm(*[BusyError()] * 3)
+    scored = await make_judge(prm).judge(make_group("42", "1", "broken"))
+    assert prm.num_calls == 3
+    assert scored.step_scores == StepScores(raw=((None, None),) * 3, prm_digest="")
+    assert scored.outcomes == [1.0, 0.0, None]
+
+
+@pytest.mark.parametrize("credit", get_args(Credit))
+async def test_unscored_group_trains_as_outcome(credit):
+    scored = await make_judge(ScriptedPrm(BusyError()), delays_s=()).judge(make_group("42", "1"))
+    right, wrong = group_normalized([1, 0])
+    assert turn_advantages(scored, credit=credit, prm_weight=0.5) == [[right] * 2, [wrong] * 2]
+
+
+async def test_unscored_steps_are_counted_and_are_no_zeros_in_the_mean_score():
+    unscored = await make_judge(ScriptedPrm(BusyError()), delays_s=()).judge(make_group("42", "1"))
+    statistics = group_statistics(unscored)
+    assert (statistics.prm_unscored, statistics.prm_steps) == (4, 0)
+    assert statistics.metrics()["prm/unscored_share"] == 1.0
+    both = statistics + group_statistics(await make_judge(ScriptedPrm()).judge(make_group("42", "1")))
+    assert both.metrics()["prm/unscored_share"] == 0.5
+    assert both.metrics()["prm/score"] == pytest.approx(0.7)
+
+
+async def test_group_that_was_never_sent_counts_no_step_as_unscored():
+    statistics = group_statistics(await make_judge(ScriptedPrm()).judge(make_group("42", "42")))
+    assert (statistics.prm_unscored, statistics.prm_steps) == (0, 0)
+    assert not [name for name in statistics.metrics() if name.startswith("prm/")]
+
+
+async def test_other_errors_propagate_at_once():
+    prm = ScriptedPrm(ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await make_judge(prm).judge(make_group("42", "1"))
+    assert prm.num_calls == 1
+
+
+async def test_without_transient_errors_named_every_error_propagates():
+    with pytest.raises(BusyError):
+        await make_judge(ScriptedPrm(BusyError()), transient=()).judge(make_group("42", "1"))
+
+
+async def test_tries_are_spread_over_growing_delays(monkeypatch):
+    waited = []
+
+    async def sleep(delay):
+        waited.append(delay)
+
+    monkeypatch.setattr("reward.judging.asyncio.sleep", sleep)
+    prm = ScriptedPrm(*[BusyError()] * 9)
+    await make_judge(prm, delays_s=RETRY_DELAYS_S).judge(make_group("42", "1"))
+    assert waited == sorted(waited) == list(RETRY_DELAYS_S)
+    assert prm.num_calls == len(RETRY_DELAYS_S) + 1

@@ -1,0 +1,257 @@
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.types import Task, ToolCall, ToolResult
+from reward import step_text
+from reward.step_text import GAP, RENDERER_VERSION, StepText, StepTooLongError, encode_step, step_texts
+from rollout.types import Completion, Trajectory, Turn
+
+TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")
+
+
+def completion(text="raw"):
+    return Completion(token_ids=(7,), logprobs=(-0.5,), text=text, finish_reason="stop", policy_version=1)
+
+
+def decided(action, action_input, result="", *, thought="t", error=None):
+    return Turn(
+        role="planner",
+        prompt_token_ids=(1,),
+        completion=completion(),
+        trainable=True,
+        thought=thought,
+        tool_call=ToolCall(name=action, arguments=action_input),
+        tool_result=ToolResult(text=result, error=error),
+    )
+
+
+def malformed(text, reason="not one complete JSON object"):
+    return Turn(role="planner", prompt_token_ids=(1,), completion=completion(text), trainable=True, format_error=reason)
+
+
+def checked():
+    return Turn(role="verifier", prompt_token_ids=(9, 9), completion=completion("continue"), trainable=False)
+
+
+def make_trajectory(*turns, task=TASK, id="g1/0", answer="141", stop_reason="answered"):
+    return Trajectory(
+        id=id, group_id=id.partition("/")[0], task=task, turns=turns, answer=answer, stop_reason=stop_reason
+    )
+
+
+EPISODE = make_trajectory(
+    decided("search", "iron bolts", "One crate of iron bolts weighs 47 kg.", thought="Find the weight."),
+    checked(),
+    malformed('{"thought": "hm'),
+    decided("code", "3*47", "141", thought="Multiply."),
+    checked(),
+    decided("answer", "141", "141", thought="Done."),
+)
+
+
+# The text.
+
+
+def test_a_whole_episode_reads_as_it_was_played():
+    *_, last = step_texts(EPISODE)
+    assert last.text == (
+        "Problem: What do 3 crates of iron bolts weigh?\n"
+        "Step 1\nThought: Find the weight.\nAction: search\nInput: iron bolts\n"
+        "Result: One crate of iron bolts weighs 47 kg.\n"
+        'Step 2\nMalformed: {"thought": "hm\n'
+        "Rejected: not one complete JSON object\n"
+        "Step 3\nThought: Multiply.\nAction: code\nInput: 3*47\n"
+        "Result: 141\n"
+        "Step 4\nThought: Done.\nAction: answer\nInput: 141\n"
+    )
+
+
+def test_only_planner_turns_are_steps_and_malformed_ones_are_too():
+    steps = step_texts(EPISODE)
+    assert [(one.step, one.num_steps, one.valid) for one in steps] == [
+        (0, 4, True),
+        (1, 4, False),
+        (2, 4, True),
+        (3, 4, True),
+    ]
+    assert {(one.trajectory_id, one.task_id) for one in steps} == {("g1/0", "t1")}
+
+
+def test_text_of_a_step_is_a_prefix_of_the_next_ones():
+    texts = [one.text for one in step_texts(EPISODE)]
+    assert all(after.startswith(before) for before, after in pairwise(texts))
+
+
+def test_what_lies_between_two_texts_is_the_result_and_the_next_decision():
+    first, second, *_ = step_texts(EPISODE)
+    assert second.text == first.text + first.result + second.decision
+
+
+def test_a_step_never_reads_its_own_result():
+    asked = [decided("search", "iron bolts", result, error=error) for result, error in (("47 kg", None), ("?", "down"))]
+    [one], [other] = (step_texts(make_trajectory(turn)) for turn in asked)
+    assert (one.result, other.result) == ("Result: 47 kg\n", "Result: ?\n")
+    assert one.text == other.text
+    assert one.digest == other.digest
+
+
+def test_a_step_never_reads_what_came_after_it_nor_how_the_episode_ended():
+    short = make_trajectory(*EPISODE.turns[:1], answer=None, stop_reason="context")
+    assert step_texts(short)[0].text == step_texts(EPISODE)[0].text
+
+
+def test_the_reference_answer_and_the_raw_completion_are_never_in_the_text():
+    [step] = step_texts(make_trajectory(decided("think", ""), answer="141"))
+    assert "141" not in step.text
+    assert "raw" not in step.text
+
+
+def test_an_episode_without_turns_has_no_steps():
+    assert step_texts(make_trajectory(answer=None, stop_reason="infrastructure")) == []
+
+
+# The digest.
+
+
+def test_equal_text_has_an_equal_digest_wherever_it_stands():
+    one = step_texts(EPISODE)[0]
+    assert replace(one, trajectory_id="g2/3", task_id="t2", num_steps=9, result="other").digest == one.digest
+
+
+@pytest.mark.parametrize("change", [{"problem": "Problem: ?\n"}, {"context": ("a\n",)}, {"decision": "Step 1\n"}])
+def test_another_text_has_another_digest(change):
+    one = step_texts(EPISODE)[0]
+    assert replace(one, **change).digest != one.digest
+
+
+def renderer(**templates):
+    """The renderer as it would be with other templates."""
+    source = Path(step_text.__file__).read_text()
+    for name, template in templates.items():
+        assert source.count(f"\n{name} = ") == 1
+        before, _, after = source.partition(f"\n{name} = ")
+        source = f"{before}\n{name} = {template!r}\n{after.partition(chr(10))[2]}"
+    module = ModuleType("changed_step_text")
+    exec(compile(source, "changed_step_text", "exec"), module.__dict__)
+    return module
+
+
+def test_unchanged_templates_have_the_same_renderer_version():
+    assert renderer().RENDERER_VERSION == RENDERER_VERSION
+
+
+@pytest.mark.parametrize("name", ["PROBLEM", "DECISION", "MALFORMED", "RESULT", "REJECTED", "GAP"])
+def test_any_other_template_is_another_renderer_version_and_another_digest(name):
+    changed = renderer(**{name: getattr(step_text, name) + "!"})
+    step = step_texts(EPISODE)[0]
+    same = changed.StepText(**{one.name: getattr(step, one.name) for one in fields(step)})
+    assert changed.RENDERER_VERSION != RENDERER_VERSION
+    assert same.text == step.text
+    assert same.digest != step.digest
+
+
+# Fitting it into a window.
+
+
+def encode(text):
+    """One token per character."""
+    return [ord(character) for character in text]
+
+
+def text_of(token_ids):
+    return "".join(map(chr, token_ids))
+
+
+def make_step(problem="", context=(), decision="D"):
+    return StepText(
+        trajectory_id="g1/0",
+        task_id="t1",
+        step=2,
+        num_steps=3,
+        problem=problem,
+        context=tuple(context),
+        decision=decision,
+        result="",
+        valid=True,
+    )
+
+
+def fitted(step, max_tokens):
+    return text_of(encode_step(step, encode, max_tokens=max_tokens))
+
+
+def test_what_fits_is_the_whole_text():
+    step = make_step("p" * 20, ["a" * 10, "b" * 10], "D" * 5)
+    assert fitted(step, 45) == step.text
+
+
+def test_pieces_are_encoded_one_by_one():
+    asked = []
+    encode_step(make_step("p", ["a", "b"], "D"), lambda text: asked.append(text) or encode(text), max_tokens=99)
+    assert sorted(asked) == ["D", "a", "b", "p"]
+
+
+def test_oldest_context_goes_first():
+    # 20 of problem, 6 of gap, 10 of b, 5 of decision: 41 of the 45 there are.
+    assert fitted(make_step("p" * 20, ["a" * 10, "b" * 10], "D" * 5), 44) == "p" * 20 + GAP + "b" * 10 + "D" * 5
+
+
+def test_a_newer_piece_that_does_not_fit_takes_all_older_ones_with_it():
+    assert fitted(make_step("p" * 20, ["a", "b" * 30], "D" * 5), 45) == "p" * 20 + GAP + "D" * 5
+
+
+def test_the_middle_of_the_problem_goes_only_when_no_context_is_left():
+    # Of 29 tokens, 5 are the decision's and 6 the context's gap; 6 more mark the cut, 12 are left of the problem.
+    problem = "abcdefghijklmnopqrst"
+    assert fitted(make_step(problem, ["x" * 10], "D" * 5), 29) == "abcdef" + GAP + "opqrst" + GAP + "D" * 5
+    # Without context there is one gap, and 9 of the problem are left in 20.
+    assert fitted(make_step(problem, [], "D" * 5), 20) == "abcd" + GAP + "pqrst" + "D" * 5
+
+
+def test_a_window_of_the_decision_alone_holds_the_decision_alone():
+    assert fitted(make_step("p" * 20, ["x" * 10], "D" * 5), 5) == "D" * 5
+
+
+def test_a_decision_that_does_not_fit_is_refused_and_never_cut():
+    with pytest.raises(StepTooLongError, match=r"trajectory g1/0, step 2: .* 6 tokens .* 5; raise prm\.max_tokens"):
+        fitted(make_step(decision="D" * 6), 5)
+
+
+pieces = st.text("abc\n", max_size=30)
+steps = st.builds(
+    make_step, problem=pieces, context=st.lists(pieces, max_size=4), decision=st.text("DE", min_size=1, max_size=20)
+)
+
+
+@given(steps, st.integers(0, 120))
+def test_whatever_the_window_the_decision_is_whole_and_the_window_is_kept(step, max_tokens):
+    if len(step.decision) > max_tokens:
+        with pytest.raises(StepTooLongError):
+            fitted(step, max_tokens)
+        return
+    found = fitted(step, max_tokens)
+    assert len(found) <= max_tokens
+    assert found.endswith(step.decision)
+    if len(step.text) <= max_tokens:
+        assert found == step.text
+
+
+@given(steps, st.text("abc\n", min_size=20, max_size=40), st.data())
+def test_context_is_kept_as_its_newest_pieces_behind_a_whole_problem_or_not_at_all(step, problem, data):
+    step = replace(step, problem=problem)
+    # A window that cannot even hold both gaps holds the end of one.
+    max_tokens = data.draw(st.integers(len(step.decision) + 2 * len(GAP) + 1, len(step.text) - 1))
+    before = fitted(step, max_tokens).removesuffix(step.decision)
+    newest = ["".join(step.context[start:]) for start in range(1, len(step.context) + 1)]
+    if before in {step.problem + GAP + kept for kept in newest}:
+        return
+    head, _, tail = before.removesuffix(GAP if step.context else "").partition(GAP)
+    assert step.problem.startswith(head)
+    assert step.problem.endswith(tail)
+    assert 0 < len(head) + len(tail) < len(step.problem)
