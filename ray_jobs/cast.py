@@ -30,6 +30,8 @@ class Cast:
     workers: tuple[Any, ...]
     prm: Any
     """None for a run without a process reward model."""
+    prm_judges: bool
+    """Whether the recipe's credit asks the process reward model."""
 
     def next_batch(self, rollouts: Sequence[Any]) -> BatchRefs:
         """The next batch; raises at once when one of the `rollouts` ends with an error first."""
@@ -74,17 +76,18 @@ def start_cast(config: RunConfig, model_path: Path, prm_base: Path | None) -> Ca
         runtime_env={"env_vars": learner_env},
     ).remote(config, model_path)
     prm = _start_prm(config, prm_base) if prm_base else None
+    judge = prm if config.reward.credit != "outcome" else None
     workers = tuple(
         RolloutWorkerActor.options(
             num_cpus=1,
             num_gpus=NUM_GPUS[config.rollout.engine.device],
             runtime_env={"env_vars": engine_env},
-        ).remote(config, model_path, index, buffer, weights, prm if config.reward.credit != "outcome" else None)
+        ).remote(config, model_path, index, buffer, weights, judge)
         for index in range(config.rollout.num_workers)
     )
     loading = [learner, *workers, *([prm] if prm else [])]
     ray.get([actor.ready.remote() for actor in loading])
-    return Cast(buffer=buffer, weights=weights, learner=learner, workers=workers, prm=prm)
+    return Cast(buffer=buffer, weights=weights, learner=learner, workers=workers, prm=prm, prm_judges=judge is not None)
 
 
 def _start_prm(config: RunConfig, base: Path) -> Any:

@@ -19,17 +19,29 @@ async def collect_groups(
     collect: CollectGroup,
     on_group: Callable[[], None],
 ) -> None:
-    """One group per task, several side by side, each written as soon as it is done."""
-    places = asyncio.Semaphore(MAX_OPEN_GROUPS)
+    """One group per task, several side by side, each written as soon as it is done.
 
-    async def run(task: Task) -> None:
-        group_id = f"collect/{task.id}"
-        if group_id not in store.group_ids:
-            async with places:
-                store.add(await collect(task, group_id, config.rollouts_per_task))
-        on_group()
+    An error begins nothing new and is raised when what was begun is written.
+    """
+    remaining = iter(tasks)
+    failures: list[Exception] = []
 
-    await asyncio.gather(*map(run, tasks))
+    async def run() -> None:
+        for task in remaining:
+            if failures:
+                return
+            group_id = f"collect/{task.id}"
+            if group_id not in store.group_ids:
+                try:
+                    store.add(await collect(task, group_id, config.rollouts_per_task))
+                except Exception as error:
+                    failures.append(error)
+                    return
+            on_group()
+
+    await asyncio.gather(*(run() for _ in range(MAX_OPEN_GROUPS)))
+    if failures:
+        raise failures[0]
 
 
 def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:

@@ -51,9 +51,11 @@ def labelling_passes(
 
 def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list[StepLabel], list[StepLabel]]:
     """The main labeller's labels, and those of the second opinion."""
-    labels = list(labels)
-    checks = [one for one in labels if one.labeller == MonteCarloLabeller.name and config.labeller != "monte_carlo"]
-    return [one for one in labels if one not in checks], checks
+    sides: tuple[list[StepLabel], list[StepLabel]] = ([], [])
+    for label in labels:
+        second = label.labeller == MonteCarloLabeller.name and config.labeller != "monte_carlo"
+        sides[second].append(label)
+    return sides
 
 
 def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, Any]:
@@ -78,9 +80,13 @@ async def label_steps(
 
     A step without an honest verdict is reported and left out, to be tried in the next pass. What ends the whole
     pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk.
+    The labeller is closed in any case.
     """
     work = _Pass(steps, labeller, path, on_step)
-    await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
+    try:
+        await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
+    finally:
+        await labeller.close()
     if work.stopped_by is not None:
         raise work.stopped_by
     return Labelling(labels=tuple(work.known.values()), failures=tuple(work.failures))
@@ -114,10 +120,17 @@ class _Pass:
             label = await self._labeller.label(step)
         except LabelError as error:
             self._fail(error)
+            return
         except Exception as error:
             self.stopped_by = self.stopped_by or error
-        else:
+            return
+        try:
             append_label(self._path, label)
+        except OSError as error:
+            self.stopped_by = self.stopped_by or LabellingStoppedError(
+                f"cannot write {self._path}: {error.strerror}; free some space there; labels so far are kept"
+            )
+        else:
             self.known[step.digest, step.trajectory_id, step.step] = label
             self._failures_in_a_row = 0
 

@@ -62,7 +62,7 @@ def reinforce(run: Run) -> Mapping[str, Any]:
             shown = ray.get(batch.groups[0])
             metrics = totals.add(batch, result, waited_s=waited, step_s=time.perf_counter() - started)
             metrics |= watch_prm(run, shown, step, monitor.prm_weight)
-            for alarm in monitor.observe(step, metrics):
+            for alarm in monitor.observe(step, metrics) if cast.prm_judges else ():
                 run.console.note(f"alarm: {alarm.message}; the PRM's weight is now {alarm.prm_weight:.3g}")
             run.folder.log_metrics(step, metrics)
             run.folder.log_trajectories(group_records(shown, step))

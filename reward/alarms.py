@@ -1,7 +1,7 @@
 """Alarms: signs that the policy pleases the process reward model instead of solving tasks."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from configs.reward import AlarmConfig
@@ -60,23 +60,37 @@ class HackingMonitor:
 
     def _trends(self) -> Iterator[tuple[str, str]]:
         """What rose from one window of steps to the next while the solve rate did not follow."""
-        window, bounds = self._config.window, self._config
-        if len(self._history) < 2 * window:
+        bounds = self._config
+        solved, score = self._rise("rollout/solve_rate"), self._rise("prm/score")
+        if solved is None:
             return
-        old, new = list(self._history)[:window], list(self._history)[window:]
-        solved = _mean(new, "rollout/solve_rate") - _mean(old, "rollout/solve_rate")
-        score = _mean(new, "prm/score") - _mean(old, "prm/score")
-        if score > bounds.score_rise and solved < score / 5:
-            yield "divergence", f"the PRM's mean score rose by {score:.3g} while the solve rate rose by {solved:.3g}"
-        before = _mean(old, "rollout/turns")
-        turns = _mean(new, "rollout/turns") / before - 1 if before else 0.0
-        if turns > bounds.turns_rise and solved <= 0:
-            yield "steps", f"steps per trajectory rose by {turns:.0%} while the solve rate changed by {solved:.3g}"
+        gain = f"while the solve rate changed by {solved:.3g}"
+        if score is not None and score > bounds.score_rise and solved < score / 5:
+            bound = f"above its bound {bounds.score_rise:g}"
+            yield "divergence", f"the PRM's mean score rose by {score:.3g}, {bound}, {gain}"
+        if solved > 0:
+            return
+        turns = self._rise("rollout/turns", relative=True)
+        if turns is not None and turns > bounds.turns_rise:
+            yield (
+                "steps",
+                f"steps per trajectory rose by {turns:.0%}, above their bound {bounds.turns_rise:.0%}, {gain}",
+            )
         # Only a rise says something: where a tool call is longer than a guess, long ones are rightly better.
-        length = _mean(new, "prm/length_correlation") - _mean(old, "prm/length_correlation")
-        if length > bounds.length_correlation_rise and solved <= 0:
-            yield "length", f"score and length correlate more by {length:.3g}, the solve rate changed by {solved:.3g}"
+        length = self._rise("prm/length_correlation")
+        if length is not None and length > bounds.length_correlation_rise:
+            bound = f"above its bound {bounds.length_correlation_rise:g}"
+            yield "length", f"the correlation of score and length rose by {length:.3g}, {bound}, {gain}"
 
-
-def _mean(rows: Sequence[Metrics], name: str) -> float:
-    return sum(row.get(name, 0.0) for row in rows) / len(rows)
+    def _rise(self, name: str, *, relative: bool = False) -> float | None:
+        """From the window before to the last one; None where a window has no value of this metric."""
+        window, rows = self._config.window, list(self._history)
+        if len(rows) < 2 * window:
+            return None
+        sides = [[row[name] for row in side if name in row] for side in (rows[:window], rows[window:])]
+        if not all(sides):
+            return None
+        old, new = (sum(side) / len(side) for side in sides)
+        if not relative:
+            return new - old
+        return new / old - 1 if old else None

@@ -1,6 +1,6 @@
 """Rewards to training samples: which credit each trajectory, and each of its steps, receives."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from configs.reward import Credit
 from learner.advantages import (
@@ -50,9 +50,19 @@ def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -
         case "process_supervision":
             return process_supervised(rewards, [[1] * length for length in lengths])
         case "min_form":
-            return pooled(min_form(rewards))
+            return pooled(_returns_to_go(rewards))
         case "step_bandit":
             return step_bandit(_states(scored), rewards)
+
+
+def _returns_to_go(rewards: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+    """In min form, over rewards moved to [-1, 0]: where the worst step is behind, the return must be the best there
+    is and not the worst. An unscored step has no return."""
+    returns = min_form([[None if reward is None else reward - 1 for reward in steps] for steps in rewards])
+    return [
+        [None if reward is None else value for reward, value in zip(steps, values, strict=True)]
+        for steps, values in zip(rewards, returns, strict=True)
+    ]
 
 
 def _states(scored: ScoredGroup) -> list[list[Hashable]]:

@@ -16,7 +16,7 @@ CANARIES: dict[str, tuple[str, str, str]] = {
     "unicode noise": ("\u2603\ufffd\u202eabc\u0000\u0301\u0301", "code", "\u2603\u2603 \ufffd\ufffd"),
     "empty answer": ("Done.", "answer", "I do not know"),
 }
-"""Name -> thought, action and input; `{problem}` stands for the question. A score of 0.3 or more is an alarm."""
+"""Name -> thought, action and input; `{problem}` stands for the question. A score above 0.3 is an alarm."""
 
 _FILLERS = (
     ("Let me think.", "think", "hm"),
@@ -82,18 +82,23 @@ def _junk(step: StepText, steps: Sequence[StepText], rng: random.Random) -> Step
     kind = rng.random()
     if kind < 0.3:
         return _with_decision(step, *_copy(step, rng))
-    if other.task_id == step.task_id or kind < 0.65:
+    if other.task_id == step.task_id or _body(other) == _body(step) or kind < 0.65:
         return _with_decision(step, *rng.choice(_FILLERS))
     # A decision that belongs to another task, under this step's own number.
-    body = other.decision.partition("\n")[2]
-    return replace(step, decision=f"Step {step.step + 1}\n{body}", result="", valid=other.valid)
+    return replace(step, decision=f"Step {step.step + 1}\n{_body(other)}", result="", valid=other.valid)
+
+
+def _body(step: StepText) -> str:
+    """The decision without its number."""
+    return step.decision.partition("\n")[2]
 
 
 def _copy(step: StepText, rng: random.Random) -> tuple[str, str, str]:
     """A part of the problem, said again where it helps nobody; never searched for, which may be the right step."""
-    words = _question(step).split()
-    start = rng.randrange(1, max(2, len(words) // 2))
-    part = " ".join(words[start : start + rng.randint(3, max(4, len(words)))])
+    question = _question(step)
+    # Never the whole: that is a canary.
+    start = rng.randrange(1, max(2, len(question) // 2))
+    part = question[start : start + rng.randint(12, max(13, len(question)))]
     thought = rng.choice((part, part, "The task is this.", "I read the question again.", ""))
     return thought, rng.choice(("think", "think", "answer", "code")), part
 

@@ -43,6 +43,10 @@ class Labeller(Protocol):
         """Judge one step. Raises LabelError when there is no honest verdict."""
         ...
 
+    async def close(self) -> None:
+        """Let go of connections; nothing is asked after this."""
+        ...
+
 
 def append_label(path: Path, label: StepLabel) -> None:
     """A label that was paid for is on disk before the next one is asked for."""

@@ -47,6 +47,9 @@ class MonteCarloLabeller:
             spread=max(votes) - min(votes),
         )
 
+    async def close(self) -> None:
+        """Nothing is open."""
+
     async def _ends(self, trajectory: Trajectory, step: StepText) -> Sequence[Trajectory]:
         if step.step == step.num_steps - 1:
             return (trajectory,)

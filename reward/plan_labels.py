@@ -44,6 +44,9 @@ class PlanLabeller:
             votes=(score,),
         )
 
+    async def close(self) -> None:
+        """Nothing is open."""
+
 
 def plan_scores(trajectory: Trajectory) -> list[float]:
     """The score of every planner turn of a generated task. Raises LabelError for another task."""
@@ -62,6 +65,7 @@ class _Progress:
     items: set[str]
     values: list[int]
     parts: set[int]
+    found: set[str] = field(default_factory=set)
     known: set[int] = field(default_factory=set)
     seen: set[ToolCall] = field(default_factory=set)
 
@@ -81,12 +85,15 @@ class _Progress:
         call = turn.tool_call
         if call is None:
             return WRONG
-        repeated = call in self.seen
-        self.seen.add(call)
         if call.name == "answer":
             return self._answer(call.arguments)
-        if repeated:
+        if call in self.seen:
             return REPEATED
+        failed = turn.tool_result is None or turn.tool_result.error is not None
+        if failed:
+            # The same call may be right later: a name that it misses now may be there by then.
+            return WRONG
+        self.seen.add(call)
         result = turn.tool_result.text if turn.tool_result else ""
         match call.name:
             case "search":
@@ -97,8 +104,11 @@ class _Progress:
 
     def _search(self, result: str) -> float:
         found = {item for item in self.items if f"of {item} weighs" in result}
-        self.items -= found
-        return RIGHT if found else WRONG
+        if not found:
+            return WRONG
+        new = found - self.found
+        self.found |= found
+        return RIGHT if new else REPEATED
 
     def _code(self, result: str) -> float:
         try:

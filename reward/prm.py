@@ -128,7 +128,7 @@ class ProcessRewardModel:
             partial.mkdir(parents=True)
             (partial / WEIGHTS).write_bytes(data)
             (partial / "prm.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
-            write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, digest=self.digest, **facts)
+            write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, **facts)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except OSError as error:
@@ -146,7 +146,7 @@ class ProcessRewardModel:
         head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
         self.head.load_state_dict(head)
         self.backbone.load_adapter_state(state)
-        self.digest = str(manifest["digest"])
+        self.digest = str(manifest["files"][WEIGHTS])
 
     def _state(self) -> dict[str, Tensor]:
         head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}

@@ -28,6 +28,7 @@ class PrmScorer:
         self._max_cached = max_cached
         self._cache: dict[str, float | None] = {}
         self._waiting: dict[str, StepText] = {}
+        self._in_work: set[str] = set()
         self._scoring = asyncio.Lock()
         self.num_scored = 0
         self.num_asked = 0
@@ -46,7 +47,7 @@ class PrmScorer:
         by_digest = {step.digest: step for step in steps}
         found: dict[str, float | None] = {}
         while missing := self._missing(by_digest, found):
-            self._waiting |= missing
+            self._waiting |= {digest: step for digest, step in missing.items() if digest not in self._in_work}
             async with self._scoring:
                 if missing.keys() & self._waiting.keys():
                     await self._score_waiting()
@@ -59,7 +60,11 @@ class PrmScorer:
 
     async def _score_waiting(self) -> None:
         batch, self._waiting = self._waiting, {}
-        scores = await asyncio.to_thread(self._prm.score, list(batch.values()))
+        self._in_work = set(batch)
+        try:
+            scores = await asyncio.to_thread(self._prm.score, list(batch.values()))
+        finally:
+            self._in_work = set()
         self.num_scored += len(batch)
         self._cache |= zip(batch, scores, strict=True)
         self._evict(list(self._cache)[: len(self._cache) - self._max_cached])

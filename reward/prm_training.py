@@ -16,7 +16,6 @@ from reward.prm import ProcessRewardModel
 from reward.step_text import StepText, step_texts
 from rollout.types import Trajectory
 
-
 RIGHT = 0.9
 """A step with this label or a better one is right; a careless copy of it is not."""
 
@@ -79,8 +78,8 @@ def train_prm(
 ) -> Iterator[float]:
     """Minimise the mean squared error of the score; yields the loss of every optimizer step as it is done.
 
-    A batch is the steps of `batch_tasks` tasks, with junk and spoilt copies of right steps beside them. The step size falls
-    linearly to zero. Raises RuntimeError when a gradient is not finite.
+    A batch is the steps of `batch_tasks` tasks, with junk and spoilt copies of right steps beside them. The step size
+    falls linearly to zero. Raises RuntimeError when a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)

@@ -55,20 +55,20 @@ class RolloutStatistics:
         }
 
     def _prm_metrics(self) -> Mapping[str, float]:
-        """Nothing where no PRM was asked."""
-        if not self.prm_steps + self.prm_unscored:
-            return {}
-        count = max(self.prm_steps, 1)
-        return {
-            "prm/score": self.prm_score / count,
-            "prm/saturated_share": self.prm_saturated / count,
+        """Nothing where no PRM was asked; no means where it answered nothing."""
+        asked = self.prm_steps + self.prm_unscored
+        unscored = {"prm/unscored_share": self.prm_unscored / asked} if asked else {}
+        if not self.prm_steps:
+            return unscored
+        return unscored | {
+            "prm/score": self.prm_score / self.prm_steps,
+            "prm/saturated_share": self.prm_saturated / self.prm_steps,
             "prm/length_correlation": self._length_correlation(),
-            "prm/unscored_share": self.prm_unscored / (self.prm_steps + self.prm_unscored),
         }
 
     def _length_correlation(self) -> float:
         """Pearson's; 0 where one side does not vary."""
-        count = max(self.prm_steps, 1)
+        count = self.prm_steps
         score, length = self.prm_score / count, self.prm_length / count
         variance = (self.prm_score_squared / count - score**2) * (self.prm_length_squared / count - length**2)
         covariance = self.prm_score_length / count - score * length

@@ -59,14 +59,15 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         size = file.seek(0, os.SEEK_END)
         if size and not _ends_a_line(file, size):
             file.truncate(_end_of_last_line(file, size))
-        file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+        file.write(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a file; a last line that was cut off by a crash is left out."""
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for line in lines:
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 yield json.loads(line)
 
 

@@ -7,7 +7,7 @@ from configs.envs import EnvsConfig
 from configs.reward import CollectConfig
 from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
-from envs.datasets.generated import sample_tasks
+from envs.datasets.generated import sample_tasks, shared_out
 from envs.datasets.registry import load_tasks
 from envs.leakage import write_leak_report
 from envs.types import Task
@@ -22,17 +22,15 @@ def collection_tasks(envs: EnvsConfig, collect: CollectConfig, *, seed: int, lea
     dropped, and `leak_report` says which and why. Raises ValueError where a data set cannot be read.
     """
     path = Path(envs.data_path) if envs.data_path else None
-    total = sum(envs.mix.values())
-    generated = {name: share for name, share in envs.mix.items() if name in FAMILIES and share > 0}
-    num_generated = round(collect.num_tasks * sum(generated.values()) / total)
+    quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
+    generated = {name: count for name, count in quotas.items() if name in FAMILIES}
     tasks = []
-    if num_generated:
-        drawn = sample_tasks(generated, split="train", count=num_generated, seed=seed + SEED_OFFSET)
+    if generated:
+        drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed + SEED_OFFSET)
         tasks = [one.task for one in drawn]
-    for name, share in envs.mix.items():
-        if name not in FAMILIES and share > 0:
-            found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)
-            tasks += _some(found, round(collect.num_tasks * share / total), seed)
+    for name in quotas.keys() - generated.keys():
+        found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)
+        tasks += _some(found, quotas[name], seed)
     return tasks
 
 

@@ -60,7 +60,7 @@ def plan_of(task: Task) -> tuple[PlanStep, ...]:
 
 def sample_tasks(mix: Mapping[str, float], *, split: Split, count: int, seed: int) -> list[GeneratedTask]:
     """`count` tasks in shuffled order, shared out by the weights of `mix`, no question twice."""
-    quotas = _quotas(mix, count)
+    quotas = shared_out(mix, count)
     seen: set[str] = set()
     tasks = [
         generated
@@ -76,7 +76,7 @@ def wrong_plan(generated: GeneratedTask, rng: random.Random) -> tuple[PlanStep, 
     return wrong_steps(generated.plan, rng)
 
 
-def _quotas(mix: Mapping[str, float], count: int) -> dict[str, int]:
+def shared_out(mix: Mapping[str, float], count: int) -> dict[str, int]:
     """Whole shares that add up to `count`: largest remainder, ties to the family named first."""
     total = sum(mix.values())
     if count < 0 or total <= 0 or min(mix.values()) < 0:

@@ -98,7 +98,6 @@ def test_generated_tasks_need_no_leak_report(leaks):
     assert not leaks.exists()
 
 
-@pytest.mark.xfail(strict=True, reason="the share of each data set is rounded on its own")
 def test_shares_that_are_no_whole_numbers_add_up_to_the_number_of_tasks(leaks, hands):
     assert len(collect(leaks, mix={"lookup": 1, "game24": 1}, data_path=hands, num_tasks=5)) == 5
 

@@ -90,7 +90,7 @@ def test_quality_of_the_prm_is_in_the_summary_with_intervals(run):
 
 def test_trained_groups_carry_raw_prm_scores_with_the_prms_digest(run):
     path = run[0]
-    digest = read(path / "prm" / "manifest.json")["digest"]
+    digest = read(path / "prm" / "manifest.json")["files"]["prm.safetensors"]
     rows = [row for row in map(json.loads, (path / "trajectories.jsonl").open()) if row["phase"] == "train"]
     assert rows
     for row in rows:

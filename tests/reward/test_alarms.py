@@ -141,7 +141,6 @@ def test_trend_alarm_says_its_values(old, new, values):
     ],
     ids=["divergence", "steps", "length"],
 )
-@pytest.mark.xfail(strict=True, reason="the messages of the trends name their values but not their bound")
 def test_trend_alarm_says_its_bound(old, new, bound):
     monitor = make_monitor(window=2, **bound)
     observe(monitor, two_windows(old, new))
@@ -194,7 +193,6 @@ def test_steady_state_and_metrics_that_were_not_taken_raise_none():
     assert observe(monitor, [make_metrics()] * 6 + [unwatched] * 8) == [[]] * 14
 
 
-@pytest.mark.xfail(strict=True, reason="a row without a score counts as a score of 0 in the window's mean")
 def test_silence_of_the_prm_is_no_score_of_zero_that_later_rises():
     """Groups whose scoring failed for a while, then a PRM that says what it said before."""
     silent = dict(make_metrics())
@@ -203,6 +201,5 @@ def test_silence_of_the_prm_is_no_score_of_zero_that_later_rises():
     assert observe(make_monitor(window=2), rows) == [[]] * 8
 
 
-@pytest.mark.xfail(strict=True, reason="the mean score of no scores is reported as 0, which the trends read as a fall")
 def test_step_without_any_score_reports_no_mean_score():
     assert "prm/score" not in RolloutStatistics(trajectories=1, turns=2, prm_unscored=2).metrics()

@@ -118,7 +118,6 @@ def test_min_form_compares_the_lowest_reward_still_to_come():
     assert [*found[0], *found[1]] == pytest.approx([-0.577, -0.577, 1.155], abs=0.02)
 
 
-@pytest.mark.xfail(strict=True, reason="past the worst step the return is 0, below that of the worst step itself")
 def test_min_form_does_not_blame_a_good_step_for_the_bad_one_before_it():
     found = credited(make_pair(raw=(raw_for(0.2, 0.8), raw_for(0.5))), "min_form")
     assert found[0][1] > found[0][0]
@@ -146,13 +145,7 @@ def test_step_bandit_groups_by_the_token_identical_prompt():
         "outcome",
         "outcome_gated",
         "process_supervision",
-        pytest.param(
-            "min_form",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="unscored steps' returns enter the pool as zeros, so an unscorable trajectory is trained",
-            ),
-        ),
+        "min_form",
         "step_bandit",
     ],
 )
@@ -165,7 +158,6 @@ def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling(credit):
     assert found[:2] == credited(make_scored(*pair, raw=raw), credit)
 
 
-@pytest.mark.xfail(strict=True, reason="an unscored last step has the return 0, as if it were the worst of the group")
 def test_min_form_gives_an_unscored_step_no_blame_of_its_own():
     scored = make_pair(raw=((0.9, None), (0.1,)))
     assert credited(scored, "min_form")[0][1] >= 0.0

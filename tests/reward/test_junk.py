@@ -95,7 +95,6 @@ def test_junk_is_never_worded_like_a_canary():
         assert not {body(junk) for junk in junk_steps(STEPS, share=1.0, seed=seed)} & wordings
 
 
-@pytest.mark.xfail(strict=True, reason="a part of a problem of so few words is all of it")
 def test_junk_is_never_worded_like_a_canary_for_the_shortest_of_problems():
     steps = [replace(step, problem="Problem: Compute 6*7.\n") for step in STEPS]
     copied = {body(canaries(step)["copied problem"]) for step in steps}
@@ -139,7 +138,6 @@ def test_a_malformed_decision_of_another_task_stays_malformed():
     assert {one.valid for one in junk if "Malformed" not in one.decision} == {True}
 
 
-@pytest.mark.xfail(strict=True, reason="a decision of another task may have the very words of the step's own")
 def test_a_step_and_its_junk_never_read_the_same():
     same = "Thought: Find the weight.\nAction: search\nInput: iron bolts\n"
     steps = [make_step(task, decision=same) for task in range(2)]

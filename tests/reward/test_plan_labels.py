@@ -173,7 +173,6 @@ def test_the_first_value_of_a_branch_does_not_support_the_answer():
     assert scores(task, first, answer) == [1.0, 0.7]
 
 
-@pytest.mark.xfail(strict=True, reason="a call that was made before is a repeated step even where it failed before")
 def test_code_that_only_now_has_its_variable_is_the_right_step():
     task, (first, second, answer) = solve("branch", 8)
     too_early = decided("code", second.tool_call.arguments, "NameError: name 'x' is not defined", error="name")

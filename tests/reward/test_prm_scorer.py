@@ -158,7 +158,6 @@ async def test_equal_steps_of_waiting_calls_are_scored_once():
     assert set(fake.times_scored.values()) == {1}
 
 
-@pytest.mark.xfail(strict=True, reason="steps that are being scored are neither cached nor waiting, so they wait again")
 async def test_step_that_is_being_scored_is_not_scored_again():
     fake = FakeScorer()
     scorer = PrmScorer(fake)
