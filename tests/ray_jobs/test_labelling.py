@@ -51,6 +51,9 @@ class ScriptedLabeller:
         self.under_way = self.most_under_way = 0
         self._pause_s = pause_s
 
+    async def close(self):
+        self.closed = True
+
     async def label(self, step):
         self.asked.append(step.step)
         self.under_way += 1
