@@ -1,6 +1,6 @@
 """Trajectories as cards to read: what the planner thought, did and was answered, and what each step was worth."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -25,26 +25,40 @@ def trajectory_cards(attempts: Mapping[str, Mapping[str, Record]]) -> str:
     return f'<p class="soft">{note}</p>{cards}' if cards else "<p>No trajectories were recorded.</p>"
 
 
+def scored_cards(group: Sequence[Record]) -> str:
+    """Of a trained group, one right and one wrong trajectory, with what the PRM said of each step."""
+    chosen = {record["outcome"]: record for record in reversed(group)}
+    titles = {1.0: "A right sibling", 0.0: "A wrong sibling of the same group"}
+    return "".join(_card(title, chosen[outcome]) for outcome, title in titles.items() if outcome in chosen)
+
+
 def _card(title: str, record: Record) -> str:
-    right = record["reward"] == 1
+    right = record.get("outcome", record["reward"]) == 1
+    worth = [_worth(*pair) for pair in zip(record.get("prm_scores", ()), record.get("advantages", ()), strict=True)]
+    turns = [turn for turn in record["turns"] if turn["role"] == "planner"] if worth else record["turns"]
     answer = record["answer"] if record["answer"] is not None else f"no answer ({record['stop_reason']})"
     return (
         f'<div class="card"><b>{escape(title)}</b><p>{escape(record["question"])}</p>'
-        + "".join(map(_step, record["turns"]))
+        + "".join(map(_step, turns, worth or [""] * len(turns)))
         + f'<p>Answer: <b class="{"right" if right else "wrong"}">{escape(answer)}</b>, '
         f"the reference is {escape(record['gold'])}</p></div>"
     )
 
 
-def _step(turn: Record) -> str:
+def _worth(score: float | None, advantage: float) -> str:
+    said = "no PRM score" if score is None else f"PRM score {score:.2f}"
+    return f'<br><span class="soft">{said}, advantage {advantage:+.2f}</span>'
+
+
+def _step(turn: Record, worth: str) -> str:
     if turn["format_error"]:
         reason, text = escape(turn["format_error"]), escape(turn["text"])
-        return f'<div class="step"><span class="wrong">malformed</span>: {reason}<br><code>{text}</code></div>'
+        return f'<div class="step"><span class="wrong">malformed</span>: {reason}<br><code>{text}</code>{worth}</div>'
     thought = f'<span class="soft">{escape(turn["thought"])}</span><br>' if turn["thought"] else ""
     error = f'<span class="wrong">{escape(turn["tool_error"])}</span> ' if turn["tool_error"] else ""
     echo = turn["action"] in ("answer", "think")
     result = "" if echo else f'<br>&rarr; {error}<span class="result">{escape(turn["result"] or "")}</span>'
     return (
         f'<div class="step">{thought}<span class="action">{escape(turn["action"] or turn["role"])}</span> '
-        f"<code>{escape(turn['action_input'] or turn['text'])}</code>{result}</div>"
+        f"<code>{escape(turn['action_input'] or turn['text'])}</code>{result}{worth}</div>"
     )

@@ -7,11 +7,13 @@ from typing import Any
 
 import ray
 
+from configs.reward import Credit
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks, held_out_tasks
 from envs.types import Task
 from ray_jobs.run import Run
 from reward.collected import outcome_of
+from reward.compose import turn_advantages
 from reward.scorers import score_answer
 from reward.types import ScoredGroup
 from rollout.records import read_records, trajectory_of, trajectory_record
@@ -116,11 +118,14 @@ def _cut(items: Sequence[Trajectory], size: int) -> list[Sequence[Trajectory]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def group_records(scored: ScoredGroup, step: int) -> list[dict[str, Any]]:
-    """A trained group as records, for reading why a step got its reward."""
+def group_records(scored: ScoredGroup, step: int, *, credit: Credit, prm_weight: float) -> list[dict[str, Any]]:
+    """A trained group as records, for reading why a step got its advantage."""
+    trajectories, rewards = scored.group.trajectories, scored.rewards
+    advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
     records = [
         trajectory_record(trajectory, reward=reward.total, phase="train", step=step)
-        for trajectory, reward in zip(scored.group.trajectories, scored.rewards, strict=True)
+        | {"outcome": reward.outcome, "advantages": credited}
+        for trajectory, reward, credited in zip(trajectories, rewards, advantages, strict=True)
     ]
     if scored.step_scores is not None:
         for record, raw in zip(records, scored.step_scores.raw, strict=True):

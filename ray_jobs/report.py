@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ray_jobs.cards import trajectory_cards
+from ray_jobs.cards import scored_cards, trajectory_cards
 from ray_jobs.charts import Bar, bar_chart, line_chart
 from ray_jobs.prm_page import PRM_STYLE, render_prm_section
 from reward.paired import wilson_interval
@@ -40,13 +40,15 @@ _JUDGED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What a run folder says; a file that is not there is empty. `attempts` are by phase, then by task."""
+    """What a run folder says; a file that is not there is empty. `attempts` are by phase, then by task; `scored` is
+    the last group that the PRM scored."""
 
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
     origin: Mapping[str, Any]
     steps: Sequence[Record]
     attempts: Mapping[str, Mapping[str, Record]]
+    scored: Sequence[Record]
 
 
 def write_report(run_dir: Path) -> Path:
@@ -55,12 +57,11 @@ def write_report(run_dir: Path) -> Path:
     sections = {
         "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
         "Learning": _curves(run.steps),
-        "Three trajectories to read": trajectory_cards(run.attempts),
+        "The process reward model": _prm(run),
+        "Trajectories to read": trajectory_cards(run.attempts),
         "Numbers": _numbers(run.summary),
     }
-    if quality := run.summary.get("prm"):
-        sections = {"The process reward model": _prm(run.summary, quality), **sections}
-    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items())
+    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items() if content)
     page = _page(f"{run_dir.name}: report", f"{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}")
     path = run_dir / "report.html"
     path.write_text(page, encoding="utf-8")
@@ -234,12 +235,17 @@ def _footer(run: _Run) -> str:
     )
 
 
-def _prm(summary: Mapping[str, Any], quality: Mapping[str, Any]) -> str:
-    """The PRM's quality, and what the alarms said while it was in the loop."""
-    alarms = summary.get("alarms", [])
+def _prm(run: _Run) -> str:
+    """The PRM's quality, what the alarms said while it was in the loop, and a trajectory with its scores."""
+    quality = run.summary.get("prm")
+    if not quality:
+        return ""
+    alarms = run.summary.get("alarms", [])
     said = "".join(f"<li>Step {alarm['step']}: {escape(alarm['message'])}.</li>" for alarm in alarms)
-    watched = f"{len(alarms)} alarms in training; its weight at the end was {_shown(summary.get('prm_weight_at_end'))}."
-    return render_prm_section(quality) + f"<p>{watched}</p>" + (f"<ul>{said}</ul>" if said else "")
+    weight = _shown(run.summary.get("prm_weight_at_end"))
+    watched = f"<p>{len(alarms)} alarms in training; its weight at the end was {weight}.</p>"
+    cards = f"<h3>What it said in training</h3>{scored_cards(run.scored)}" if run.scored else ""
+    return render_prm_section(quality) + watched + (f"<ul>{said}</ul>" if said else "") + cards
 
 
 def _percent(rate: float | None) -> str:
@@ -273,8 +279,11 @@ def _read_run(run_dir: Path) -> _Run:
     rows, records = (read_records(paths[name]) if name in paths else () for name in logs)
     attempts: dict[str, dict[str, Record]] = {phase: {} for phase in _PHASES}
     # One at a time: the trajectories of training, of which the page shows none, can be very many.
+    scored: list[Record] = []
     for record in records:
+        if "prm_scores" in record:
+            scored = [*(one for one in scored if one["group_id"] == record["group_id"]), record]
         if record["phase"] in attempts:
             attempts[record["phase"]][record["task_id"]] = record
     steps = [row for row in rows if "rollout/solve_rate" in row]
-    return _Run(summary=summary, config=config, origin=origin, steps=steps, attempts=attempts)
+    return _Run(summary=summary, config=config, origin=origin, steps=steps, attempts=attempts, scored=scored)

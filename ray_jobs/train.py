@@ -54,18 +54,20 @@ def reinforce(run: Run) -> Mapping[str, Any]:
             started = time.perf_counter()
             batch = cast.next_batch(rollouts)
             waited = time.perf_counter() - started
-            result = ray.get(cast.learner.train_step.remote(*batch.groups, prm_weight=monitor.prm_weight))
+            prm_weight = monitor.prm_weight
+            result = ray.get(cast.learner.train_step.remote(*batch.groups, prm_weight=prm_weight))
             ray.get(cast.learner.publish.remote(cast.weights))
             ray.get(cast.buffer.mark_trained.remote(result.policy_version))
             if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
                 ray.get(cast.learner.save_checkpoint.remote(run.folder.checkpoints))
             shown = ray.get(batch.groups[0])
             metrics = totals.add(batch, result, waited_s=waited, step_s=time.perf_counter() - started)
-            metrics |= watch_prm(run, shown, step, monitor.prm_weight)
+            metrics |= watch_prm(run, shown, step, prm_weight)
             for alarm in monitor.observe(step, metrics) if cast.prm_judges else ():
                 run.console.note(f"alarm: {alarm.message}; the PRM's weight is now {alarm.prm_weight:.3g}")
             run.folder.log_metrics(step, metrics)
-            run.folder.log_trajectories(group_records(shown, step))
+            records = group_records(shown, step, credit=config.reward.credit, prm_weight=prm_weight)
+            run.folder.log_trajectories(records)
             phase.progress.advance(**totals.progress_fields)
         ray.get(cast.buffer.close.remote())
         ray.get(rollouts)
