@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -81,8 +83,9 @@ def test_attention_in_blocks_is_attention_with_a_causal_mask():
     assert torch.allclose(found, expected.transpose(1, 2), atol=1e-5)
 
 
-def test_any_split_into_microbatches_gives_the_same_gradient(model_path):
-    learner = make_learner(model_path)
+@pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
+def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objective):
+    learner = make_learner(model_path, objective=objective, kl_weight=0.1)
     samples = make_samples()
     whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
     for microbatch_tokens in (8, 12, 20):
@@ -153,6 +156,27 @@ def test_with_the_adapter_off_the_policy_is_the_base_model(model_path):
     learner, other = make_learner(model_path), make_learner(model_path, seed=1)
     with learner.policy.model.disable_adapter(), other.policy.model.disable_adapter():
         assert torch.equal(learner.policy.logprobs(samples), other.policy.logprobs(samples))
+
+
+def test_flow_grpo_pulls_the_policy_back_to_the_untouched_model(model_path):
+    learner = make_learner(model_path, objective="flow_grpo", kl_weight=1.0, learning_rate=1e-2)
+    still = [replace(one, advantages=np.zeros_like(one.advantages)) for one in make_samples()]
+    batch = build_batch(still, microbatch_tokens=1000)
+    divergence = [learner.train_step(batch).metrics["policy/kl_ref_k3"] for _ in range(8)]
+    assert 0 < divergence[-1] < divergence[0] / 2
+
+
+def test_untrained_adapter_has_no_divergence_from_its_reference(model_path):
+    learner = Learner(
+        model_path,
+        ModelConfig(lora_rank=4),
+        LearnerConfig(num_threads=1, objective="flow_grpo"),
+        off_policy=True,
+        seed=0,
+        mixed_precision=False,
+    )
+    result = learner.train_step(build_batch(make_samples(), microbatch_tokens=1000))
+    assert result.metrics["policy/kl_ref_k3"] == 0
 
 
 def test_checkpoint_restores_weights_optimizer_and_version(model_path, tmp_path):
