@@ -39,8 +39,13 @@ class LearnerActor:
         ]
         return self._learner.imitate_step(samples, learning_rate=learning_rate)
 
-    def reset_optimizer(self, learning_rate: float, warmup_steps: int) -> None:
-        self._learner.reset_optimizer(learning_rate, warmup_steps)
+    def begin_imitation(self) -> None:
+        self._learner.reset_optimizer(self._config.cold_start.learning_rate)
+
+    def begin_reinforcement(self) -> None:
+        config = self._config.learner
+        num_steps = self._config.num_steps if config.schedule == "linear" else None
+        self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
 
     def train_step(self, *groups: ScoredGroup, prm_weight: float) -> StepResult:
         """`prm_weight` is the recipe's, or what alarms have left of it."""

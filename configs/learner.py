@@ -14,9 +14,11 @@ class LearnerConfig(Config):
     kl_weight: float = Field(default=0.001, ge=0)
     """Weight of the KL term of `flow_grpo`."""
     learning_rate: float = Field(default=3e-4, gt=0)
-    """AdamW's step size, constant after the warm-up."""
+    """AdamW's step size."""
     warmup_steps: int = Field(default=0, ge=0)
     """Train steps of linear warm-up."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """After the warm-up: `constant`, or falling in a straight line to zero after the last train step."""
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm beyond which the gradient is scaled down."""

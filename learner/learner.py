@@ -44,13 +44,15 @@ class Learner:
         self.policy_version = 0
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 
-    def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0) -> None:
-        """Forget the moments: the cold start's have no meaning for RL."""
+    def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0, num_steps: int | None = None) -> None:
+        """Forget the moments: the cold start's have no meaning for RL. The step size rises over `warmup_steps` and,
+        with `num_steps`, falls in a straight line that is zero after so many steps."""
         self.optimizer = torch.optim.AdamW(
             self.policy.trainable_parameters(), lr=learning_rate, weight_decay=self.config.weight_decay
         )
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
+        self._num_steps = num_steps
         self._optimizer_steps = 0
 
     def train_step(self, batch: TrainBatch) -> StepResult:
@@ -173,6 +175,8 @@ class Learner:
         """Clip, step, clear; returns the gradient norm before clipping."""
         self._optimizer_steps += 1
         scale = min(1.0, self._optimizer_steps / self._warmup_steps) if self._warmup_steps else 1.0
+        if self._num_steps is not None:
+            scale *= max(0.0, 1 - (self._optimizer_steps - 1) / self._num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate * scale
         norm = torch.nn.utils.clip_grad_norm_(

@@ -67,8 +67,7 @@ def cold_start(run: Run) -> Mapping[str, Any]:
         facts = _imitate(run)
     else:
         ray.get(run.cast.learner.load_checkpoint.remote(run.folder.cold_start / "v000000"))
-    learner = run.config.learner
-    ray.get(run.cast.learner.reset_optimizer.remote(learner.learning_rate, learner.warmup_steps))
+    ray.get(run.cast.learner.begin_reinforcement.remote())
     version = ray.get(run.cast.learner.publish.remote(run.cast.weights))
     run.cast.sync_weights(version)
     return facts
@@ -88,7 +87,7 @@ def _imitate(run: Run) -> Mapping[str, Any]:
     )
     with run.phase("cold_start", total=-(-len(tasks) // settings.batch_demonstrations)) as phase:
         demonstrations = _play(run, tasks)
-        ray.get(run.cast.learner.reset_optimizer.remote(settings.learning_rate, 0))
+        ray.get(run.cast.learner.begin_imitation.remote())
         batches = _cut(demonstrations, settings.batch_demonstrations)
         for step, batch in enumerate(batches):
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
