@@ -52,6 +52,8 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
     model_path = check_before_start(config, resume=resume)
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
+    if prm_path is None and config.reward.credit != "outcome":
+        console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
     with RunFolder.open(config, resume=resume) as folder:
         start_ray(config.cluster)
         try:
