@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -14,7 +15,7 @@ from ray_jobs.labelling import label_agreement, label_steps, labelling_passes, s
 from ray_jobs.run import Run
 from ray_jobs.run_folder import write_json
 from reward.collected import CollectedGroups
-from reward.labels import StepLabel, read_labels
+from reward.labels import LabelError, StepLabel, read_labels
 from reward.plan_labels import plan_scores
 from reward.prm_evaluation import evaluate_prm
 from reward.prm_training import num_batches, prm_data
@@ -100,7 +101,8 @@ def watch_prm(run: Run, scored: ScoredGroup, step: int, prm_weight: float) -> di
         first = step_texts(scored.group.trajectories[0])[0]
         highest = _highest(ray.get(run.cast.prm.score_canaries.remote(first)).values())
         metrics |= {} if highest is None else {"prm/canary_max": highest}
-    if run.config.label.labeller == "plan":
+    # Only generated tasks have a plan; a mix may hold others.
+    with suppress(LabelError):
         metrics["prm/rejudge_mse"] = _rejudged(scored)
     return metrics
 
