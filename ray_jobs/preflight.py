@@ -42,6 +42,24 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
     _check_model(config)
 
 
+def check_labelling(config: RunConfig) -> None:
+    """Whether the recipe's labeller can label the recipe's tasks. Raises PreflightError."""
+    from envs.datasets.families import FAMILIES
+
+    labeller, judge = config.label.labeller, config.label.judge
+    foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
+    if labeller == "plan" and foreign:
+        raise PreflightError(
+            f"label.labeller = 'plan' knows the right steps of generated tasks only ({', '.join(FAMILIES)}), not of "
+            f"'{foreign[0]}' in envs.mix; use 'monte_carlo' or 'judge'"
+        )
+    if labeller == "judge" and judge and judge.api_key_env and not os.environ.get(judge.api_key_env, "").strip():
+        raise PreflightError(
+            f"label.judge.api_key_env names {judge.api_key_env}, which is not set in the environment; set it, or leave "
+            "it out for a server that needs no key"
+        )
+
+
 def resolve_model(path: str) -> Path:
     """The local folder of a model: the demo model, a folder, or a download from the model hub."""
     if path == "demo":

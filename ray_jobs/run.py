@@ -11,7 +11,7 @@ from actors.cluster import start_ray, stop_ray
 from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
-from ray_jobs.preflight import check_before_start, check_same_run, resolve_model
+from ray_jobs.preflight import check_before_start, check_labelling, check_same_run, resolve_model
 from ray_jobs.run_folder import RunFolder, run_path
 from reward.prm import prm_settings
 
@@ -49,6 +49,8 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
 
     With `resume` a folder that holds an unfinished run of the same configuration is continued.
     """
+    if with_prm:
+        check_labelling(config)
     model_path = check_before_start(config, resume=resume)
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()

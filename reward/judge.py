@@ -114,7 +114,7 @@ class StepJudge:
         if spread > self._config.max_spread:
             raise LabelError(
                 f"{self.name} disagrees with itself about trajectory {step.trajectory_id}, step {step.step}: "
-                f"votes {votes} are {spread} apart, at most judge.max_spread = {self._config.max_spread}"
+                f"votes {votes} are {spread} apart, at most label.judge.max_spread = {self._config.max_spread}"
             )
         return StepLabel(
             trajectory_id=step.trajectory_id,

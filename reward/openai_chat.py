@@ -25,10 +25,10 @@ Sleep = Callable[[float], Awaitable[object]]
 _PASSING = (408, 425, 429)
 _ABOUT_THIS_REQUEST = (400, 413, 422)
 _ADVICE = {
-    401: "set a valid key in the variable that judge.api_key_env names",
+    401: "set a valid key in the variable that label.judge.api_key_env names",
     402: "top up the account's balance",
     403: "the key has no access: check it, and the model",
-    404: "check judge.base_url and judge.model",
+    404: "check label.judge.base_url and label.judge.model",
 }
 
 
@@ -116,7 +116,7 @@ class CostMeter:
             raise BudgetExceededError(
                 f"the judge's budget of ${self._max_cost_usd:.4f} is used up: ${spent:.4f} spent, "
                 f"${under_way:.4f} under way, and the next request may cost ${bound.cost_usd:.4f}; "
-                "raise judge.max_cost_usd and run again, nothing that was paid is asked twice"
+                "raise label.judge.max_cost_usd and run again, nothing that was paid is asked twice"
             )
         self._reserved_usd += bound.cost_usd
 
@@ -207,9 +207,9 @@ class ChatClient:
             async with asyncio.timeout(limit_s):
                 response = await self._http.post(f"{self._config.base_url}/chat/completions", json=body)
         except TimeoutError:
-            return self._passing(f"no reply within {limit_s} s; raise judge.request_timeout_s", bound)
+            return self._passing(f"no reply within {limit_s} s; raise label.judge.request_timeout_s", bound)
         except httpx.ConnectError:
-            return self._passing("no connection; check judge.base_url and that the server runs", Bill(requests=1))
+            return self._passing("no connection; check label.judge.base_url and that the server runs", Bill(requests=1))
         except httpx.RequestError as error:
             return self._passing(f"the connection broke ({type(error).__name__})", bound)
         return self._reply(response, bound) if response.status_code == 200 else self._refusal(response)
@@ -232,7 +232,7 @@ class ChatClient:
         status, unbilled = response.status_code, Bill(requests=1)
         if status in _PASSING or status >= 500:
             return self._passing(f"status {status}; run again later", unbilled, _retry_after_s(response))
-        advice = _ADVICE.get(status, "check judge.model and judge.max_output_tokens")
+        advice = _ADVICE.get(status, "check label.judge.model and label.judge.max_output_tokens")
         said = f' ("{self._words(response)}")' if status in _ABOUT_THIS_REQUEST else ""
         return ChatError(
             f"{self._config.base_url}: status {status}{said}; {advice}",
@@ -250,7 +250,7 @@ def _key(variable: str | None) -> str:
         return ""
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise ValueError(f"the judge needs an API key: set {variable}, or leave judge.api_key_env out")
+        raise ValueError(f"the judge needs an API key: set {variable}, or leave label.judge.api_key_env out")
     # What a header cannot carry would be quoted, key and all, by the HTTP client's own error.
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ValueError(f"{variable} holds no API key: it has a character that no key has")

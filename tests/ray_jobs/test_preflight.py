@@ -7,7 +7,13 @@ import pytest
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError
 from ray_jobs import preflight
-from ray_jobs.preflight import PreflightError, check_before_acting, check_before_start, resolve_model
+from ray_jobs.preflight import (
+    PreflightError,
+    check_before_acting,
+    check_before_start,
+    check_labelling,
+    resolve_model,
+)
 
 
 @pytest.fixture
@@ -172,3 +178,18 @@ def test_checks_of_a_cpu_run_do_not_import_torch():
         "sys.exit(len({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_labeller_that_knows_only_generated_tasks_is_not_asked_about_others(config):
+    with pytest.raises(PreflightError, match=r"'aime' in envs\.mix; use 'monte_carlo' or 'judge'"):
+        check_labelling(config("envs.mix={lookup=0.5, aime=0.5}"))
+    check_labelling(config("envs.mix={lookup=0.5, aime=0.5}", "label.labeller=monte_carlo"))
+
+
+def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
+    judge = ("label.labeller=judge", "label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(PreflightError, match="names SOME_KEY"):
+        check_labelling(config(*judge))
+    monkeypatch.setenv("SOME_KEY", "k")
+    check_labelling(config(*judge))

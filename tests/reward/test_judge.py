@@ -309,7 +309,7 @@ async def test_a_server_that_dies_and_comes_back_is_asked_only_for_what_is_missi
         judge = judge_of(server, receipts)
         await judge.label(first)
         port = server.port
-    with pytest.raises(LabelError, match=r"check judge\.base_url and that the server runs"):
+    with pytest.raises(LabelError, match=r"check label\.judge\.base_url and that the server runs"):
         await judge.label(second)
     with FakeChatServer(verdict(0.4), port=port) as back:
         assert (await judge.label(first)).votes == (0.7, 0.7, 0.7)
@@ -390,7 +390,7 @@ def test_receipts_of_another_schema_are_refused(receipts):
 
 async def test_the_budget_stops_the_run_and_a_larger_one_goes_on(receipts):
     with FakeChatServer(verdict(0.7)) as server:
-        with pytest.raises(BudgetExceededError, match=r"raise judge\.max_cost_usd"):
+        with pytest.raises(BudgetExceededError, match=r"raise label\.judge\.max_cost_usd"):
             await label(server, receipts, **PRICED, max_cost_usd=2.5)
         assert len(server.requests) == 2
         [found] = await label(server, receipts, **PRICED, max_cost_usd=4)

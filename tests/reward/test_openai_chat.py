@@ -234,7 +234,7 @@ async def test_a_lasting_failure_is_retryable_later():
 async def test_nobody_listening_says_what_to_check():
     error = await failure(f"http://127.0.0.1:{closed_port()}/v1", max_retries=1)
     assert error.retryable
-    assert "check judge.base_url and that the server runs" in str(error)
+    assert "check label.judge.base_url and that the server runs" in str(error)
     assert error.bill == Bill(requests=2)
 
 
@@ -369,7 +369,9 @@ async def test_the_budget_stops_before_the_request():
         )
         await client.complete(ASKED)
         await client.complete(ASKED)
-        with pytest.raises(BudgetExceededError, match=r"budget of \$3\.5.*\$3\.0000 spent.*raise judge\.max_cost_usd"):
+        with pytest.raises(
+            BudgetExceededError, match=r"budget of \$3\.5.*\$3\.0000 spent.*raise label\.judge\.max_cost_usd"
+        ):
             await client.complete(ASKED)
         await client.close()
     assert len(server.requests) == 2
