@@ -243,7 +243,8 @@ def _prm(run: _Run) -> str:
     alarms = run.summary.get("alarms", [])
     said = "".join(f"<li>Step {alarm['step']}: {escape(alarm['message'])}.</li>" for alarm in alarms)
     weight = _shown(run.summary.get("prm_weight_at_end"))
-    watched = f"<p>{len(alarms)} alarms in training; its weight at the end was {weight}.</p>"
+    count = "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
+    watched = f"<p>{count} in training; its weight at the end was {weight}.</p>"
     cards = f"<h3>What it said in training</h3>{scored_cards(run.scored)}" if run.scored else ""
     return render_prm_section(quality) + watched + (f"<ul>{said}</ul>" if said else "") + cards
 
