@@ -5,6 +5,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
 
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
@@ -62,11 +66,17 @@ def _for_the_user(error: BaseException) -> str | None:
     return " ".join(str(error).split()) if known else None
 
 
-def _train(options: argparse.Namespace) -> int:
-    from configs.loading import load_run_config, render_config
+def _config(options: argparse.Namespace) -> "RunConfig":
+    from configs.loading import load_run_config
 
-    config = load_run_config(options.recipe, options.overrides)
+    return load_run_config(options.recipe, options.overrides)
+
+
+def _train(options: argparse.Namespace) -> int:
+    config = _config(options)
     if options.dry_run:
+        from configs.loading import render_config
+
         print(render_config(config), end="")
         return 0
     from ray_jobs.train import run_training
@@ -76,9 +86,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from configs.loading import load_run_config
-
-    config = load_run_config(options.recipe, options.overrides)
+    config = _config(options)
     from ray_jobs.preflight import check_before_acting
 
     check_before_acting(config, draws_tasks=True)
@@ -89,9 +97,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _solve(options: argparse.Namespace) -> int:
-    from configs.loading import load_run_config
-
-    config = load_run_config(options.recipe, options.overrides)
+    config = _config(options)
     from ray_jobs.preflight import check_before_acting
 
     check_before_acting(config, draws_tasks=False)
@@ -102,9 +108,7 @@ def _solve(options: argparse.Namespace) -> int:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from configs.loading import load_run_config
-
-    config = load_run_config(options.recipe, options.overrides)
+    config = _config(options)
     from ray_jobs.preflight import check_before_acting
 
     check_before_acting(config, draws_tasks=True)
@@ -115,9 +119,7 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _label(options: argparse.Namespace) -> int:
-    from configs.loading import load_run_config
-
-    config = load_run_config(options.recipe, options.overrides)
+    config = _config(options)
     from ray_jobs.label import run_label
 
     run_label(config, options.adapter, dry_run=options.dry_run)
@@ -125,9 +127,7 @@ def _label(options: argparse.Namespace) -> int:
 
 
 def _train_prm(options: argparse.Namespace) -> int:
-    from configs.loading import load_run_config
-
-    config = load_run_config(options.recipe, options.overrides)
+    config = _config(options)
     from ray_jobs.train_prm import run_train_prm
 
     run_train_prm(config)

@@ -116,12 +116,9 @@ class StepJudge:
                 f"{self.name} disagrees with itself about trajectory {step.trajectory_id}, step {step.step}: "
                 f"votes {votes} are {spread} apart, at most label.judge.max_spread = {self._config.max_spread}"
             )
-        return StepLabel(
-            trajectory_id=step.trajectory_id,
-            task_id=step.task_id,
-            step=step.step,
+        return StepLabel.of(
+            step,
             labeller=self.name,
-            text_digest=step.digest,
             score=median(votes),
             score_hindsight=hindsight.score,
             votes=votes,

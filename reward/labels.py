@@ -35,6 +35,19 @@ class StepLabel:
     spread: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, step: StepText, *, labeller: str, score: float, **further: Any) -> "StepLabel":
+        """The label of this step, with the text it was given to."""
+        return cls(
+            trajectory_id=step.trajectory_id,
+            task_id=step.task_id,
+            step=step.step,
+            text_digest=step.digest,
+            labeller=labeller,
+            score=score,
+            **further,
+        )
+
 
 class Labeller(Protocol):
     name: str

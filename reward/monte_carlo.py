@@ -35,17 +35,8 @@ class MonteCarloLabeller:
             raise LabelError(f"{broken} of {len(ends)} continuations of {trajectory.id} broke off; label it again")
         votes = tuple(score_answer(end.task, end.answer) for end in ends)
         score = sum(votes) / len(votes)
-        return StepLabel(
-            trajectory_id=step.trajectory_id,
-            task_id=step.task_id,
-            step=step.step,
-            labeller=self.name,
-            text_digest=step.digest,
-            score=score,
-            score_hindsight=score,
-            votes=votes,
-            spread=max(votes) - min(votes),
-        )
+        spread = max(votes) - min(votes)
+        return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=votes, spread=spread)
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -33,16 +33,7 @@ class PlanLabeller:
         if step.trajectory_id not in self._scores:
             self._scores[step.trajectory_id] = plan_scores(self._trajectories[step.trajectory_id])
         score = self._scores[step.trajectory_id][step.step]
-        return StepLabel(
-            trajectory_id=step.trajectory_id,
-            task_id=step.task_id,
-            step=step.step,
-            labeller=self.name,
-            text_digest=step.digest,
-            score=score,
-            score_hindsight=score,
-            votes=(score,),
-        )
+        return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=(score,))
 
     async def close(self) -> None:
         """Nothing is open."""
