@@ -238,7 +238,7 @@ async def test_a_server_that_dies_mid_run_costs_only_what_is_missing(path, recei
 async def test_a_spent_budget_stops_the_pass_and_a_larger_one_pays_for_the_rest_only(path, receipts):
     # Four replies of $1 a step: ten of them are two steps and a half.
     with FakeChatServer(verdict(0.7)) as server:
-        with pytest.raises(BudgetExceededError, match=r"raise judge\.max_cost_usd"):
+        with pytest.raises(BudgetExceededError, match=r"raise label\.judge\.max_cost_usd"):
             await judged(server, path, receipts, **PRICED, max_cost_usd=10.5)
         assert len(server.requests) == 10
         assert numbers_on_disk(path) == [0, 1]
