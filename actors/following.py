@@ -1,38 +1,55 @@
-"""A worker's end of the weight store: load what is published, prove it, let rollouts wait for it."""
+"""A worker's end of the store: load what is published, prove it, let rollouts wait for it."""
 
 import asyncio
 from typing import Any
 
-from rollout.engine import Engine
+import ray
+
+from rollout.adapter_store import PublishedAdapter
+from rollout.engine import PolicyEngine
 
 
 class WeightFollower:
-    def __init__(self, engine: Engine, weights: Any, worker: int) -> None:
+    def __init__(self, engine: PolicyEngine, store: Any, worker: int) -> None:
         self._engine = engine
-        self._weights = weights
+        self._store = store
         self._worker = worker
-        self._loaded = asyncio.Condition()
+        self._loading = asyncio.Lock()
+        self._said: tuple[int, list[float]] | None = None
+        self.proven_version = engine.policy_version
 
     async def follow(self) -> None:
         """Load every version that is published, for ever."""
         while True:
-            await self._load_newer()
+            await self._load_newer_than(self.proven_version)
 
     async def sync(self, policy_version: int) -> None:
         """Load the newest version, which must be at least this one."""
-        while self._engine.policy_version < policy_version:
-            await self._load_newer()
+        while self.proven_version < policy_version:
+            await self._load_newer_than(policy_version - 1)
 
-    async def wait_for(self, policy_version: int) -> None:
-        """Wait until the engine samples with at least this version; woken by every load."""
-        async with self._loaded:
-            await self._loaded.wait_for(lambda: self._engine.policy_version >= policy_version)
+    async def _load_newer_than(self, policy_version: int) -> None:
+        """Load an adapter and prove it to the store: the bytes by their digest, the weights by the canary text."""
+        offer = await self._store.wait_newer.remote(policy_version)
+        published = offer.published
+        try:
+            data = await offer.ref[0]
+        except ray.exceptions.ObjectLostError:
+            # The store died after it answered; it has the bytes on disk and will offer them again.
+            return
+        # What was begun is finished: a version that is loaded and not proven could neither be used nor loaded again.
+        await asyncio.shield(self._take_up(published, data))
 
-    async def _load_newer(self) -> None:
-        """Load an adapter and prove to the store which bytes were loaded."""
-        published = await self._weights.wait_newer.remote(self._engine.policy_version)
-        adapter = await published.ref[0]
-        digest = await self._engine.load_adapter(published.policy_version, adapter.data)
-        await self._weights.acknowledge.remote(self._worker, published.policy_version, digest)
-        async with self._loaded:
-            self._loaded.notify_all()
+    async def _take_up(self, published: PublishedAdapter, data: bytes) -> None:
+        async with self._loading:
+            if published.policy_version <= self.proven_version:
+                return
+            digest, logprobs = await asyncio.gather(
+                self._engine.load_adapter(published.policy_version, data), self._score(published)
+            )
+            said = published.policy_version, logprobs
+            await self._store.acknowledge.remote(self._worker, said, digest, self._said)
+            self.proven_version, self._said = published.policy_version, said
+
+    async def _score(self, published: PublishedAdapter) -> list[float]:
+        return await self._engine.score(published.canary.token_ids) if published.canary else []

@@ -1,6 +1,6 @@
 """The learner as an actor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,16 @@ from learner.learner import Learner
 from learner.samples import build_sample
 from learner.types import StepResult
 from reward.compose import group_samples
-from reward.types import ScoredGroup
+from reward.stored import scored_group_of
+from rollout.buffer import Batch
 from rollout.types import Trajectory
 
 
 @ray.remote
 class LearnerActor:
-    def __init__(self, config: RunConfig, model_path: Path) -> None:
+    def __init__(self, config: RunConfig, build_learner: Callable[[], Learner]) -> None:
         self._config = config
-        self._learner = Learner(
-            model_path,
-            config.model,
-            config.learner,
-            off_policy=config.pipeline_depth > 0,
-            seed=config.seed,
-        )
+        self._learner = build_learner()
 
     def ready(self) -> bool:
         return True
@@ -47,25 +42,33 @@ class LearnerActor:
         num_steps = self._config.num_steps if config.schedule == "linear" else None
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
 
-    def train_step(self, *groups: ScoredGroup, prm_weight: float) -> StepResult:
+    def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
         """`prm_weight` is the recipe's, or what alarms have left of it."""
-        credit, temperature = self._config.reward.credit, self._config.rollout.temperature
         samples = [
             sample
-            for scored in groups
-            for sample in group_samples(scored, temperature=temperature, credit=credit, prm_weight=prm_weight)
+            for payload in batch.payloads
+            for sample in group_samples(
+                scored_group_of(payload),
+                temperature=self._config.rollout.temperature,
+                credit=self._config.reward.credit,
+                prm_weight=prm_weight,
+                min_policy_version=batch.oldest_version,
+            )
         ]
-        batch = build_batch(samples, microbatch_tokens=self._config.learner.microbatch_tokens)
-        return self._learner.train_step(batch)
+        return self._learner.train_step(build_batch(samples, microbatch_tokens=self._config.learner.microbatch_tokens))
 
-    def publish(self, weights: Any) -> int:
-        """Hand the current adapter to the weight store; returns its version."""
+    def publish(self, store: Any) -> int:
+        """Hand the current adapter to the store; returns its version."""
         adapter = self._learner.adapter()
-        ray.get(weights.publish.remote(adapter))
+        ray.get(store.publish.remote(adapter))
         return adapter.policy_version
 
     def load_checkpoint(self, folder: Path) -> None:
         load_checkpoint(self._learner, folder)
+
+    def renumber(self, policy_version: int) -> None:
+        """The weights as they are get another version number: theirs was given out before."""
+        self._learner.policy_version = policy_version
 
     def save_checkpoint(self, folder: Path) -> Path:
         return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints)

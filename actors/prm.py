@@ -16,11 +16,16 @@ from reward.types import StepScores
 from rollout.types import TrajectoryGroup
 
 
-@ray.remote
+@ray.remote(max_restarts=-1)
 class PrmActor:
-    def __init__(self, config: PrmConfig, model_path: Path, seed: int) -> None:
+    """Ray starts it again when it dies; it then takes up the weights in `trained`, where there are any. Whoever asked
+    it meanwhile asks again: no score is ever made up."""
+
+    def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         self._seed = seed
         self._prm = ProcessRewardModel(model_path, config, seed=seed)
+        if trained.exists():
+            self._prm.load(trained)
         self._scorer = PrmScorer(self._prm)
 
     async def ready(self) -> bool:

@@ -1,7 +1,9 @@
 """The rollout worker as an actor: admitted groups in, judged groups out, always with proven weights."""
 
 import asyncio
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,28 @@ from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import TaskSampler
 from envs.types import Task
+from reward.group_result import failed_result, group_result
 from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
-from reward.prm import PrmError
-from rollout.buffer import Permit
+from reward.types import PrmError
+from rollout.buffer import WorkerStatus
+from rollout.lifecycle import GroupResult, Permit
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
+from rollout.workload import Workload
+
+Lease = tuple[int, int]
 
 
 @ray.remote
 class RolloutWorkerActor:
     def __init__(
-        self, config: RunConfig, model_path: Path, index: int, buffer: Any, weights: Any, prm: Any | None
+        self, config: RunConfig, index: int, store: Any, prm: Any | None, build_worker: Callable[[], Worker]
     ) -> None:
         self._config = config
-        self._buffer = buffer
-        self._worker = Worker(config, model_path, index=index)
+        self._index = index
+        self._store = store
+        self._worker = build_worker()
         self._judge = GroupJudge(
             OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens),
             prm.score_group.remote if prm else None,
@@ -35,25 +43,44 @@ class RolloutWorkerActor:
         )
         data_path = Path(config.envs.data_path) if config.envs.data_path else None
         self._tasks = TaskSampler(config.envs.mix, seed=config.seed, path=data_path)
-        self._follower = WeightFollower(self._worker.engine, weights, index)
+        self._follower = WeightFollower(self._worker.engine, store, index)
+        self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
+        self._running: dict[Lease, asyncio.Task[None]] = {}
+        self._draining = False
 
     async def ready(self) -> bool:
         return True
 
     async def run(self) -> None:
-        """Roll out until the buffer is closed, then drop what still runs. Any error ends the run."""
-        max_groups = max(1, 2 * self._config.rollout.engine.max_num_seqs // self._config.rollout.group_size)
-        places = asyncio.Semaphore(max_groups)
+        """Roll out until the buffer is closed, then drop what still runs; or until drained, then finish it."""
+        try:
+            await self._roll_out()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    async def _roll_out(self) -> None:
         async with asyncio.TaskGroup() as background:
-            tasks = {background.create_task(self._follower.follow())}
-            while permits := await self._buffer.admit.remote(max_groups):
-                self._worker.begin_round(len(permits))
-                groups = {background.create_task(self._run_group(permit, places)) for permit in permits}
-                tasks = {task for task in tasks | groups if not task.done()}
-                if self._config.pipeline_depth == 0:
-                    await asyncio.gather(*groups)
-            for task in tasks:
+            follower = background.create_task(self._follower.follow())
+            while not self._draining:
+                await self._free_place()
+                admission = await self._workload.waiting(self._store.admit.remote(self._status()))
+                if admission.closed:
+                    break
+                self._worker.begin_round(len(admission.permits))
+                for permit in admission.permits:
+                    self._running[permit.lease] = background.create_task(self._run_group(permit))
+            if self._draining:
+                await asyncio.gather(*self._running.values())
+            for task in (follower, *self._running.values()):
                 task.cancel()
+
+    async def drain(self) -> None:
+        """Take no more work; `run` ends when what runs has ended."""
+        self._draining = True
+
+    async def workload(self) -> Any:
+        """What this worker did since it was asked last."""
+        return self._workload.reading(self._index, self._worker.engine.load.busy_s, len(self._running))
 
     async def sync_weights(self, policy_version: int) -> None:
         await self._follower.sync(policy_version)
@@ -73,9 +100,41 @@ class RolloutWorkerActor:
     async def close(self) -> None:
         self._worker.close()
 
-    async def _run_group(self, permit: Permit, places: asyncio.Semaphore) -> None:
-        async with places:
-            await self._follower.wait_for(permit.min_policy_version)
-            task, group_id = self._tasks.task(permit.ordinal), f"g{permit.ordinal:06d}"
+    async def _free_place(self) -> None:
+        """Wait until fewer groups run than may; the number that may follows the pressure on the engine's cache."""
+        while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):
+            await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _status(self) -> WorkerStatus:
+        return WorkerStatus(
+            worker=self._index,
+            policy_version=self._follower.proven_version,
+            running=tuple(self._running),
+            free_places=max(0, self._workload.num_places - len(self._running)),
+        )
+
+    async def _run_group(self, permit: Permit) -> None:
+        try:
+            await self._store.complete.remote(permit.lease, await self._judged(permit))
+        finally:
+            del self._running[permit.lease]
+            self._end_with_the_engine()
+
+    async def _judged(self, permit: Permit) -> GroupResult:
+        started = time.monotonic()
+        try:
+            task, group_id = self._tasks.task(permit.task), f"g{permit.ordinal:06d}"
             group = await self._worker.run_group(task, group_id, self._config.rollout.group_size)
-        await self._buffer.complete.remote(permit.ordinal, await self._judge.judge(group))
+            self._end_with_the_engine()
+            judging = time.monotonic()
+            scored = await self._judge.judge(group)
+        except Exception as error:
+            # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
+            return failed_result(error)
+        now = time.monotonic()
+        return group_result(scored, duration_s=now - started, prm_s=now - judging)
+
+    def _end_with_the_engine(self) -> None:
+        """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""
+        if self._worker.engine.failure is not None:
+            os._exit(1)

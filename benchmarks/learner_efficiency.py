@@ -7,6 +7,7 @@ a forward product and the gradient of its input, for the adapter the gradient of
 over a token's own ancestors, and the output head at trained contexts.
 """
 
+import math
 import os
 import time
 
@@ -15,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 import numpy as np
 import torch
 
-from configs.learner import LearnerConfig
+from configs.learner import GuardConfig, LearnerConfig
 from configs.loading import load_run_config
 from envs.datasets.sampler import demonstration_tasks
 from learner.batching import build_batch
@@ -60,7 +61,7 @@ def sibling_samples(chat: ChatFormat, group_size: int = 8, num_groups: int = 2) 
             samples.append(
                 TrainingSample(
                     trajectory_id=f"{generated.task.id}/{sibling}",
-                    policy_version=0,
+                    policy_versions=np.where(loss_mask, 0, -1),
                     token_ids=np.array(ids),
                     loss_mask=loss_mask,
                     rollout_logprobs=np.where(loss_mask, np.float32(-1), np.float32(0)),
@@ -91,7 +92,9 @@ def useful_flops(learner: Learner, samples: list[TrainingSample]) -> float:
 def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     config = load_run_config(DEFAULT_RECIPE)
-    settings: LearnerConfig = config.learner
+    # The samples' log-probs are made up: the guard would refuse every step that is to be timed.
+    unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)
+    settings: LearnerConfig = config.learner.model_copy(update={"guard": unguarded})
     learner = Learner(resolve_model(config.model.path), config.model, settings, off_policy=True, seed=0)
     samples = sibling_samples(ChatFormat(learner.policy.tokenizer))
     batch = build_batch(samples, microbatch_tokens=settings.microbatch_tokens)

@@ -23,6 +23,9 @@ class EnvsConfig(Config):
     """Actions in the planner's grammar; `answer` is always needed."""
     search: Literal["offline", "tavily"] = "offline"
     """`offline` searches the generated catalogue; `tavily` needs TAVILY_API_KEY."""
+    search_latency_s: float = Field(default=0.0, ge=0, le=60)
+    """Simulates a remote search service: an offline search takes so long in the median, with a heavy tail. For
+    measurements; the same query takes equally long in every run."""
     search_results: int = Field(default=1, ge=1, le=10)
     """Passages per search."""
     max_result_chars: int = Field(default=400, ge=20)

@@ -6,6 +6,34 @@ from pydantic import Field
 
 from configs.base import Config
 
+CorrectionKind = Literal["none", "decoupled", "tis", "icepop", "tv_mask", "sequence_reject", "bypass"]
+
+
+class CorrectionConfig(Config):
+    kind: CorrectionKind = "tis"
+    """How tokens that older weights sampled are corrected for (whenever pipeline_depth > 0). `tis`: importance weights
+    truncated above. `icepop`: weights outside a band become 0. `sequence_reject`: as `tis`, and a trajectory whose mean
+    ratio is outside the band trains nothing. `tv_mask`: tokens that have moved too far in probability train nothing.
+    `decoupled`: weights without a bound. `bypass` and `none`: no weights, the clip is against the sampler."""
+    max_weight: float = Field(default=2.0, ge=1)
+    """Largest weight of `tis` and `sequence_reject`."""
+    low: float = Field(default=0.5, gt=0, le=1)
+    """Lower end of the band of `icepop` (of a token's ratio) and `sequence_reject` (of the geometric mean of a
+    trajectory's ratios, which is close to 1: there a narrower band, such as 0.9 to 1.1, is the one that rejects)."""
+    high: float = Field(default=5.0, ge=1)
+    """Upper end of that band."""
+    max_probability_gap: float = Field(default=0.2, gt=0, le=1)
+    """`tv_mask`: how far a token's probability may have moved the way that its advantage pushes it."""
+
+
+class GuardConfig(Config):
+    min_effective_sample_share: float = Field(default=0.3, ge=0, le=1)
+    """A train step whose weights leave a smaller share of its tokens as effective sample is skipped: a few tokens would
+    decide it. 0 lets every step pass; without weights (`bypass`, `none`) the share is 1."""
+    max_mismatch_k3_age0: float = Field(default=0.05, gt=0)
+    """A train step is skipped when engine and learner differ by more on tokens of the very weights that are updated
+    (mean k3 per token): staleness cannot explain that, the engine serves other weights or computes wrongly."""
+
 
 class LearnerConfig(Config):
     objective: Literal["dapo", "grpo", "flow_grpo"] = "dapo"
@@ -24,8 +52,8 @@ class LearnerConfig(Config):
     """Gradient norm beyond which the gradient is scaled down."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
-    max_importance_weight: float = Field(default=2.0, ge=1)
-    """C of the truncated importance weights that correct for staleness (on whenever pipeline_depth > 0)."""
+    correction: CorrectionConfig = CorrectionConfig()
+    guard: GuardConfig = GuardConfig()
     overlong: Literal["none", "soft", "filter"] = "none"
     """`soft`: DAPO's length penalty. `filter`: cut trajectories leave the loss and the statistics."""
     overlong_cache_tokens: int = Field(default=16, ge=0)

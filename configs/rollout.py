@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.base import Config
 
@@ -19,6 +19,8 @@ class EngineConfig(Config):
     """`cuda` needs a GPU and the `gpu` extra."""
     adapter_mode: Literal["merged", "native"] = "merged"
     """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
+    refresh: Literal["turn", "trajectory"] = "turn"
+    """When a trajectory takes up new weights: at its next `turn`, or never (`trajectory`; needs `native`)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and activations of the engine."""
     max_num_seqs: int = Field(default=64, ge=1)
@@ -30,12 +32,20 @@ class EngineConfig(Config):
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the engine."""
 
+    @model_validator(mode="after")
+    def _pinning_needs_several_versions(self) -> "EngineConfig":
+        if self.refresh == "trajectory" and self.adapter_mode == "merged":
+            raise ValueError("refresh = 'trajectory' needs adapter_mode = 'native': a merged engine has one version")
+        return self
+
 
 class RolloutConfig(Config):
     group_size: int = Field(default=8, ge=2)
     """Trajectories per task (G). A group of one has no baseline, so 2 is the least."""
     num_workers: int = Field(default=1, ge=1)
-    """Rollout workers, each with an engine of its own."""
+    """Rollout workers, each with an engine of its own; the run begins when so many are there."""
+    max_workers: int | None = Field(default=None, ge=1)
+    """More workers are added up to so many while the run goes on, wherever the cluster has room; none adds none."""
     max_steps: int = Field(default=5, ge=1)
     """Planner steps per task (K); the last one may only answer."""
     max_turn_tokens: int = Field(default=64, ge=8)
@@ -44,6 +54,11 @@ class RolloutConfig(Config):
     """Extra tries per step after a malformed turn, before the step is spent."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature in training; evaluation is greedy."""
+    lockstep: bool = True
+    """At pipeline_depth 0: sample all trajectories' turns together, which makes a run bit-reproducible. Without it a
+    turn is sampled as soon as it is asked for: faster where tools are slow, and no two runs are the same."""
+    max_attempts: int = Field(default=6, ge=1)
+    """Tries at one group whose worker died or that could not be scored, before it has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Wall-clock limit of one trajectory; beyond it the trajectory is unscorable, not wrong."""
     verifier: ModuleConfig = ModuleConfig()

@@ -29,6 +29,10 @@ class RunConfig(Config):
     """Groups with signal per train step (B)."""
     pipeline_depth: int = Field(default=1, ge=0)
     """Batches that rollouts may run ahead (D). 0 is synchronous and bit-reproducible."""
+    max_staleness: int = Field(default=8, ge=0)
+    """Tokens that are more versions older than the learner than this are left out of the loss (S)."""
+    max_tasks: int | None = Field(default=None, ge=1)
+    """Tasks to draw at most: the run ends when all of them are trained or dropped, however few steps that took."""
     max_empty_batches: int = Field(default=10, ge=1)
     """Abort when so many batches' worth of groups in a row carried no signal."""
     model: ModelConfig = ModelConfig()
@@ -50,6 +54,15 @@ class RunConfig(Config):
             raise ValueError(
                 "rollout.verifier/generator.kind = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cap_is_above_the_depth(self) -> "RunConfig":
+        if self.max_staleness < self.pipeline_depth:
+            raise ValueError(
+                f"max_staleness = {self.max_staleness} is below pipeline_depth = {self.pipeline_depth}: ordinary "
+                "rollouts would be left out of the loss"
             )
         return self
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from learner.learner import Learner
 from learner.types import Adapter
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 
 
 class CheckpointError(RuntimeError):
@@ -35,7 +36,7 @@ def save_checkpoint(learner: Learner, parent: Path, *, keep: int) -> Path:
         (partial / "adapter.safetensors").write_bytes(adapter.data)
         state = {"optimizer": learner.optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
         torch.save(state, partial / "optimizer.pt")
-        write_manifest(partial, policy_version=adapter.policy_version)
+        write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
     except OSError as error:
@@ -61,7 +62,34 @@ def load_checkpoint(learner: Learner, folder: Path) -> None:
     )
     state = torch.load(folder / "optimizer.pt", weights_only=True)
     learner.optimizer.load_state_dict(state["optimizer"])
+    learner.num_steps_done = manifest["step"]
     torch.set_rng_state(state["torch_rng"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose files all match its manifest, after so many optimizer steps."""
+
+    folder: Path
+    step: int
+
+
+def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint below `parent` that can be trusted, None where there is none; and what is wrong with newer
+    ones, which are left where they are."""
+    faults: list[str] = []
+    for folder in sorted(parent.glob("v*"), reverse=True):
+        try:
+            return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
+        except CheckpointError as error:
+            faults.append(str(error))
+    return None, faults
+
+
+def oldest_kept_step(parent: Path) -> int:
+    """The optimizer steps behind the oldest checkpoint that is left; 0 where there is none."""
+    steps = [json.loads((folder / MANIFEST).read_text())["step"] for folder in parent.glob("v*")]
+    return min(steps, default=0)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

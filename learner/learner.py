@@ -5,26 +5,29 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from configs.learner import LearnerConfig
 from configs.model import ModelConfig
+from learner.corrections import Correction
+from learner.guard import age_sums, off_policy_metrics, refusal
 from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
 from learner.packing import pack, split_microbatches
 from learner.policy import Policy
+from learner.samples import scoring_sample
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
-
-_PER_TOKEN_METRICS = ("clip_high", "clip_low", "ratio", "logprob_gap_abs", "mismatch_k3", "kl_ref_k3")
+from rollout.canary import TEXT as CANARY_TEXT
+from rollout.canary import Canary
 
 
 class Learner:
     """Holds the policy and its optimizer. One call of `train_step` is one optimizer step, one version.
 
-    `off_policy` switches the truncated importance weights on; without it a batch is taken to be sampled by
-    the very weights it updates.
+    `off_policy` switches the configured correction on; without it a batch is taken to be sampled by the very
+    weights it updates. `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
+    that were skipped.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Learner:
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config = config
-        self._off_policy = off_policy
+        self._correction = Correction(**config.correction.model_dump()) if off_policy else Correction(kind="bypass")
         self.policy = Policy(model_path, model, device=config.device, seed=seed, mixed_precision=mixed_precision)
         self.policy_version = 0
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
@@ -53,44 +56,44 @@ class Learner:
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
         self._num_steps = num_steps
-        self._optimizer_steps = 0
+        self.num_steps_done = 0
 
     def train_step(self, batch: TrainBatch) -> StepResult:
-        """One RL update. A batch without loss tokens changes nothing but the version, and says so."""
+        """One RL update, one new version. A step that the guard refuses, or a batch without loss tokens, changes
+        nothing but the version and the place in the schedule, and says so."""
         started = time.perf_counter()
-        staleness = self.policy_version - batch.oldest_policy_version
         sums = self._accumulate(batch.microbatches, lambda rows: self._rl_loss(rows, batch))
-        grad_norm = self._update() if batch.num_loss_tokens else 0.0
+        metrics = off_policy_metrics(sums, batch, self.policy_version)
+        metrics |= {"loss": sums["loss"], "grad_norm": self._clip_gradient()}
+        skipped = refusal(metrics, batch, self.config.guard)
+        self._finish_step(update=skipped is None)
         self.policy_version += 1
-        elapsed = time.perf_counter() - started
-        tokens = max(batch.num_loss_tokens, 1)
-        metrics = {f"policy/{name}": sums[name] / tokens for name in _PER_TOKEN_METRICS if name in sums}
+        metrics = {f"policy/{name}": value for name, value in metrics.items()}
         metrics |= {
-            "policy/loss": sums["loss"],
-            "policy/effective_sample_size": sums["weight"] ** 2 / max(tokens * sums["weight_squared"], 1e-12),
-            "policy/grad_norm": grad_norm,
-            "policy/staleness_max": float(staleness),
-            "learner/step_s": elapsed,
+            "policy/skipped": float(skipped is not None),
+            "learner/step_s": time.perf_counter() - started,
             "learner/loss_tokens": float(batch.num_loss_tokens),
             "learner/packed_tokens": sums["packed_tokens"],
             "learner/sequence_tokens": sums["sequence_tokens"],
         }
-        return StepResult(policy_version=self.policy_version, metrics=metrics)
+        return StepResult(policy_version=self.policy_version, metrics=metrics, skipped=skipped)
 
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
         """One supervised update: mean negative log-likelihood of the trained tokens. No new version.
 
-        `learning_rate` is the step size from now on, None leaves it as it is.
+        `learning_rate` is the step size from now on, None leaves it as it is. Raises RuntimeError when the gradient is
+        not finite: demonstrations come from no sampler that could do better the next time.
         """
         started = time.perf_counter()
         self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
 
-        def loss(rows: Sequence[TrainingSample]) -> LossOutput:
-            return LossOutput(loss=-self.policy.logprobs(rows).sum() / num_tokens, metrics={})
+        def loss(rows: Sequence[TrainingSample]) -> tuple[Tensor, dict[str, float]]:
+            return -self.policy.logprobs(rows).sum() / num_tokens, {}
 
         sums = self._accumulate(split_microbatches(samples, self.config.microbatch_tokens), loss)
-        grad_norm = self._update()
+        grad_norm = self._clip_gradient(error_if_nonfinite=True)
+        self._finish_step(update=True)
         metrics = {
             "cold_start/loss": sums["loss"],
             "cold_start/grad_norm": grad_norm,
@@ -100,11 +103,16 @@ class Learner:
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
     def adapter(self) -> Adapter:
-        """The current adapter as bytes, with their digest."""
+        """The current adapter as bytes, with their digest and canary."""
         import safetensors.torch
 
         data = safetensors.torch.save(self.policy.adapter_state())
-        return Adapter(policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest())
+        return Adapter(
+            policy_version=self.policy_version,
+            data=data,
+            digest=hashlib.sha256(data).hexdigest(),
+            canary=self._canary(),
+        )
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
@@ -116,40 +124,66 @@ class Learner:
         self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
 
-    def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> LossOutput:
-        learner_logprobs = self.policy.logprobs(rows)
-        width = learner_logprobs.shape[1]
-        rollout, advantages, mask, turn_ids = (
-            _padded([getattr(row, name) for row in rows], width, learner_logprobs.device)
-            for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids")
+    def _canary(self) -> Canary:
+        """Log-probs of the canary text, at temperature 1 and without a grammar."""
+        token_ids = self.policy.tokenizer(CANARY_TEXT).input_ids
+        with torch.no_grad():
+            logprobs = self.policy.logprobs([scoring_sample(token_ids)])[0, 1:]
+        return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs.tolist()))
+
+    def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
+        """The loss of a microbatch and the sums that its tokens add to the step's."""
+        learner = self.policy.logprobs(rows)
+        rollout, advantages, mask, turn_ids, versions = (
+            _padded([getattr(row, name) for row in rows], learner.shape[1], learner.device)
+            for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "policy_versions")
         )
-        correction: dict[str, Any] = {}
-        if self._off_policy:
-            # One optimizer step per batch: the proximal policy is the learner itself, before the step.
-            correction["proximal_logprobs"] = learner_logprobs.detach()
-            correction["max_importance_weight"] = self.config.max_importance_weight
-        tensors = (learner_logprobs, rollout, advantages, mask)
-        low, high = self.config.clip_low, self.config.clip_high
-        if self.config.objective == "grpo":
+        ref = self._ref_logprobs(rows)
+        output = self._objective((learner, rollout, advantages, mask), batch, turn_ids=turn_ids, ref_logprobs=ref)
+        ages = self.policy_version - versions
+        return output.loss, output.metrics | age_sums(learner, rollout, output.weights, mask, ages)
+
+    def _objective(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        batch: TrainBatch,
+        *,
+        turn_ids: Tensor,
+        ref_logprobs: Tensor | None,
+    ) -> LossOutput:
+        """The configured loss of learner and rollout log-probs, advantages and loss mask. There is one optimizer step
+        per batch, so the proximal policy is the learner before it, which the loss takes by itself."""
+        config = self.config
+        if config.objective == "grpo":
             return grpo_loss(
-                *tensors, num_trajectories=batch.num_trajectories, clip_low=low, clip_high=low, **correction
+                *tensors,
+                num_trajectories=batch.num_trajectories,
+                clip_low=config.clip_low,
+                clip_high=config.clip_low,
+                correction=self._correction,
             )
-        if self.config.objective == "flow_grpo":
+        if config.objective == "flow_grpo":
             return flow_grpo_loss(
                 *tensors,
                 num_trajectories=batch.num_trajectories,
                 turn_ids=turn_ids,
-                ref_logprobs=self._ref_logprobs(rows),
-                kl_weight=self.config.kl_weight,
-                clip_low=low,
-                clip_high=low,
-                **correction,
+                ref_logprobs=ref_logprobs,
+                kl_weight=config.kl_weight,
+                clip_low=config.clip_low,
+                clip_high=config.clip_low,
+                correction=self._correction,
             )
-        return dapo_loss(*tensors, num_loss_tokens=batch.num_loss_tokens, clip_low=low, clip_high=high, **correction)
+        return dapo_loss(
+            *tensors,
+            num_loss_tokens=batch.num_loss_tokens,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            correction=self._correction,
+        )
 
     def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:
-        """Log-probs of the reference, the untouched base model; None where the KL term has no weight."""
-        if not self.config.kl_weight:
+        """Log-probs of the reference, the untouched base model; None where the objective has no KL term."""
+        if self.config.objective != "flow_grpo" or not self.config.kl_weight:
             return None
         with self.policy.without_adapter():
             return self.policy.logprobs(rows)
@@ -157,34 +191,43 @@ class Learner:
     def _accumulate(
         self,
         microbatches: Sequence[Sequence[TrainingSample]],
-        loss_of: Callable[[Sequence[TrainingSample]], LossOutput],
+        loss_of: Callable[[Sequence[TrainingSample]], tuple[Tensor, dict[str, float]]],
     ) -> dict[str, float]:
         """Backward through every microbatch; sums of losses and metrics."""
         sums: dict[str, float] = defaultdict(float)
         for rows in microbatches:
-            output = loss_of(rows)
-            output.loss.backward()
-            for name, value in output.metrics.items():
+            loss, metrics = loss_of(rows)
+            loss.backward()
+            for name, value in metrics.items():
                 sums[name] += value
-            sums["loss"] += float(output.loss.detach())
+            sums["loss"] += float(loss.detach())
             sums["packed_tokens"] += len(pack(rows).token_ids)
             sums["sequence_tokens"] += sum(len(row.token_ids) for row in rows)
         return sums
 
-    def _update(self) -> float:
-        """Clip, step, clear; returns the gradient norm before clipping."""
-        self._optimizer_steps += 1
-        scale = min(1.0, self._optimizer_steps / self._warmup_steps) if self._warmup_steps else 1.0
-        if self._num_steps is not None:
-            scale *= max(0.0, 1 - (self._optimizer_steps - 1) / self._num_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate * scale
+    def _clip_gradient(self, *, error_if_nonfinite: bool = False) -> float:
+        """Scale the gradient down to its largest norm; returns the norm that it had."""
+        parameters = self.policy.trainable_parameters()
         norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.trainable_parameters(), self.config.max_grad_norm, error_if_nonfinite=True
+            parameters, self.config.max_grad_norm, error_if_nonfinite=error_if_nonfinite
         )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
+
+    def _finish_step(self, *, update: bool) -> None:
+        """Go on in the schedule, update the weights unless the step is skipped, clear the gradient."""
+        self.num_steps_done += 1
+        if update:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._learning_rate * self._schedule()
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _schedule(self) -> float:
+        """The share of the step size at this step: rising over the warm-up, falling over the steps planned."""
+        scale = min(1.0, self.num_steps_done / self._warmup_steps) if self._warmup_steps else 1.0
+        if self._num_steps is not None:
+            scale *= max(0.0, 1 - (self.num_steps_done - 1) / self._num_steps)
+        return scale
 
 
 def _padded(rows: list, width: int, device: torch.device) -> Tensor:

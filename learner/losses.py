@@ -2,19 +2,22 @@
 microbatches equals one large batch."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-_MAX_LOG_RATIO = 20.0
+from configs.learner import CorrectionKind
+from learner.corrections import MAX_LOG_RATIO, Correction, correction_weights, masked_log_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """`loss` is a scalar to call backward on; `metrics` are sums over this microbatch's loss tokens, to be
-    divided by the step's token count."""
+    """`loss` is a scalar to call backward on; `weights` `[B, T]` are the correction's, 0 outside the loss mask;
+    `metrics` are sums over this microbatch's loss tokens, to be divided by the step's token count."""
 
     loss: Tensor
+    weights: Tensor
     metrics: dict[str, float]
 
 
@@ -28,18 +31,28 @@ def dapo_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     proximal_logprobs: Tensor | None = None,
-    max_importance_weight: float | None = None,
+    correction: Correction | str | None = None,
 ) -> LossOutput:
     """DAPO: minus the token mean of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). No KL term.
 
     arXiv 2503.14476, eq. 8, with the batch form of the normaliser: `num_loss_tokens` counts the loss mask
     over every microbatch of the optimizer step. All tensors `[B, T]`; `advantages` may be `[B, 1]`.
 
-    Without `proximal_logprobs` the ratio r is learner / rollout (on-policy, or the bypass form). With them
-    it is decoupled PPO (arXiv 2110.00641): r is learner / proximal, and each token is multiplied by the
-    detached importance weight proximal / rollout, truncated at `max_importance_weight`.
+    `correction` (a Correction, or the name of one with its default bounds) says what r is, and the detached weight w
+    that multiplies each token; the clip is on r only, and rejected tokens stay in the denominator:
+
+    | correction | r | w |
+    | --- | --- | --- |
+    | "bypass", or None without `proximal_logprobs` | learner / rollout | 1 |
+    | "none" | learner / proximal, or as "bypass" without | 1 |
+    | None with `proximal_logprobs` | as "decoupled" | |
+    | any other | learner / proximal | by its kind, of proximal / rollout |
+
+    Any other kind without `proximal_logprobs` takes the detached learner log-probs for them: with one optimizer step
+    per batch the proximal policy is the learner itself (A-3PO, arXiv 2512.06547), r is 1 and the loss is w times plain
+    REINFORCE. Raises ValueError for an unknown name.
     """
-    token_losses, metrics = _clipped_token_losses(
+    token_losses, weights, metrics = _clipped_token_losses(
         learner_logprobs,
         rollout_logprobs,
         advantages,
@@ -47,9 +60,9 @@ def dapo_loss(
         clip_low=clip_low,
         clip_high=clip_high,
         proximal_logprobs=proximal_logprobs,
-        max_importance_weight=max_importance_weight,
+        correction=correction,
     )
-    return LossOutput(loss=token_losses.sum() / max(num_loss_tokens, 1), metrics=metrics)
+    return LossOutput(loss=token_losses.sum() / max(num_loss_tokens, 1), weights=weights, metrics=metrics)
 
 
 def grpo_loss(
@@ -62,14 +75,14 @@ def grpo_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     proximal_logprobs: Tensor | None = None,
-    max_importance_weight: float | None = None,
+    correction: Correction | str | None = None,
 ) -> LossOutput:
     """GRPO: the clipped objective averaged over each trajectory's tokens, then over trajectories.
 
     arXiv 2402.03300, eq. 3, without its KL term. A row is a trajectory; `num_trajectories` counts those of
-    the whole optimizer step.
+    the whole optimizer step. `proximal_logprobs` and `correction` as in `dapo_loss`.
     """
-    token_losses, metrics = _clipped_token_losses(
+    token_losses, weights, metrics = _clipped_token_losses(
         learner_logprobs,
         rollout_logprobs,
         advantages,
@@ -77,10 +90,10 @@ def grpo_loss(
         clip_low=clip_low,
         clip_high=clip_high,
         proximal_logprobs=proximal_logprobs,
-        max_importance_weight=max_importance_weight,
+        correction=correction,
     )
     row_means = token_losses.sum(-1) / loss_mask.sum(-1).clamp(min=1)
-    return LossOutput(loss=row_means.sum() / max(num_trajectories, 1), metrics=metrics)
+    return LossOutput(loss=row_means.sum() / max(num_trajectories, 1), weights=weights, metrics=metrics)
 
 
 def flow_grpo_loss(
@@ -96,7 +109,7 @@ def flow_grpo_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     proximal_logprobs: Tensor | None = None,
-    max_importance_weight: float | None = None,
+    correction: Correction | str | None = None,
 ) -> LossOutput:
     """Flow-GRPO: the mean over trajectories of the mean over turns of the mean over a turn's tokens, of the
     clipped objective minus `kl_weight` times the k3 estimate of KL(learner || reference).
@@ -104,9 +117,9 @@ def flow_grpo_loss(
     arXiv 2510.05592, eq. 5. A row is a trajectory; `turn_ids` `[B, T]` numbers its turns from 0 (ignored
     outside the loss mask); without it a row is one turn. `num_trajectories` counts those of the whole
     optimizer step (default: the rows given). Without `ref_logprobs` there is no KL term. `proximal_logprobs` and
-    `max_importance_weight` as in `dapo_loss`; the KL term is not weighted by them.
+    `correction` as in `dapo_loss`; the KL term is not weighted by them.
     """
-    token_losses, metrics = _clipped_token_losses(
+    token_losses, weights, metrics = _clipped_token_losses(
         learner_logprobs,
         rollout_logprobs,
         advantages,
@@ -114,24 +127,24 @@ def flow_grpo_loss(
         clip_low=clip_low,
         clip_high=clip_high,
         proximal_logprobs=proximal_logprobs,
-        max_importance_weight=max_importance_weight,
+        correction=correction,
     )
     if ref_logprobs is not None:
-        # As above: outside the mask a log-prob may be anything, and 0 times nan is nan.
-        k3 = k3_divergence(
-            torch.where(loss_mask.bool(), learner_logprobs, 0.0), ref_logprobs.where(loss_mask.bool(), 0.0)
-        )
+        k3 = _k3(masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool()))
         token_losses = token_losses + kl_weight * k3
         metrics["kl_ref_k3"] = float(k3.detach().sum())
-    weights = _turn_weights(loss_mask, turn_ids)
     count = loss_mask.shape[0] if num_trajectories is None else num_trajectories
-    return LossOutput(loss=(token_losses * weights).sum() / max(count, 1), metrics=metrics)
+    loss = (token_losses * _turn_weights(loss_mask, turn_ids)).sum() / max(count, 1)
+    return LossOutput(loss=loss, weights=weights, metrics=metrics)
 
 
 def k3_divergence(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """exp(ref - logp) - (ref - logp) - 1 per token: non-negative, an unbiased estimate of KL(p || ref)."""
-    difference = (ref_logprobs - logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    return difference.exp() - difference - 1
+    return _k3((ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    return log_ratio.exp() - log_ratio - 1
 
 
 def _clipped_token_losses(
@@ -142,42 +155,44 @@ def _clipped_token_losses(
     *,
     clip_low: float,
     clip_high: float,
-    proximal_logprobs: Tensor | None = None,
-    max_importance_weight: float | None = None,
-) -> tuple[Tensor, dict[str, float]]:
-    """Loss per token, zero outside the mask, and metric sums. Works in float32 or better."""
+    proximal_logprobs: Tensor | None,
+    correction: Correction | str | None,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Loss per token and weights, both zero outside the mask, and metric sums. Works in float32 or better."""
     mask = loss_mask.bool()
-    learner = learner_logprobs if learner_logprobs.dtype == torch.float64 else learner_logprobs.float()
-    old = rollout_logprobs if proximal_logprobs is None else proximal_logprobs
-    # Outside the mask a log-prob may be anything, -inf included; it must reach neither loss nor gradient.
-    log_ratio = torch.where(mask, learner - old, 0.0).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    losses = -torch.minimum(unclipped, clipped)
-    weight = _importance_weights(mask, proximal_logprobs, rollout_logprobs, max_importance_weight)
-    losses = torch.where(mask, losses * weight, 0.0)
+    chosen = _chosen(correction, proximal_logprobs)
+    old = _old_logprobs(chosen, learner_logprobs, rollout_logprobs, proximal_logprobs)
+    ratio = masked_log_ratio(learner_logprobs, old, mask).exp()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    weights, metrics = correction_weights(chosen, old, rollout_logprobs, advantages, mask)
+    losses = torch.where(mask, -torch.minimum(ratio * advantages, clipped * advantages) * weights, 0.0)
     with torch.no_grad():
-        gap = torch.where(mask, learner - rollout_logprobs, 0.0)
-        metrics = {
+        gap = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
+        metrics |= {
             "clip_high": float((mask & (ratio > 1 + clip_high) & (advantages > 0)).sum()),
             "clip_low": float((mask & (ratio < 1 - clip_low) & (advantages < 0)).sum()),
             "ratio": float(torch.where(mask, ratio, 0.0).sum()),
             "logprob_gap_abs": float(gap.abs().sum()),
-            "mismatch_k3": float((k3_divergence(rollout_logprobs, learner) * mask).nan_to_num().sum()),
-            "weight": float(torch.where(mask, weight, 0.0).sum()),
-            "weight_squared": float(torch.where(mask, weight**2, 0.0).sum()),
+            "mismatch_k3": float(_k3(gap).sum()),
         }
-    return losses, metrics
+    return losses, weights, metrics
 
 
-def _importance_weights(mask: Tensor, proximal: Tensor | None, rollout: Tensor, max_weight: float | None) -> Tensor:
-    """Detached proximal / rollout, truncated above; ones where there is no proximal policy."""
-    if proximal is None:
-        return torch.ones_like(rollout)
-    log_weight = torch.where(mask, proximal - rollout, 0.0).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    weight = log_weight.exp().detach()
-    return weight if max_weight is None else weight.clamp(max=max_weight)
+def _chosen(correction: Correction | str | None, proximal_logprobs: Tensor | None) -> Correction:
+    if isinstance(correction, Correction):
+        return correction
+    if correction is None:
+        correction = "bypass" if proximal_logprobs is None else "decoupled"
+    return Correction(kind=cast(CorrectionKind, correction))  # which refuses an unknown name
+
+
+def _old_logprobs(correction: Correction, learner: Tensor, rollout: Tensor, proximal: Tensor | None) -> Tensor:
+    """The log-probs that the clipped ratio is taken against."""
+    if correction.kind == "bypass":
+        return rollout
+    if proximal is not None:
+        return proximal.detach()
+    return rollout if correction.kind == "none" else learner.detach()
 
 
 def _turn_weights(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """The policy in training: base model plus LoRA adapter, and its log-probs of packed samples."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +53,21 @@ class Policy(Backbone):
     def _constraint(self, targets: "_Targets") -> Constrain:
         """What the sampler's grammar allowed after each context, applied to the logits chunk by chunk."""
         bitmask = torch.full((len(targets.contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
-        for sample, span, contexts in targets.grammar_spans:
-            tokens = sample.token_ids[span.start : span.end]
-            bitmask[torch.from_numpy(contexts)] = self._grammars.allowed(span.grammar, tokens)
+        for span in targets.grammar_spans:
+            bitmask[torch.from_numpy(span.contexts)] = self._grammars.allowed(span.grammar, span.tokens)[span.trained]
         bitmask = bitmask.to(self.device)
         return lambda logits, start, end: self._grammars.constrain(logits, bitmask[start:end])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GrammarTokens:
+    """A turn that was sampled under a grammar, all of its tokens: a grammar is replayed from the first token on.
+    `trained` says which of them are, `contexts` where in the targets' contexts these are."""
+
+    grammar: str
+    tokens: np.ndarray
+    trained: np.ndarray
+    contexts: np.ndarray
 
 
 class _Targets:
@@ -80,6 +91,13 @@ class _Targets:
         for sample, own, node_of in zip(samples, nodes, row.node_of, strict=True):
             self.temperatures[np.searchsorted(self.contexts, own)] = sample.temperature
             for span in sample.grammar_spans:
-                if sample.loss_mask[span.start]:
-                    contexts = np.searchsorted(self.contexts, node_of[span.start - 1 : span.end - 1])
-                    self.grammar_spans.append((sample, span, contexts))
+                trained = np.nonzero(sample.loss_mask[span.start : span.end])[0]
+                if len(trained):
+                    self.grammar_spans.append(
+                        _GrammarTokens(
+                            grammar=span.grammar,
+                            tokens=sample.token_ids[span.start : span.end],
+                            trained=trained,
+                            contexts=np.searchsorted(self.contexts, node_of[span.start - 1 + trained]),
+                        )
+                    )

@@ -9,26 +9,42 @@ from rollout.types import Trajectory, TrajectoryGroup, Turn
 
 
 def build_samples(
-    group: TrajectoryGroup, turn_advantages: Sequence[Sequence[float]], *, temperature: float
+    group: TrajectoryGroup,
+    turn_advantages: Sequence[Sequence[float]],
+    *,
+    temperature: float,
+    min_policy_version: int | None = None,
 ) -> list[TrainingSample]:
     """One sample per trajectory that has a non-zero advantage; all tokens of a turn share the turn's.
 
-    `turn_advantages` holds one list per trajectory with one number per planner turn.
+    `turn_advantages` holds one list per trajectory with one number per planner turn. A trajectory whose every token is
+    older than `min_policy_version` still gives a sample, so that its masked tokens are counted; a batch leaves it out.
     """
     return [
-        build_sample(trajectory, advantages, temperature=temperature)
+        build_sample(trajectory, advantages, temperature=temperature, min_policy_version=min_policy_version)
         for trajectory, advantages in zip(group.trajectories, turn_advantages, strict=True)
         if any(advantages)
     ]
 
 
-def build_sample(trajectory: Trajectory, turn_advantages: Sequence[float], *, temperature: float) -> TrainingSample:
+def build_sample(
+    trajectory: Trajectory,
+    turn_advantages: Sequence[float],
+    *,
+    temperature: float,
+    min_policy_version: int | None = None,
+) -> TrainingSample:
     """Lay the planner's turns on one axis. Raises ValueError where a turn's prompt does not continue the
-    tokens before it: training on that would train on a context nobody sampled in."""
+    tokens before it: training on that would train on a context nobody sampled in.
+
+    Tokens that a version before `min_policy_version` sampled are taken out of the loss mask (None: no token is), one
+    by one: what comes after them in the same turn, from newer weights, is trained.
+    """
     turns = trajectory.planner_turns
     last = turns[-1]
     token_ids = np.array(last.prompt_token_ids + last.completion.token_ids, dtype=np.int64)
-    loss_mask = np.zeros(len(token_ids), dtype=bool)
+    sampled = np.zeros(len(token_ids), dtype=bool)
+    versions = np.full(len(token_ids), -1, dtype=np.int64)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     advantages = np.zeros(len(token_ids), dtype=np.float32)
     turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
@@ -37,23 +53,24 @@ def build_sample(trajectory: Trajectory, turn_advantages: Sequence[float], *, te
         start, end = _turn_span(turn, token_ids, trajectory.id)
         turn_ids[start:end] = index
         if turn.trainable:
-            loss_mask[start:end] = True
+            sampled[start:end] = True
+            versions[start:end] = turn.completion.token_versions
             advantages[start:end] = advantage
             logprobs[start:end] = turn.completion.logprobs
         if turn.grammar is not None:
             spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
-    version = trajectory.oldest_policy_version
-    assert version is not None
+    trained = sampled if min_policy_version is None else sampled & (versions >= min_policy_version)
     return TrainingSample(
         trajectory_id=trajectory.id,
-        policy_version=version,
+        policy_versions=np.where(trained, versions, -1),
         token_ids=token_ids,
-        loss_mask=loss_mask,
-        rollout_logprobs=logprobs,
-        advantages=advantages,
+        loss_mask=trained,
+        rollout_logprobs=np.where(trained, logprobs, np.float32(0)),
+        advantages=np.where(trained, advantages, np.float32(0)),
         turn_ids=turn_ids,
         grammar_spans=tuple(spans),
         temperature=temperature,
+        num_masked_tokens=int(sampled.sum() - trained.sum()),
     )
 
 
@@ -64,3 +81,21 @@ def _turn_span(turn: Turn, token_ids: np.ndarray, trajectory_id: str) -> tuple[i
     if end > len(token_ids) or not np.array_equal(sequence, token_ids[:end]):
         raise ValueError(f"trajectory {trajectory_id}: a turn's prompt does not continue the turns before it")
     return start, end
+
+
+def scoring_sample(token_ids: Sequence[int]) -> TrainingSample:
+    """Plain text as a sample, every token but the first of which has a log-prob; nothing to train."""
+    count = len(token_ids)
+    mask = np.ones(count, dtype=bool)
+    mask[0] = False
+    return TrainingSample(
+        trajectory_id="",
+        policy_versions=np.full(count, -1, dtype=np.int64),
+        token_ids=np.array(token_ids, dtype=np.int64),
+        loss_mask=mask,
+        rollout_logprobs=np.zeros(count, dtype=np.float32),
+        advantages=np.zeros(count, dtype=np.float32),
+        turn_ids=np.full(count, -1, dtype=np.int64),
+        grammar_spans=(),
+        temperature=1.0,
+    )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ray_jobs.simulate_options import add_simulate_options
+
 if TYPE_CHECKING:
     from configs.run import RunConfig
 
@@ -15,6 +17,7 @@ DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
 
 # By name: importing the modules that define them would import torch and Ray.
 USER_ERRORS = (
+    "AdapterStoreError",
     "BudgetExceededError",
     "ChatError",
     "LabellingStoppedError",
@@ -23,8 +26,13 @@ USER_ERRORS = (
     "ConfigError",
     "PreflightError",
     "CheckpointError",
+    "RunCutOffError",
     "RunFolderError",
     "SandboxRefusedError",
+    "ChaosError",
+    "CrashLoopError",
+    "LedgerError",
+    "NoRoomError",
     "StarvedError",
 )
 
@@ -83,6 +91,25 @@ def _train(options: argparse.Namespace) -> int:
 
     run_training(config, with_prm=options.with_prm, resume=options.resume)
     return 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from ray_jobs.run_folder import begun_run
+
+    config, with_prm = begun_run(options.run_folder)
+    from ray_jobs.train import run_training
+
+    run_training(config, with_prm=with_prm, resume=True)
+    return 0
+
+
+def _chaos(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.chaos import run_chaos
+
+    job = "train" if config.reward.credit == "outcome" else "pipeline"
+    start = [sys.executable, "-m", "ray_jobs.cli", job, str(options.recipe), *options.overrides]
+    return run_chaos(config, start, kills=options.kills, seed=options.seed)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -146,6 +173,14 @@ def _doctor(options: argparse.Namespace) -> int:
     return run_doctor()
 
 
+def _simulate(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.simulate import run_simulate
+
+    run_simulate(config, options)
+    return 0
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Overrides may stand before or after options, which argparse alone does not allow."""
     parser = _parser()
@@ -181,6 +216,16 @@ def _parser() -> argparse.ArgumentParser:
     pipeline.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     pipeline.set_defaults(run=_train, with_prm=True, resume=True)
 
+    resume = commands.add_parser("resume", help="continue a run that was cut off, from its folder; nothing is lost")
+    resume.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run, below runs/")
+    resume.set_defaults(run=_resume)
+
+    chaos = commands.add_parser("chaos", help="run a small job, kill its parts at random, and see whether it is sound")
+    _add_recipe(chaos, positional=True)
+    chaos.add_argument("--kills", type=int, default=20, help="how many processes to kill (default 20)")
+    chaos.add_argument("--seed", type=int, default=0, help="which parts are hit, and when")
+    chaos.set_defaults(run=_chaos)
+
     evaluate = commands.add_parser("evaluate", help="solve held-out tasks with the base model or an adapter")
     _add_recipe(evaluate, positional=True)
     _add_adapter(evaluate)
@@ -200,6 +245,11 @@ def _parser() -> argparse.ArgumentParser:
     train_prm = commands.add_parser("train-prm", help="train a process reward model on the labels, and measure it")
     _add_recipe(train_prm, positional=True)
     train_prm.set_defaults(run=_train_prm)
+
+    simulate = commands.add_parser("simulate", help="choose D, S and the number of workers in virtual time")
+    _add_recipe(simulate, positional=True)
+    add_simulate_options(simulate)
+    simulate.set_defaults(run=_simulate)
 
     solve = commands.add_parser("solve", help="solve one question and print the steps as they happen")
     solve.add_argument("question")

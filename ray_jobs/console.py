@@ -122,6 +122,8 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     console.print(table)
     _print_plain(console, f"RL against cold start: {summary.get('verdict', 'not measured')}")
     _print_plain(console, _work_line(summary))
+    if limit := summary.get("bottleneck"):
+        _print_plain(console, f"speed: {limit['text']}; {limit['hint']}")
     _print_plain(console, f"report: {report}")
 
 

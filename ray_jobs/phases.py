@@ -65,12 +65,17 @@ def cold_start(run: Run) -> Mapping[str, Any]:
     facts = run.finished("cold_start")
     if facts is None:
         facts = _imitate(run)
-    else:
-        ray.get(run.cast.learner.load_checkpoint.remote(run.folder.cold_start / "v000000"))
-    ray.get(run.cast.learner.begin_reinforcement.remote())
-    version = ray.get(run.cast.learner.publish.remote(run.cast.weights))
-    run.cast.sync_weights(version)
+    load_cold_start(run)
+    run.cast.publish_anew()
+    run.cast.sync_weights()
     return facts
+
+
+def load_cold_start(run: Run) -> None:
+    """The cold-started policy into the learner, ready for RL."""
+    (checkpoint,) = run.folder.cold_start.glob("v*")
+    ray.get(run.cast.learner.load_checkpoint.remote(checkpoint))
+    ray.get(run.cast.learner.begin_reinforcement.remote())
 
 
 def _recorded_evaluation(run: Run, phase: str) -> Evaluation:

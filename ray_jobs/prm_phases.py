@@ -99,8 +99,10 @@ def watch_prm(run: Run, scored: ScoredGroup, step: int, prm_weight: float) -> di
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.alarms.window == 0:
         first = step_texts(scored.group.trajectories[0])[0]
-        highest = _highest(ray.get(run.cast.prm.score_canaries.remote(first)).values())
-        metrics |= {} if highest is None else {"prm/canary_max": highest}
+        # A PRM that died is being started again; its canaries wait for the next window.
+        with suppress(ray.exceptions.RayActorError):
+            highest = _highest(ray.get(run.cast.prm.score_canaries.remote(first)).values())
+            metrics |= {} if highest is None else {"prm/canary_max": highest}
     # Only generated tasks have a plan; a mix may hold others.
     with suppress(LabelError):
         metrics["prm/rejudge_mse"] = _rejudged(scored)

@@ -1,96 +1,141 @@
-"""What the RL loop adds up while it runs."""
+"""What the RL loop adds up. All of it comes from the rows of metrics.jsonl, so that a resumed run has it too."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
 
-from actors.buffer import BatchRefs
+from configs.run import RunConfig
 from learner.types import StepResult
+from ray_jobs.bottleneck import Shares, WorkerReading, average_shares, bottleneck, shares_of_step, verdict_metrics
 from ray_jobs.cast import Cast
-from reward.alarms import HackingMonitor
-from rollout.buffer import GroupCounts
+from reward.alarms import Alarm, HackingMonitor
+from reward.statistics import RolloutStatistics, statistics_of
+from rollout.buffer import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one turn of the loop: waiting for the batch, the train step, publishing, and all of it."""
+
+    wait_s: float
+    train_s: float
+    publish_s: float
+    step_s: float
+
+
+def step_metrics(
+    batch: Batch, result: StepResult, times: StepTimes, readings: Sequence[WorkerReading]
+) -> dict[str, float]:
+    """A train step's metrics under their stable names."""
+    counts, facts = batch.counts, batch.facts
+    shares = shares_of_step(
+        step_s=times.step_s,
+        wait_s=times.wait_s,
+        train_s=times.train_s,
+        publish_s=times.publish_s,
+        facts=facts,
+        readings=readings,
+    )
+    return {
+        **statistics_of(facts).metrics(),
+        **result.metrics,
+        **batch.bias,
+        **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
+        "rollout/groups_kept_share": facts.get("kept", 0.0) / max(facts.get("groups", 0.0), 1.0),
+        "learner/wait_s": times.wait_s,
+        "learner/publish_s": times.publish_s,
+        "time/step_s": times.step_s,
+        **verdict_metrics(shares, bottleneck(shares)),
+    }
 
 
 @dataclass(slots=True)
-class TrainingTotals:
-    """Sums over the train steps so far."""
+class Training:
+    """The RL phase so far: its train steps' metrics, the monitor that watches them."""
 
-    num_steps: int = 0
-    policy_version: int = 0
-    staleness: list[float] = field(default_factory=list)
-    packed_tokens: float = 0.0
-    learner_s: float = 0.0
-    waited_s: float = 0.0
-    logprob_gap_version0: float | None = None
-    counts: GroupCounts = field(default_factory=GroupCounts)
-    progress_fields: dict[str, Any] = field(default_factory=dict)
+    monitor: HackingMonitor
+    rows: list[Mapping[str, float]] = field(default_factory=list)
 
-    def add(self, batch: BatchRefs, result: StepResult, *, waited_s: float, step_s: float) -> dict[str, float]:
-        """Take a step in; returns its metrics under their stable names."""
-        metrics = {
-            **batch.statistics.metrics(),
-            **result.metrics,
-            "groups/drawn": float(batch.counts.drawn),
-            "groups/all_right": float(batch.counts.all_right),
-            "groups/all_wrong": float(batch.counts.all_wrong),
-            "groups/failed": float(batch.counts.failed),
-            "rollout/groups_kept_share": self._kept_share(batch.counts),
-            "learner/wait_s": waited_s,
-            "time/step_s": step_s,
+    @classmethod
+    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]]) -> "Training":
+        """As if these rows had just been added one by one."""
+        training = cls(monitor=HackingMonitor(config.reward.alarms, config.reward.prm_weight))
+        for row in rows:
+            training.add(row)
+        return training
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.rows)
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["time/step_s"] for row in self.rows)
+
+    @property
+    def logprob_gap_version0(self) -> float | None:
+        """The first batch was sampled by the version that scores it: any gap is numerical."""
+        return self.rows[0]["policy/logprob_gap_abs"] if self.rows else None
+
+    def add(self, row: Mapping[str, float]) -> list[Alarm]:
+        """Take a step in; returns the alarms that it raised."""
+        self.rows.append(row)
+        return self.monitor.observe(self.num_steps, row)
+
+    @property
+    def progress_fields(self) -> dict[str, Any]:
+        last = self.rows[-1]
+        return {
+            "solve_rate": last["rollout/solve_rate"],
+            "kept": last["rollout/groups_kept_share"],
+            "staleness": last["policy/staleness_max"],
+            "step_s": last["time/step_s"],
         }
-        if self.num_steps == 0:
-            # The first batch was sampled by version 0 and is scored by version 0: any gap is numerical.
-            self.logprob_gap_version0 = result.metrics["policy/logprob_gap_abs"]
-            metrics["policy/logprob_gap_version0"] = self.logprob_gap_version0
-        self.num_steps += 1
-        self.policy_version = result.policy_version
-        self.staleness.append(result.metrics["policy/staleness_max"])
-        self.packed_tokens += result.metrics["learner/packed_tokens"]
-        self.learner_s += result.metrics["learner/step_s"]
-        self.waited_s += waited_s
-        self.counts = batch.counts
-        self.progress_fields = {
-            "solve_rate": metrics["rollout/solve_rate"],
-            "kept": metrics["rollout/groups_kept_share"],
-            "staleness": metrics["policy/staleness_max"],
-            "step_s": step_s,
-        }
-        return metrics
 
-    def facts(self, cast: Cast, monitor: HackingMonitor) -> dict[str, Any]:
-        """The RL phase in numbers, with what only the actors know."""
-        counts, rollouts = ray.get(cast.buffer.totals.remote())
-        published, acked = ray.get(cast.weights.counts.remote())
+    def facts(self, cast: Cast, num_restarts: int) -> dict[str, Any]:
+        """The RL phase in numbers, with what only the store knows."""
+        counts, totals, troubles = ray.get(cast.store.totals.remote())
+        acknowledged = ray.get(cast.store.acknowledgements.remote())
+        rollouts: RolloutStatistics = statistics_of(totals)
+        verdict = bottleneck(average_shares([_shares(row) for row in self.rows])) if self.rows else None
+        staleness = [row["policy/staleness_max"] for row in self.rows]
+        latencies = sorted(acknowledged.latencies_s)
         return {
             "num_steps": self.num_steps,
             "num_trajectories": rollouts.trajectories,
             "sampled_tokens": rollouts.sampled_tokens,
-            "packed_tokens": self.packed_tokens,
-            "learner_s": self.learner_s,
-            "learner_wait_s": self.waited_s,
+            "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
+            "learner_s": sum(row["learner/step_s"] for row in self.rows),
+            "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
             "staleness": {
-                "mean": sum(self.staleness) / max(len(self.staleness), 1),
-                "max": max(self.staleness, default=0.0),
+                "mean": sum(row["policy/age_mean"] for row in self.rows) / max(self.num_steps, 1),
+                "max": max(staleness, default=0.0),
             },
             "groups": {
                 "drawn": counts.drawn,
                 "trained": counts.trained,
                 "filtered": counts.filtered,
                 "failed": counts.failed,
+                "expired": counts.expired,
                 "live_at_end": counts.outstanding,
+                **troubles,
             },
-            "versions_published": published,
-            "versions_acked": acked,
+            "versions_published": acknowledged.num_published,
+            "versions_acked": acknowledged.num_acknowledged,
+            "sync_s": {
+                "median": latencies[len(latencies) // 2] if latencies else None,
+                "max": max(latencies, default=None),
+            },
+            "restarts": num_restarts,
+            "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),
             "logprob_gap_version0": self.logprob_gap_version0,
-            "prm_weight_at_end": monitor.prm_weight,
-            "alarms": [asdict(alarm) for alarm in monitor.alarms],
+            "prm_weight_at_end": self.monitor.prm_weight,
+            "alarms": [asdict(alarm) for alarm in self.monitor.alarms],
+            "bottleneck": asdict(verdict) if verdict else None,
         }
 
-    def _kept_share(self, counts: GroupCounts) -> float:
-        """Of the groups that ended since the step before, the share with signal."""
-        kept = (counts.ready + counts.in_batch + counts.trained) - (
-            self.counts.ready + self.counts.in_batch + self.counts.trained
-        )
-        ended = kept + (counts.filtered + counts.failed) - (self.counts.filtered + self.counts.failed)
-        return kept / ended if ended else 0.0
+
+def _shares(row: Mapping[str, float]) -> Shares:
+    return Shares(**{name: row[f"util/{name}"] for name in Shares.__dataclass_fields__})

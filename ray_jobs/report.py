@@ -29,12 +29,15 @@ _KEY_NUMBERS = {
     "staleness": "staleness (policy versions)",
     "groups": "groups",
     "versions_published": "policy versions published",
-    "versions_acked": "policy versions acknowledged with a matching digest",
+    "versions_acked": "policy versions proven: digest repeated, canary text scored alike",
+    "sync_s": "seconds from publication to proof",
+    "restarts": "actors replaced",
+    "steps_skipped": "train steps skipped by the guard",
     "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0",
 }
 _JUDGED_BY = {
     *("solve_rate_untouched", "solve_rate_before", "solve_rate_after", "num_eval_tasks", "num_untouched_tasks"),
-    *("solve_rate_gain_ci95", "mcnemar_p", "verdict", "by_dataset", "cold_start", "phases"),
+    *("solve_rate_gain_ci95", "mcnemar_p", "verdict", "by_dataset", "cold_start", "phases", "bottleneck"),
 }
 
 
@@ -56,7 +59,7 @@ def write_report(run_dir: Path) -> Path:
     run = _read_run(run_dir)
     sections = {
         "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
-        "Learning": _curves(run.steps),
+        "Learning": _curves(run.steps) + _limit(run.summary),
         "The process reward model": _prm(run),
         "Trajectories to read": trajectory_cards(run.attempts),
         "Numbers": _numbers(run.summary),
@@ -198,6 +201,13 @@ def _curves(steps: Sequence[Record]) -> str:
     times = {"learner/step_s": "seconds the learner worked", "learner/wait_s": "seconds it waited for rollouts"}
     charts = _chart(steps, rates, top=1.0) + _chart(steps, staleness) + _chart(steps, times)
     return charts + '<p class="soft">All over train steps.</p>'
+
+
+def _limit(summary: Mapping[str, Any]) -> str:
+    verdict = summary.get("bottleneck")
+    return (
+        f'<p class="soft">Speed: {escape(verdict["text"])}. To go on: {escape(verdict["hint"])}.</p>' if verdict else ""
+    )
 
 
 def _chart(steps: Sequence[Record], names: Mapping[str, str], *, top: float | None = None) -> str:

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from actors.cluster import start_ray, stop_ray
 from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
 from ray_jobs.preflight import check_before_start, check_labelling, check_same_run, resolve_model
 from ray_jobs.run_folder import RunFolder, run_path
+from reward.alarms import Alarm
 from reward.prm import prm_settings
+
+
+class RunCutOffError(RuntimeError):
+    """The run ended before its time and can be resumed; the message says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +37,28 @@ class Run:
         with self.console.phase(name, total) as progress:
             record = PhaseRecord(progress=progress, facts={})
             yield record
-        self.folder.finish_phase(name, self.console.phase_seconds[name], record.facts)
+        self.folder.finish_phase(name, self.console.phase_seconds[name] + record.seconds_before, record.facts)
+
+    def tell(self, *messages: str | Alarm | None) -> None:
+        """What a person who watches should know; None is nothing."""
+        for message in messages:
+            if isinstance(message, Alarm):
+                self.console.note(f"alarm: {message.message}; the PRM's weight is now {message.prm_weight:.3g}")
+            elif message:
+                self.console.note(message)
 
     def finished(self, phase: str) -> Mapping[str, Any] | None:
         """The facts of a phase that is done; None while it is not."""
         return self.folder.finished_phases.get(phase, {}).get("facts")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PhaseRecord:
+    """`seconds_before`: what the phase took already, in processes that were cut off."""
+
     progress: PhaseProgress
     facts: dict[str, Any]
+    seconds_before: float = 0.0
 
 
 @contextmanager
@@ -56,13 +74,18 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
     console = Console()
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
-    with RunFolder.open(config, resume=resume) as folder:
+    with RunFolder.open(config, with_prm=with_prm, resume=resume) as folder:
         start_ray(config.cluster)
         try:
             with console.phase("start"):
-                cast = start_cast(config, model_path, prm_path)
+                cast = start_cast(config, folder, model_path, prm_path)
             yield Run(config=config, console=console, folder=folder, cast=cast)
             cast.close()
+        except ray.exceptions.RayActorError as error:
+            raise RunCutOffError(
+                f"a part of the run died where it is not replaced: {' '.join(str(error).split())[:300]} ... "
+                f"`agentflow resume {folder.path}` goes on from here"
+            ) from error
         finally:
             stop_ray()
 

@@ -1,5 +1,6 @@
 """The folder of a run: configuration, provenance, metrics, trajectories, checkpoints, summary."""
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -58,32 +59,33 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.receipts = path / "judge_receipts.jsonl"
         self.prm = path / "prm"
         self.quality = path / "prm_quality.json"
+        self.wanted_workers = path / "workers"
         self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
+        self._lock = _lock(path)
         with _writing(path):
             self._metrics = (path / METRICS).open("a", encoding="utf-8")
             self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8")
             self._events = EventFileWriter(str(path / "tb"))
 
     @classmethod
-    def create(cls, config: RunConfig) -> "RunFolder":
+    def create(cls, config: RunConfig, *, with_prm: bool = False) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
         path = run_path(config)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
+        write_json(path / "provenance.json", _provenance(config, with_prm=with_prm))
         write_json(path / "config.json", config.model_dump(mode="json"))
-        write_json(path / "provenance.json", _provenance(config))
         return cls(path)
 
     @classmethod
-    def open(cls, config: RunConfig, *, resume: bool) -> "RunFolder":
-        """A new folder, or with `resume` the one of an unfinished run, without what its RL phase had begun."""
+    def open(cls, config: RunConfig, *, with_prm: bool, resume: bool) -> "RunFolder":
+        """A new folder, or with `resume` the one of an unfinished run."""
         path = run_path(config)
         if not (resume and (path / "config.json").exists()):
-            return cls.create(config)
+            return cls.create(config, with_prm=with_prm)
         folder = cls(path)
-        if "reinforce" not in folder.finished_phases:
-            folder.forget_training()
+        folder.rewind(sys.maxsize)
         return folder
 
     def __exit__(
@@ -97,6 +99,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def close(self) -> None:
         """Close every file, even when one of them cannot be."""
         with _writing(self.path), ExitStack() as files:
+            files.callback(self._lock.close)
             files.callback(self._events.close)
             files.callback(self._trajectories.close)
             files.callback(self._metrics.close)
@@ -124,23 +127,62 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
         write_json(self.path / PHASES, self.finished_phases)
 
-    def forget_training(self) -> None:
-        """Drop metrics, trajectories and checkpoints of an RL phase that was cut off: it begins again, and a step
-        must not stand there twice. TensorBoard gets the rows that stay."""
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
+        again, and must not stand there twice. TensorBoard gets the rows that stay. Returns those of the train steps."""
         self.close()
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
         shutil.rmtree(self.path / "tb", ignore_errors=True)
-        kept = [row for row in read_records(self.path / METRICS) if "policy/loss" not in row]
+        kept = [row for row in read_records(self.path / METRICS) if self._metrics_stay(row, step)]
+        trajectories = self.path / TRAJECTORIES
         with _writing(self.path):
             _rewrite(self.path / METRICS, ())
-            trajectories = self.path / TRAJECTORIES
-            _rewrite(trajectories, (row for row in read_records(trajectories) if row["phase"] in self.finished_phases))
+            _rewrite(trajectories, (row for row in read_records(trajectories) if self._stays(row, step)))
         self.__init__(self.path)  # type: ignore[misc]
         for row in kept:
-            self.log_metrics(row.pop("step"), {name: value for name, value in row.items() if name != "wall_s"})
+            self.log_metrics(row["step"], {name: row[name] for name in row if name not in ("step", "wall_s")})
+        return [row for row in kept if _is_train_step(row)]
+
+    def _metrics_stay(self, row: Mapping[str, Any], step: int) -> bool:
+        if _is_train_step(row):
+            return bool(row["step"] <= step)
+        phases = {name.partition("/")[0] for name in row} & {"cold_start", "train_prm"}
+        return phases <= self.finished_phases.keys()
+
+    def _stays(self, row: Mapping[str, Any], step: int) -> bool:
+        return row["step"] <= step if row["phase"] == "train" else row["phase"] in self.finished_phases
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
+
+
+def begun_run(path: Path) -> tuple[RunConfig, bool]:
+    """Configuration of the run in this folder, and whether it trains a PRM of its own. Raises RunFolderError."""
+    try:
+        config = RunConfig.model_validate_json((path / "config.json").read_text())
+        with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(f"'{path}' is not the folder of a run: {error}; give the folder below runs/") from error
+    if run_path(config).resolve() != path.resolve():
+        raise RunFolderError(
+            f"the run in '{path}' writes to '{run_path(config)}'; resume it in the folder that it was started in"
+        )
+    return config, bool(with_prm)
+
+
+def _is_train_step(row: Mapping[str, Any]) -> bool:
+    return "policy/loss" in row
+
+
+def _lock(path: Path) -> TextIO:
+    """Held as long as the file is open. The system lets go of it when the process ends, however it ends."""
+    with _writing(path):
+        lock = (path / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise RunFolderError(f"another process works on the run in '{path}'; wait for it, or stop it first") from error
+    return lock
 
 
 @contextmanager
@@ -180,13 +222,14 @@ def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     partial.rename(path)
 
 
-def _provenance(config: RunConfig) -> dict[str, Any]:
+def _provenance(config: RunConfig, *, with_prm: bool) -> dict[str, Any]:
     # A copy that is installed inside a foreign repository must not name that one's commit.
     tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
     changes = _git("status", "--porcelain") if tracked else None
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(sys.argv),
+        "with_prm": with_prm,
         "seed": config.seed,
         "python": platform.python_version(),
         "platform": platform.platform(),

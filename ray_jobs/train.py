@@ -7,20 +7,22 @@ from typing import Any
 import ray
 
 from configs.run import RunConfig
+from learner.checkpoint import newest_checkpoint, oldest_kept_step
 from ray_jobs.console import print_summary
-from ray_jobs.phases import cold_start, evaluate, group_records
+from ray_jobs.phases import cold_start, evaluate, group_records, load_cold_start
 from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
-from ray_jobs.progress import TrainingTotals
+from ray_jobs.progress import StepTimes, Training, step_metrics
 from ray_jobs.report import write_report
 from ray_jobs.run import Run, finished_summary, open_run
 from ray_jobs.run_folder import run_path
 from ray_jobs.summary import summarize
-from reward.alarms import HackingMonitor
+from ray_jobs.supervisor import LearnerLostError, Supervisor
+from reward.stored import scored_group_of
 
 
 def run_training(config: RunConfig, *, with_prm: bool = False, resume: bool = False) -> None:
     """The main job, from a checked configuration to a report in the run folder. `with_prm` is the pipeline: it
-    collects, labels and trains a process reward model of its own first. `resume` skips the phases that are done."""
+    collects, labels and trains a process reward model of its own first. `resume` continues a run that was cut off."""
     if resume and (summary := finished_summary(config)):
         print_summary(summary, write_report(run_path(config)))
         return
@@ -43,34 +45,69 @@ def run_training(config: RunConfig, *, with_prm: bool = False, resume: bool = Fa
 
 def reinforce(run: Run) -> Mapping[str, Any]:
     """The RL loop: rollouts run `pipeline_depth` batches ahead of it, each step makes one policy version."""
-    config, cast, totals = run.config, run.cast, TrainingTotals()
+    config, cast = run.config, run.cast
+    training = continue_training(run)
     if (facts := run.finished("reinforce")) is not None:
-        cast.load_policy(run.folder.checkpoints)
+        cast.sync_weights()
         return facts
-    monitor = HackingMonitor(config.reward.alarms, config.reward.prm_weight)
-    rollouts = [worker.run.remote() for worker in cast.workers]
-    with run.phase("reinforce", total=config.num_steps) as phase:
-        for step in range(1, config.num_steps + 1):
-            started = time.perf_counter()
-            batch = cast.next_batch(rollouts)
-            waited = time.perf_counter() - started
-            prm_weight = monitor.prm_weight
-            result = ray.get(cast.learner.train_step.remote(*batch.groups, prm_weight=prm_weight))
-            ray.get(cast.learner.publish.remote(cast.weights))
-            ray.get(cast.buffer.mark_trained.remote(result.policy_version))
-            if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
-                ray.get(cast.learner.save_checkpoint.remote(run.folder.checkpoints))
-            shown = ray.get(batch.groups[0])
-            metrics = totals.add(batch, result, waited_s=waited, step_s=time.perf_counter() - started)
-            metrics |= watch_prm(run, shown, step, prm_weight)
-            for alarm in monitor.observe(step, metrics) if cast.prm_judges else ():
-                run.console.note(f"alarm: {alarm.message}; the PRM's weight is now {alarm.prm_weight:.3g}")
-            run.folder.log_metrics(step, metrics)
-            records = group_records(shown, step, credit=config.reward.credit, prm_weight=prm_weight)
-            run.folder.log_trajectories(records)
-            phase.progress.advance(**totals.progress_fields)
-        ray.get(cast.buffer.close.remote())
-        ray.get(rollouts)
-        cast.sync_weights(totals.policy_version)
-        phase.facts.update(totals.facts(cast, monitor))
+    ray.get(cast.store.begin_again.remote())
+    with run.phase("reinforce", total=config.num_steps) as phase, Supervisor(run) as rollouts:
+        phase.seconds_before = training.seconds
+        phase.progress.advance(training.num_steps)
+        while training.num_steps < config.num_steps:
+            try:
+                if not train_step(run, training, rollouts):
+                    break
+                phase.progress.advance(**training.progress_fields)
+            except LearnerLostError as error:
+                rollouts.replace_learner(error)
+                training = continue_training(run, new_learner=True)
+        phase.facts.update(training.facts(cast, rollouts.num_restarts))
+    cast.sync_weights()
     return phase.facts
+
+
+def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
+    """One turn of the loop; False when there are no tasks left. The batch is trained for good once a checkpoint knows
+    it; until then the store keeps its bytes, and a crash takes the loop back to the checkpoint before."""
+    config, cast, step = run.config, run.cast, training.num_steps + 1
+    started = time.perf_counter()
+    if (batch := rollouts.get(cast.store.next_batch.remote(step))) is None:
+        return False
+    batched = time.perf_counter()
+    prm_weight = training.monitor.prm_weight
+    result = rollouts.learn("train_step", batch, prm_weight=prm_weight)
+    trained = time.perf_counter()
+    rollouts.learn("publish", cast.store)
+    published = time.perf_counter()
+    times = StepTimes(
+        wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
+    )
+    metrics = step_metrics(batch, result, times, rollouts.readings())
+    shown = scored_group_of(batch.payloads[0])
+    metrics |= watch_prm(run, shown, step, prm_weight)
+    run.folder.log_metrics(step, metrics)
+    run.folder.log_trajectories(group_records(shown, step, credit=config.reward.credit, prm_weight=prm_weight))
+    alarms = training.add(metrics)
+    run.tell(batch.warning, result.skipped, *(alarms if cast.prm_judges else ()))
+    if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
+        rollouts.learn("save_checkpoint", run.folder.checkpoints)
+        ray.get(cast.store.forget.remote(oldest_kept_step(run.folder.checkpoints)))
+    ray.get(cast.store.mark_trained.remote(step, result.policy_version))
+    rollouts.progressed()
+    return True
+
+
+def continue_training(run: Run, *, new_learner: bool = False) -> Training:
+    """Learner, ledger and logs brought to the newest checkpoint that can be trusted, or to the cold-started policy; and
+    the training up to there. A run that begins is at step 0, with the cold-started policy in place already."""
+    checkpoint, faults = newest_checkpoint(run.folder.checkpoints)
+    run.tell(*(f"passed over a checkpoint: {fault}" for fault in faults))
+    if new_learner:
+        load_cold_start(run)
+    if checkpoint:
+        ray.get(run.cast.learner.load_checkpoint.remote(checkpoint.folder))
+    version = run.cast.publish_anew() if checkpoint or new_learner else run.cast.newest_version()
+    step = checkpoint.step if checkpoint else 0
+    ray.get(run.cast.store.rewind.remote(step, version))
+    return Training.of(run.config, run.folder.rewind(step))

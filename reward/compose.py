@@ -18,11 +18,16 @@ from reward.types import ScoredGroup
 
 
 def group_samples(
-    scored: ScoredGroup, *, temperature: float, credit: Credit = "outcome", prm_weight: float = 0.5
+    scored: ScoredGroup,
+    *,
+    temperature: float,
+    credit: Credit = "outcome",
+    prm_weight: float = 0.5,
+    min_policy_version: int | None = None,
 ) -> list[TrainingSample]:
-    """The training samples of a group, under the recipe's credit."""
+    """The training samples of a group, under the recipe's credit, without tokens of versions before the given one."""
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    return build_samples(scored.group, advantages, temperature=temperature)
+    return build_samples(scored.group, advantages, temperature=temperature, min_policy_version=min_policy_version)
 
 
 def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> list[list[float]]:

@@ -9,7 +9,8 @@ from reward.types import ScoredGroup, StepScores
 from rollout.filters import has_signal
 from rollout.types import TrajectoryGroup
 
-RETRY_DELAYS_S = (0.1, 1.0, 5.0)
+RETRY_DELAYS_S = (0.1, 1.0, 5.0, 15.0, 30.0)
+"""Long enough for a PRM that died to be started again."""
 
 ScoreSteps = Callable[[TrajectoryGroup], Awaitable[StepScores]]
 

@@ -21,13 +21,10 @@ from learner.backbone import Backbone
 from learner.checkpoint import CheckpointError, read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
 from reward.step_text import RENDERER_VERSION, StepText, StepTooLongError, encode_step
+from reward.types import PrmError
 
 VALID_FLOOR = 0.05
 WEIGHTS = "prm.safetensors"
-
-
-class PrmError(RuntimeError):
-    """The PRM gave no usable score. The step stays unscored and may be tried again; it is never a zero."""
 
 
 def map_score(raw: float, *, valid: bool) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from reward.types import ScoredGroup
 from rollout.types import Trajectory
@@ -73,6 +74,12 @@ class RolloutStatistics:
         variance = (self.prm_score_squared / count - score**2) * (self.prm_length_squared / count - length**2)
         covariance = self.prm_score_length / count - score * length
         return covariance / math.sqrt(variance) if variance > 1e-9 else 0.0
+
+
+def statistics_of(facts: Mapping[str, float]) -> RolloutStatistics:
+    """From facts that were added up; what is not counted here is left out."""
+    known: dict[str, Any] = {f.name: facts[f.name] for f in fields(RolloutStatistics) if f.name in facts}
+    return RolloutStatistics(**known)
 
 
 def group_statistics(scored: ScoredGroup) -> RolloutStatistics:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from rollout.types import TrajectoryGroup
 
 
+class PrmError(RuntimeError):
+    """The PRM gave no usable score. The step stays unscored and may be tried again; it is never a zero."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """The judgement of one trajectory.

@@ -1,6 +1,7 @@
 """The agent: planner -> executor -> verifier until done, then the generator. One call, one trajectory."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class _Episode:
         self._executor = Executor(tools, agent.settings.max_result_chars)
         self._memory = Memory()
         self._on_turn = on_turn
+        self._generate_s = 0.0
         self.turns: list[Turn] = []
 
     async def play(self) -> tuple[str | None, StopReason]:
@@ -97,7 +99,9 @@ class _Episode:
             room = self._settings.max_context_tokens - self._dialogue.num_tokens
             if room < self._settings.planner.max_turn_tokens:
                 return None
+            started = time.perf_counter()
             reply = await self._dialogue.decide(step)
+            self._generate_s = round(time.perf_counter() - started, 4)
             if reply.decision is not None:
                 return reply
             self._record_planner(reply, None, None)
@@ -107,8 +111,9 @@ class _Episode:
 
     async def _execute(self, step: int, reply: PlannerReply) -> str:
         assert reply.decision is not None
+        started = time.perf_counter()
         call, result = await self._executor.execute(reply.decision)
-        self._record_planner(reply, call, result)
+        self._record_planner(reply, call, result, tool_s=round(time.perf_counter() - started, 4))
         self._memory.add(MemoryEntry(step=step, thought=reply.decision.thought, call=call, result=result))
         verdict, turn = await self._agent.verifier.verify(self._task, self._memory, self._trajectory_id)
         self._record(turn)
@@ -124,7 +129,9 @@ class _Episode:
             return answer, "answered"
         return answer, "verified" if answer is not None else "format"
 
-    def _record_planner(self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None) -> None:
+    def _record_planner(
+        self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None, tool_s: float = 0.0
+    ) -> None:
         self._record(
             Turn(
                 role="planner",
@@ -136,6 +143,8 @@ class _Episode:
                 tool_call=call,
                 tool_result=result,
                 format_error=reply.format_error,
+                generate_s=self._generate_s,
+                tool_s=tool_s,
             )
         )
 

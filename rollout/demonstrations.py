@@ -16,8 +16,6 @@ from rollout.types import Completion
 class DemonstrationEngine:
     """An `Engine` that writes one trajectory's planned decisions, one per call."""
 
-    policy_version = 0
-
     def __init__(self, chat: ChatFormat, plan: Sequence[PlanStep]) -> None:
         self._chat = chat
         self._steps = iter(plan)
@@ -38,6 +36,3 @@ class DemonstrationEngine:
 
     def release(self, trajectory_id: str) -> None:
         pass
-
-    async def load_adapter(self, version: int, adapter: bytes) -> str:
-        raise EngineError("a demonstration has no weights to load")

@@ -1,5 +1,6 @@
 """What the agent asks of an inference engine: prompts to completions, and the adapter to sample with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,8 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One model call of a trajectory. `grammar` is EBNF source; `use_adapter` False asks the frozen base."""
+    """One model call of a trajectory. `grammar` is EBNF source; `use_adapter` False asks the frozen base; without a
+    `seed` the sampling continues the engine's own random stream."""
 
     trajectory_id: str
     prompt_token_ids: tuple[int, ...]
@@ -23,11 +25,22 @@ class GenerationRequest:
     temperature: float
     grammar: str | None = None
     use_adapter: bool = True
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """busy_s: seconds spent computing so far. kv_usage: share of the KV cache in use. num_waiting: requests that wait
+    for a place. num_preemptions: requests thrown out of the cache so far, for want of room."""
+
+    busy_s: float
+    kv_usage: float
+    num_waiting: int
+    num_preemptions: int
 
 
 class Engine(Protocol):
-    @property
-    def policy_version(self) -> int: ...
+    """What an agent asks."""
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion. Raises EngineError when the engine is gone."""
@@ -37,6 +50,18 @@ class Engine(Protocol):
         """This trajectory asks nothing more; what it still has open is dropped."""
         ...
 
+
+class PolicyEngine(Engine, Protocol):
+    """An engine that follows the policy in training."""
+
+    @property
+    def policy_version(self) -> int: ...
+
     async def load_adapter(self, version: int, adapter: bytes) -> str:
         """Sample with this adapter from now on; return the digest of the bytes that were loaded."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-prob of every token but the first under the newest weights, at temperature 1. Asked right after
+        `load_adapter`, without waiting for it, it is the first thing that is computed with these weights."""
         ...

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from statistics import pstdev
 
+from rollout.lifecycle import Ending
+
 
 def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_valid: int = 2) -> bool:
     """True if the group's raw outcomes differ, so that its advantages are not all zero.
@@ -13,3 +15,13 @@ def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_va
     """
     valid = [reward for reward in rewards if reward is not None]
     return len(valid) >= max(min_valid, 1) and pstdev(valid) >= min_std
+
+
+def ending_of(outcomes: Sequence[float | None]) -> Ending | None:
+    """How a group ends, None where too few of its trajectories could be scored to tell."""
+    valid = [outcome for outcome in outcomes if outcome is not None]
+    if has_signal(outcomes):
+        return "ready"
+    if len(valid) < 2:
+        return None
+    return "all_right" if max(valid) > 0 else "all_wrong"

@@ -1,11 +1,13 @@
 """Lockstep: every running trajectory's next request is sampled together, in a fixed order.
 
 A continuous batch depends on when each tool happens to finish, and with it the last bits of every logit. In
-lockstep the batches are the same from run to run, which makes a synchronous run bit-reproducible.
+lockstep the batches are the same from run to run, and each request has a seed of its own, so that a synchronous run
+is bit-reproducible, also when it was cut off and resumed.
 """
 
 import asyncio
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rollout.engine import Engine, GenerationRequest
@@ -25,15 +27,12 @@ class _Waiting:
 class LockstepEngine:
     """An `Engine` over another one. A round runs `begin_round(n)` and then exactly n trajectories."""
 
-    def __init__(self, engine: BatchEngine) -> None:
+    def __init__(self, engine: BatchEngine, *, seed: int) -> None:
         self._engine = engine
+        self._seed = seed
         self._running = 0
         self._waiting: list[_Waiting] = []
         self._batches: set[asyncio.Task[None]] = set()
-
-    @property
-    def policy_version(self) -> int:
-        return self._engine.policy_version
 
     def begin_round(self, num_trajectories: int) -> None:
         if self._running:
@@ -52,9 +51,6 @@ class LockstepEngine:
         self._running -= 1
         self._sample_if_complete()
 
-    async def load_adapter(self, version: int, adapter: bytes) -> str:
-        return await self._engine.load_adapter(version, adapter)
-
     def _sample_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._running:
             batch = sorted(self._waiting, key=lambda one: one.request.trajectory_id)
@@ -65,7 +61,7 @@ class LockstepEngine:
 
     async def _sample(self, batch: list[_Waiting]) -> None:
         try:
-            completions = await self._engine.generate_together([one.request for one in batch])
+            completions = await self._engine.generate_together([self._seeded(one.request) for one in batch])
         except Exception as error:
             for one in batch:
                 if not one.future.done():
@@ -74,3 +70,8 @@ class LockstepEngine:
         for one, completion in zip(batch, completions, strict=True):
             if not one.future.done():
                 one.future.set_result(completion)
+
+    def _seeded(self, request: GenerationRequest) -> GenerationRequest:
+        """A trajectory's prompts grow with every call, so their length numbers its calls."""
+        call = f"{self._seed}|{request.trajectory_id}|{len(request.prompt_token_ids)}"
+        return replace(request, seed=zlib.crc32(call.encode()))

@@ -1,14 +1,12 @@
 """Adapter bytes to what an engine loads: merged weights, or a PEFT folder."""
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class AdapterMerger:
@@ -19,42 +17,21 @@ class AdapterMerger:
         self._scale = scale
 
     def merged_weights(self, adapter: bytes) -> Iterator[tuple[str, Any]]:
-        """Every base weight by its Hugging Face name, the adapter folded in where it has one."""
-        import safetensors.torch
-        import torch
-
-        factors = safetensors.torch.load(adapter)
-        for name, weight in self.base_weights():
-            stem = _PREFIX + name.removesuffix(".weight")
-            a, b = factors.pop(f"{stem}.lora_A.weight", None), factors.pop(f"{stem}.lora_B.weight", None)
-            if a is None or b is None:
-                yield name, weight
-                continue
-            delta = (b.to(torch.float32) @ a.to(torch.float32)) * self._scale
-            yield name, (weight.to(torch.float32) + delta).to(weight.dtype)
-        if factors:
-            raise ValueError(f"the adapter has weights the base model lacks: {sorted(factors)[:3]}")
+        """Every base weight by its Hugging Face name, the adapter folded in where it has one. Raises ValueError before
+        the first of them when the adapter does not fit: a model that is replaced by half is none."""
+        return self._merged(self._factors(adapter))
 
     def base_weights(self) -> Iterator[tuple[str, Any]]:
-        from safetensors import safe_open
+        for name, tensors in self._files():
+            yield name, tensors.get_tensor(name)
 
-        for file in sorted(self._model_path.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, tensors.get_tensor(name)
-
-    def write_adapter_folder(self, version: int, digest: str, adapter: bytes) -> Path:
-        """The adapter as a PEFT folder that appears whole or not at all."""
-        import safetensors.torch
-
-        factors = safetensors.torch.load(adapter)
+    def write_adapter_folder(self, folder: Path, adapter: bytes) -> None:
+        """The adapter as a PEFT folder. Raises ValueError before it is there when the adapter does not fit."""
+        factors = self._factors(adapter)
         rank = next(tensor.shape[0] for name, tensor in factors.items() if "lora_A" in name)
         targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in factors})
-        folder = Path(tempfile.gettempdir()) / f"agentflow-{os.getpid()}-v{version}-{digest[:8]}"
-        partial = folder.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        (partial / "adapter_model.safetensors").write_bytes(adapter)
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_bytes(adapter)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -64,6 +41,44 @@ class AdapterMerger:
             "target_modules": targets,
             "bias": "none",
         }
-        (partial / "adapter_config.json").write_text(json.dumps(config))
-        partial.rename(folder)
-        return folder
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def _merged(self, factors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        import torch
+
+        for name, weight in self.base_weights():
+            stem = _stem(name)
+            if stem + _A not in factors:
+                yield name, weight
+                continue
+            a, b = factors[stem + _A].to(torch.float32), factors[stem + _B].to(torch.float32)
+            yield name, (weight.to(torch.float32) + (b @ a) * self._scale).to(weight.dtype)
+
+    def _factors(self, adapter: bytes) -> dict[str, Any]:
+        """The tensors of an adapter of this model."""
+        import safetensors.torch
+
+        try:
+            factors = safetensors.torch.load(adapter)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"these bytes are no adapter: {error}") from error
+        stems = {name.removesuffix(_A).removesuffix(_B) for name in factors}
+        if missing := {stem + end for stem in stems for end in (_A, _B)} - factors.keys():
+            raise ValueError(f"the adapter lacks {sorted(missing)[:3]}")
+        if strange := stems - {_stem(name) for name, _ in self._files()}:
+            raise ValueError(f"the adapter has weights the base model lacks: {sorted(strange)[:3]}")
+        return factors
+
+    def _files(self) -> Iterator[tuple[str, Any]]:
+        """The name of every base weight, and the open file that holds it."""
+        from safetensors import safe_open
+
+        for file in sorted(self._model_path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    yield name, tensors
+
+
+def _stem(name: str) -> str:
+    """What the factors of a base weight are called."""
+    return _PREFIX + name.removesuffix(".weight")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.types import Task, ToolCall, ToolResult
-from rollout.types import Completion, Trajectory, Turn
+from rollout.types import Completion, Trajectory, Turn, VersionSwitch
 
 
 def trajectory_record(trajectory: Trajectory, *, reward: float | None, phase: str, step: int | None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def trajectory_record(trajectory: Trajectory, *, reward: float | None, phase: st
 
 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `trajectory_record` wrote down; log-probs come back as they were rounded."""
+    """The trajectory that `trajectory_record` wrote down, log-probs to the last bit."""
     turns: list[Turn] = []
     so_far: tuple[int, ...] = ()
     for row in record["turns"]:
@@ -105,13 +105,16 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "policy_version": completion.policy_version,
+        "switches": [[switch.index, switch.policy_version] for switch in completion.switches],
+        "generate_s": turn.generate_s,
+        "tool_s": turn.tool_s,
         "trainable": turn.trainable,
         "grammar": turn.grammar,
         "prompt_tokens": len(turn.prompt_token_ids),
         "continues": continues,
         "prompt_token_ids": list(turn.prompt_token_ids[len(before) if continues else 0 :]),
         "token_ids": list(completion.token_ids),
-        "logprobs": [round(logprob, 4) for logprob in completion.logprobs],
+        "logprobs": list(completion.logprobs),
     }
 
 
@@ -127,6 +130,7 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
             text=row["text"],
             finish_reason=row["finish_reason"],
             policy_version=row["policy_version"],
+            switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in row["switches"]),
         ),
         trainable=row["trainable"],
         grammar=row["grammar"],
@@ -134,4 +138,6 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
         tool_call=call,
         tool_result=result,
         format_error=row["format_error"],
+        generate_s=row["generate_s"],
+        tool_s=row["tool_s"],
     )

@@ -18,10 +18,6 @@ class ReplayEngine:
         self._recorded = [turn.completion for turn in recorded]
         self._next = 0
 
-    @property
-    def policy_version(self) -> int:
-        return self._engine.policy_version
-
     async def generate(self, request: GenerationRequest) -> Completion:
         if not request.use_adapter or self._next == len(self._recorded):
             return await self._engine.generate(request)
@@ -30,6 +26,3 @@ class ReplayEngine:
 
     def release(self, trajectory_id: str) -> None:
         self._engine.release(trajectory_id)
-
-    async def load_adapter(self, version: int, adapter: bytes) -> str:
-        return await self._engine.load_adapter(version, adapter)

@@ -10,11 +10,20 @@ StopReason = Literal["answered", "verified", "format", "context", "infrastructur
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSwitch:
+    """From token `index` of a completion on, this version sampled."""
+
+    index: int
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """Everything the sampler knew of one model call. The text is never tokenised again for training.
 
     `logprobs` are the engine's processed log-probabilities of `token_ids`: after temperature and grammar,
-    exactly the distribution that was sampled from.
+    exactly the distribution that was sampled from. `policy_version` sampled the first token; `switches` says where
+    newer weights took over before the last one.
     """
 
     token_ids: tuple[int, ...]
@@ -22,6 +31,15 @@ class Completion:
     text: str
     finish_reason: Literal["stop", "length"]
     policy_version: int
+    switches: tuple[VersionSwitch, ...] = ()
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The version that sampled each token."""
+        versions = [self.policy_version] * len(self.token_ids)
+        for switch in self.switches:
+            versions[switch.index :] = [switch.policy_version] * (len(versions) - switch.index)
+        return tuple(versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +47,7 @@ class Turn:
     """One model call and the tool result it led to.
 
     `grammar` names the grammar that constrained the sampling (None: free text); `tool_call` is None
-    for a malformed turn, `format_error` then says why.
+    for a malformed turn, `format_error` then says why. Seconds are wall time, waiting for a place included.
     """
 
     role: Role
@@ -41,6 +59,8 @@ class Turn:
     tool_call: ToolCall | None = None
     tool_result: ToolResult | None = None
     format_error: str | None = None
+    generate_s: float = 0.0
+    tool_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from rollout.vllm_engine import VllmEngine
 
 
 class Worker:
-    """Owns an engine and a toolbox. At depth 0 groups run in lockstep, which makes them reproducible."""
+    """Owns an engine and a toolbox. At depth 0 groups may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
         self._config = config
@@ -35,7 +35,8 @@ class Worker:
         )
         self._chat = build_chat(model_path)
         self._toolbox = Toolbox(config.envs)
-        self._lockstep = LockstepEngine(self.engine) if config.pipeline_depth == 0 else None
+        in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
+        self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
         self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
         self._greedy_agent = self._build_agent(self.engine, 0.0)
 
@@ -44,7 +45,7 @@ class Worker:
         self._toolbox.close()
 
     def begin_round(self, num_groups: int) -> None:
-        """At depth 0: exactly so many groups run next, in lockstep."""
+        """Exactly so many groups run next; in lockstep, if at all."""
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 

@@ -39,7 +39,7 @@ def test_ray_is_imported_only_by_actors_and_jobs():
 
 
 def test_vllm_is_imported_by_one_file():
-    assert places_of("vllm") == {"rollout/vllm_engine.py"}
+    assert places_of("vllm") == {"rollout/vllm_parts.py"}
 
 
 def test_http_clients_are_imported_only_by_tools_and_the_judge():

@@ -1,5 +1,7 @@
 """Offline search: BM25 over a fixed set of passages, no network."""
 
+import asyncio
+import random
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -8,6 +10,9 @@ from envs.types import ToolResult
 
 MAX_QUERY_CHARS = 300
 NO_RESULTS = "No results."
+LATENCY_SPREAD = 0.8
+"""Standard deviation of a simulated latency's logarithm: one query in six takes more than 2.2 times the median."""
+MAX_LATENCY_S = 10.0
 _STOP_WORDS = frozenset(
     (
         *("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "how", "in", "is", "it", "many", "much"),
@@ -20,12 +25,15 @@ class OfflineSearchTool:
     """Answers with the passages that match best, one a line, best first.
 
     SQLite's full-text index does the ranking: it is in every Python, needs nothing else and starts at once.
+    With `latency_s` every answer waits, as a remote service's would: see `simulated_latency_s`.
     """
 
     name = "search"
     description = "look up facts by a few keywords, e.g. an item's name"
 
-    def __init__(self, passages: Sequence[str], *, max_results: int = 3, max_chars: int = 400) -> None:
+    def __init__(
+        self, passages: Sequence[str], *, max_results: int = 3, max_chars: int = 400, latency_s: float = 0.0
+    ) -> None:
         if not passages or max_results < 1 or max_chars < 1:
             raise ValueError(
                 "need at least one passage, max_results >= 1 and max_chars >= 1, "
@@ -33,6 +41,7 @@ class OfflineSearchTool:
             )
         self._max_results = max_results
         self._max_chars = max_chars
+        self._latency_s = latency_s
         self._index = sqlite3.connect(":memory:", check_same_thread=False)
         self._index.execute("CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')")
         self._index.executemany("INSERT INTO passages VALUES (?)", [(passage,) for passage in passages])
@@ -40,6 +49,8 @@ class OfflineSearchTool:
     async def call(self, arguments: str) -> ToolResult:
         if not arguments.strip():
             return ToolResult(text="The search needs keywords.", error="empty_query")
+        if self._latency_s:
+            await asyncio.sleep(simulated_latency_s(arguments, self._latency_s))
         found = "\n".join(self.find(arguments[:MAX_QUERY_CHARS]))
         return ToolResult(text=found[: self._max_chars] or NO_RESULTS)
 
@@ -55,3 +66,9 @@ class OfflineSearchTool:
             (terms, self._max_results),
         )
         return [text for (text,) in rows]
+
+
+def simulated_latency_s(query: str, median_s: float) -> float:
+    """Lognormal around the median, at most MAX_LATENCY_S; the same for the same query in every process."""
+    factor = random.Random(f"latency|{query}").lognormvariate(0.0, LATENCY_SPREAD)
+    return min(MAX_LATENCY_S, median_s * factor)

@@ -57,5 +57,8 @@ def _build_search(config: EnvsConfig) -> Tool:
     if config.search == "tavily":
         return TavilySearchTool()
     return OfflineSearchTool(
-        build_catalogue().passages, max_results=config.search_results, max_chars=config.max_result_chars
+        build_catalogue().passages,
+        max_results=config.search_results,
+        max_chars=config.max_result_chars,
+        latency_s=config.search_latency_s,
     )

@@ -1,36 +1,22 @@
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from tiny import sample, save_tiny_model
+from tiny import UNGUARDED, make_learner, sample, save_tiny_model
 
-from configs.learner import LearnerConfig
+from configs.learner import CorrectionConfig, CorrectionKind, LearnerConfig
 from configs.model import ModelConfig
 from learner.batching import build_batch
 from learner.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from learner.learner import Learner
-from learner.types import Adapter
+from learner.types import Adapter, GrammarSpan
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
-
-
-def make_learner(model_path, *, off_policy=False, seed=0, **config):
-    learner = Learner(
-        model_path,
-        ModelConfig(lora_rank=4),
-        LearnerConfig(num_threads=1, **config),
-        off_policy=off_policy,
-        seed=seed,
-        mixed_precision=False,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in learner.policy.trainable_parameters():
-        parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
-    return learner
 
 
 def make_samples():
@@ -93,6 +79,81 @@ def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objecti
         assert (whole - split).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("kind", get_args(CorrectionKind))
+def test_any_split_gives_the_same_gradient_under_every_correction(model_path, kind):
+    learner = make_learner(model_path, off_policy=True, correction=CorrectionConfig(kind=kind, low=0.1))
+    samples = [replace(one, rollout_logprobs=near(learner, one)) for one in make_samples()]
+    whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
+    split = gradient_of(learner, build_batch(samples, microbatch_tokens=8))
+    assert (whole - split).abs().max() < 1e-6 < whole.abs().max()
+
+
+def near(learner, one):
+    """Log-probs of a sampler that is off by up to 0.3 from the learner."""
+    exact = learner.policy.logprobs([one]).detach()[0].numpy()
+    return exact + np.where(one.loss_mask, np.linspace(-0.3, 0.3, len(exact), dtype=np.float32), 0)
+
+
+GRAMMAR = 'root ::= "{" ("w1" | "w2") "}"'
+
+
+def grammar_turn(name="t"):
+    """Two prompt tokens and a turn under a grammar that leaves one, two, then one token of 64."""
+    span = GrammarSpan(start=2, end=5, grammar=GRAMMAR)
+    return replace(sample([6, 7, 2, 5, 3], [2, 3, 4], name=name), grammar_spans=(span,))
+
+
+def masked(one, *positions):
+    """The sample without some of its trained tokens, as if they were too old."""
+    mask = one.loss_mask.copy()
+    mask[list(positions)] = False
+    return replace(one, loss_mask=mask, num_masked_tokens=one.num_loss_tokens - int(mask.sum()))
+
+
+@pytest.mark.parametrize("masked_out", [(2,), (3,), (4,), (2, 3), (2, 4), (3, 4)])
+def test_tokens_masked_for_their_age_leave_the_others_log_probs_under_the_grammar(model_path, masked_out):
+    learner = make_learner(model_path)
+    whole = learner.policy.logprobs([grammar_turn()])[0].detach()
+    assert -2 < whole[3] < 0
+    assert (whole[2], whole[4]) == (0, 0)
+    found = learner.policy.logprobs([masked(grammar_turn(), *masked_out)])[0]
+    for position in range(5):
+        assert found[position] == (0 if position in masked_out else whole[position])
+
+
+def test_a_step_on_a_turn_that_lost_tokens_counts_only_the_others(model_path):
+    learner = make_learner(model_path)
+    expected = learner.policy.logprobs([grammar_turn()])[0, 3:].detach()
+    result = learner.train_step(build_batch([masked(grammar_turn(), 2)], microbatch_tokens=100))
+    # The sampler's log-probs are -1.
+    assert result.metrics["policy/logprob_gap_abs"] == pytest.approx(float((expected + 1).abs().mean()))
+    assert result.metrics["policy/stale_masked_share"] == pytest.approx(1 / 3)
+
+
+def test_a_sibling_that_trains_the_same_token_does_not_lift_the_mask_of_the_other(model_path):
+    learner = make_learner(model_path)
+    whole, cut = grammar_turn("a"), masked(grammar_turn("b"), 2, 3)
+    together = learner.policy.logprobs([whole, cut]).detach()
+    assert torch.equal(together[0], learner.policy.logprobs([whole])[0])
+    assert together[1].tolist() == [0, 0, 0, 0, together[0, 4].item()]
+
+
+def test_a_turn_of_which_nothing_is_trained_is_not_replayed(model_path):
+    # Its tokens do not even follow the grammar, as those of a turn that is left out need not.
+    lost = replace(sample([6, 7, 9, 9, 9, 8, 10], [6]), grammar_spans=(GrammarSpan(start=2, end=5, grammar=GRAMMAR),))
+    found = make_learner(model_path).policy.logprobs([lost])[0]
+    assert found[:6].tolist() == [0] * 6
+    assert found[6] < 0
+
+
+def test_tokens_masked_in_the_middle_of_a_turn_give_no_gradient(model_path):
+    learner = make_learner(model_path)
+    one = sample([6, 7, 8, 9, 10, 11], [2, 3, 4, 5], advantage=1.0)
+    gradient = gradient_of(learner, build_batch([masked(one, 3, 4)], microbatch_tokens=100))
+    apart = [sample([6, 7, 8], [2], advantage=1.0), sample([6, 7, 8, 9, 10, 11], [5], advantage=1.0)]
+    assert (gradient - gradient_of(learner, build_batch(apart, microbatch_tokens=100))).abs().max() < 1e-6
+
+
 def test_order_of_the_samples_does_not_matter(model_path):
     learner = make_learner(model_path)
     there = gradient_of(learner, build_batch(make_samples(), microbatch_tokens=1000))
@@ -132,11 +193,15 @@ def test_one_step_makes_the_rewarded_tokens_likelier_and_a_new_version(model_pat
     assert result.metrics["policy/grad_norm"] > 0
 
 
-def test_batch_without_loss_tokens_changes_no_weight(model_path):
+@pytest.mark.parametrize("samples", [[], [sample([5, 6, 7], [], name="x")]])
+def test_batch_without_loss_tokens_changes_nothing_but_the_version_and_says_so(model_path, samples):
     learner = make_learner(model_path)
     before = learner.adapter().digest
-    learner.train_step(build_batch([sample([5, 6, 7], [], name="x")], microbatch_tokens=100))
+    result = learner.train_step(build_batch(samples, microbatch_tokens=100))
     assert learner.adapter().digest == before
+    assert result.policy_version == 1
+    assert result.skipped.startswith("step skipped: the batch has no loss tokens, 0 were masked as too old")
+    assert (result.metrics["policy/staleness_max"], result.metrics["policy/logprob_gap_abs"]) == (0, 0)
 
 
 def test_adapter_bytes_carry_their_digest_and_broken_ones_are_refused(model_path):
@@ -170,7 +235,7 @@ def test_untrained_adapter_has_no_divergence_from_its_reference(model_path):
     learner = Learner(
         model_path,
         ModelConfig(lora_rank=4),
-        LearnerConfig(num_threads=1, objective="flow_grpo"),
+        LearnerConfig(num_threads=1, objective="flow_grpo", guard=UNGUARDED),
         off_policy=True,
         seed=0,
         mixed_precision=False,

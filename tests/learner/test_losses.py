@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner.corrections import Correction
 from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, k3_divergence
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
@@ -86,7 +87,7 @@ def test_decoupled_form_clips_only_the_update_ratio_and_truncates_the_weight():
         torch.ones(1, 2),
         num_loss_tokens=2,
         proximal_logprobs=proximal,
-        max_importance_weight=2.0,
+        correction=Correction(kind="tis", max_weight=2.0),
     )
     # weight 1.5 x clipped ratio 1.28, and weight 8 truncated to 2 x ratio 1
     assert output.loss.item() == pytest.approx(-(1.5 * 1.28 + 2.0) / 2)

@@ -1,9 +1,11 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import sample
 
 from learner.packing import pack, split_microbatches
+
+calm = settings(deadline=None)
 
 
 def test_siblings_share_their_common_prefix_once():
@@ -18,6 +20,7 @@ def test_node_attends_to_its_ancestors_and_to_no_sibling():
     assert mask.tolist() == [[True, False, False], [True, True, False], [True, False, True]]
 
 
+@calm
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=6))
 def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(sequences):
     row = pack([sample(ids, []) for ids in sequences])
@@ -29,6 +32,7 @@ def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(seque
             assert row.positions[node] == position
 
 
+@calm
 @given(
     st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=10),
     st.integers(8, 30),

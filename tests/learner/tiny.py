@@ -1,12 +1,17 @@
 """A tiny random model on disk and hand-made samples: the learner's real code on a model of nothing."""
 
 import json
+import math
 
 import numpy as np
 
+from configs.learner import GuardConfig, LearnerConfig
+from configs.model import ModelConfig
 from learner.types import TrainingSample
 
 WORDS = 60
+UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)
+"""For samples whose log-probs are made up."""
 
 
 def save_tiny_model(folder, architecture):
@@ -28,13 +33,33 @@ def save_tiny_model(folder, architecture):
     return folder
 
 
+def make_learner(model_path, *, off_policy=False, seed=0, guard=UNGUARDED, **config):
+    """A learner in float32 whose adapter is not zero."""
+    import torch
+
+    from learner.learner import Learner
+
+    learner = Learner(
+        model_path,
+        ModelConfig(lora_rank=4),
+        LearnerConfig(num_threads=1, guard=guard, **config),
+        off_policy=off_policy,
+        seed=seed,
+        mixed_precision=False,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in learner.policy.trainable_parameters():
+        parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+    return learner
+
+
 def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, version=0, name="t", temperature=1.0):
     """A sample whose positions in `trained` carry the loss."""
     mask = np.zeros(len(token_ids), dtype=bool)
     mask[list(trained)] = True
     return TrainingSample(
         trajectory_id=name,
-        policy_version=version,
+        policy_versions=np.where(mask, version, -1),
         token_ids=np.array(token_ids, dtype=np.int64),
         loss_mask=mask,
         rollout_logprobs=np.where(mask, np.float32(logprob), np.float32(0)),

@@ -65,9 +65,6 @@ class ScriptedEngine:
     def release(self, trajectory_id):
         self.released.append(trajectory_id)
 
-    async def load_adapter(self, version, adapter):
-        raise NotImplementedError
-
 
 class ScriptedTool:
     """Answers from a table; an exception in it is raised."""

@@ -1,7 +1,8 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
-from scripted import ScriptedTool, decision, make_agent, make_task, run, text_of
+from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
 from envs.types import ToolUnavailableError
 from rollout.engine import EngineError
@@ -97,6 +98,25 @@ async def test_completions_keep_ids_logprobs_and_version_of_the_sampler():
     completion = trajectory.turns[0].completion
     assert len(completion.token_ids) == len(completion.logprobs)
     assert completion.policy_version == trajectory.oldest_policy_version == 3
+
+
+async def test_a_turn_says_how_long_its_model_call_and_its_tool_took():
+    class SlowTool(ScriptedTool):
+        async def call(self, arguments):
+            await asyncio.sleep(0.05)
+            return await super().call(arguments)
+
+    class SlowEngine(ScriptedEngine):
+        async def generate(self, request):
+            await asyncio.sleep(0.02)
+            return await super().generate(request)
+
+    agent = make_agent([], tools=[SlowTool("code", {"6*7": "42"})])
+    trajectory = await run(replace(agent, engine=SlowEngine([CODE, "rubbish", ANSWER])))
+    slow, malformed, _ = trajectory.turns
+    assert slow.tool_s >= 0.05
+    assert malformed.tool_s == 0
+    assert all(turn.generate_s >= 0.02 for turn in trajectory.turns)
 
 
 async def test_text_of_a_tool_cannot_forge_a_role():

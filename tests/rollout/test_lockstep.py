@@ -1,8 +1,9 @@
 import asyncio
 
+import pytest
 from scripted import ScriptedEngine
 
-from rollout.engine import GenerationRequest
+from rollout.engine import EngineError, GenerationRequest
 from rollout.lockstep import LockstepEngine
 
 
@@ -10,22 +11,24 @@ class ScriptedBatchEngine(ScriptedEngine):
     def __init__(self):
         super().__init__([])
         self.batches = []
+        self.seeds = []
 
     async def generate_together(self, requests):
         self.batches.append([request.trajectory_id for request in requests])
+        self.seeds += [request.seed for request in requests]
         self.texts = ["x"] * len(requests)
         return [await self.generate(request) for request in requests]
 
 
-def ask(trajectory_id):
-    return GenerationRequest(trajectory_id=trajectory_id, prompt_token_ids=(1,), max_tokens=1, temperature=1.0)
+def ask(trajectory_id, prompt=(1,)):
+    return GenerationRequest(trajectory_id=trajectory_id, prompt_token_ids=prompt, max_tokens=1, temperature=1.0)
 
 
 async def test_batches_are_the_same_whoever_asks_first():
     seen = []
     for order in (["a", "b", "c"], ["c", "a", "b"]):
         engine = ScriptedBatchEngine()
-        lockstep = LockstepEngine(engine)
+        lockstep = LockstepEngine(engine, seed=0)
         lockstep.begin_round(3)
 
         async def play(name, delay, lockstep=lockstep):
@@ -41,7 +44,7 @@ async def test_batches_are_the_same_whoever_asks_first():
 
 async def test_trajectory_that_ends_no_longer_holds_the_others_up():
     engine = ScriptedBatchEngine()
-    lockstep = LockstepEngine(engine)
+    lockstep = LockstepEngine(engine, seed=0)
     lockstep.begin_round(2)
     waiting = asyncio.create_task(lockstep.generate(ask("a")))
     await asyncio.sleep(0)
@@ -49,3 +52,45 @@ async def test_trajectory_that_ends_no_longer_holds_the_others_up():
     lockstep.release("b")
     await waiting
     assert engine.batches == [["a"]]
+
+
+async def seeds_of(seed, *requests):
+    """Asked one after the other, each in a batch of its own."""
+    engine = ScriptedBatchEngine()
+    lockstep = LockstepEngine(engine, seed=seed)
+    lockstep.begin_round(1)
+    for request in requests:
+        await lockstep.generate(request)
+    return engine.seeds
+
+
+async def test_each_call_has_a_seed_of_its_own_that_is_the_same_in_every_run():
+    requests = [ask("a"), ask("a", (1, 2)), ask("b"), ask("b", (1, 2))]
+    seeds = await seeds_of(0, *requests)
+    assert len(set(seeds)) == 4
+    assert seeds == await seeds_of(0, *requests)
+    assert not set(seeds) & set(await seeds_of(1, *requests))
+
+
+async def test_seed_of_a_call_does_not_depend_on_what_was_asked_before_it():
+    later = ask("b", (1, 2))
+    assert (await seeds_of(0, ask("a"), later))[1:] == await seeds_of(0, later)
+
+
+async def test_engine_that_fails_fails_every_request_of_the_batch():
+    class BrokenEngine(ScriptedBatchEngine):
+        async def generate_together(self, requests):
+            raise EngineError("dead")
+
+    lockstep = LockstepEngine(BrokenEngine(), seed=0)
+    lockstep.begin_round(2)
+    asked = await asyncio.gather(*(lockstep.generate(ask(name)) for name in "ab"), return_exceptions=True)
+    assert [str(error) for error in asked] == ["dead", "dead"]
+
+
+async def test_round_is_not_begun_while_the_one_before_runs():
+    lockstep = LockstepEngine(ScriptedBatchEngine(), seed=0)
+    lockstep.begin_round(2)
+    lockstep.release("a")
+    with pytest.raises(RuntimeError, match="1 trajectories of the round before are still running"):
+        lockstep.begin_round(2)

@@ -6,7 +6,7 @@ from scripted import ScriptedTool, decision, make_agent, run
 
 from envs.types import Task, ToolCall, ToolResult, ToolUnavailableError
 from rollout.records import append_record, read_records, trajectory_of, trajectory_record
-from rollout.types import Completion, Trajectory, Turn
+from rollout.types import Completion, Trajectory, Turn, VersionSwitch
 
 
 def make_turn(**changes):
@@ -14,12 +14,19 @@ def make_turn(**changes):
         "role": "planner",
         "prompt_token_ids": (1, 2, 3),
         "completion": Completion(
-            token_ids=(10, 11), logprobs=(-0.123456, -2.0), text="raw text", finish_reason="stop", policy_version=4
+            token_ids=(10, 11),
+            logprobs=(-0.12345678901234567, -2.0),
+            text="raw text",
+            finish_reason="stop",
+            policy_version=4,
+            switches=(VersionSwitch(index=1, policy_version=6),),
         ),
         "trainable": True,
         "thought": "Look it up.",
         "tool_call": ToolCall(name="search", arguments="clay keys"),
         "tool_result": ToolResult(text="37 kg", error=None),
+        "generate_s": 1.25,
+        "tool_s": 0.5,
     }
     return Turn(**(values | changes))
 
@@ -72,13 +79,16 @@ def test_turn_holds_what_the_planner_decided_and_what_the_sampler_knew():
         "text": "raw text",
         "finish_reason": "stop",
         "policy_version": 4,
+        "switches": [[1, 6]],
+        "generate_s": 1.25,
+        "tool_s": 0.5,
         "trainable": True,
         "grammar": None,
         "prompt_tokens": 3,
         "continues": True,
         "prompt_token_ids": [1, 2, 3],
         "token_ids": [10, 11],
-        "logprobs": [-0.1235, -2.0],
+        "logprobs": [-0.12345678901234567, -2.0],
     }
 
 
@@ -123,15 +133,6 @@ def test_broken_line_inside_the_file_is_an_error_and_not_skipped(tmp_path):
 # Back from a record.
 
 
-def rounded(trajectory):
-    """What a record can give back: log-probs have four digits in it."""
-    return replace(trajectory, turns=tuple(replace(turn, completion=_rounded(turn)) for turn in trajectory.turns))
-
-
-def _rounded(turn):
-    return replace(turn.completion, logprobs=tuple(round(logprob, 4) for logprob in turn.completion.logprobs))
-
-
 def back_from_disk(trajectory):
     return trajectory_of(json.loads(json.dumps(record_of(trajectory))))
 
@@ -172,22 +173,39 @@ EPISODES = {
 
 
 @pytest.mark.parametrize("trajectory", EPISODES.values(), ids=EPISODES.keys())
-def test_a_trajectory_comes_back_as_it_was_but_for_rounded_log_probs(trajectory):
-    assert back_from_disk(trajectory) == rounded(trajectory)
+def test_a_trajectory_comes_back_as_it_was_to_the_last_bit(trajectory):
+    assert back_from_disk(trajectory) == trajectory
+
+
+@pytest.mark.parametrize("switches", [(), ((1, 6),), ((1, 5), (1, 6)), ((0, 5), (1, 9))])
+def test_the_versions_that_sampled_a_turn_come_back_whether_it_switched_or_not(switches):
+    completion = replace(
+        FIRST.completion,
+        switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in switches),
+    )
+    (turn,) = back_from_disk(make_trajectory(replace(FIRST, completion=completion))).turns
+    assert turn.completion == completion
+    assert turn.completion.token_versions == completion.token_versions
+
+
+@pytest.mark.parametrize("logprob", [-1e-300, -1 / 3, -16777216.000000002, 0.0, -0.30000000000000004])
+def test_any_log_prob_comes_back_exactly(logprob):
+    turn = replace(FIRST, completion=replace(FIRST.completion, logprobs=(logprob, -2.0)))
+    assert back_from_disk(make_trajectory(turn)).turns[0].completion.logprobs[0] == logprob
 
 
 async def test_what_the_agent_really_plays_comes_back():
     code = decision("code", "6*7")
     played = await run(make_agent(["rubbish", code + "…", code, code, decision("answer", "42")], format_retries=2))
     assert (played.num_format_errors, played.truncated, played.stop_reason) == (2, True, "answered")
-    assert back_from_disk(played) == rounded(played)
+    assert back_from_disk(played) == played
 
 
 async def test_an_episode_that_a_tool_broke_comes_back():
     tool = ScriptedTool("code", {"1": "1", "2": ToolUnavailableError("down")})
     broken = await run(make_agent([decision("code", "1"), decision("code", "2")], tools=[tool]))
     assert (broken.stop_reason, len(broken.turns)) == ("infrastructure", 1)
-    assert back_from_disk(broken) == rounded(broken)
+    assert back_from_disk(broken) == broken
 
 
 def test_a_prompt_is_written_down_only_as_far_as_it_is_new():

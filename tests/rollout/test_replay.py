@@ -31,12 +31,16 @@ def replaying(trajectory, num_turns, live, *, tool=None):
     return replace(agent, engine=ReplayEngine(engine, trajectory.planner_turns[:num_turns])), engine
 
 
+def without_times(turns):
+    return tuple(replace(turn, generate_s=0.0, tool_s=0.0) for turn in turns)
+
+
 @pytest.mark.parametrize("num_turns", range(1, 4))
 async def test_the_first_turns_come_from_the_record_and_the_rest_is_asked_for(num_turns):
     past = await recorded()
     agent, engine = replaying(past, num_turns, [THINK] * (3 - num_turns) + [decision("answer", "7")])
     again = await run(agent)
-    assert again.planner_turns[:num_turns] == past.planner_turns[:num_turns]
+    assert without_times(again.planner_turns[:num_turns]) == without_times(past.planner_turns[:num_turns])
     assert len(engine.requests) == len(again.planner_turns) - num_turns
     assert (again.answer, again.stop_reason) == ("7", "answered")
 
@@ -83,7 +87,7 @@ async def test_a_whole_record_is_played_without_any_engine():
     past = await recorded()
     agent, engine = replaying(past, 4, [])
     again = await run(agent)
-    assert (again.turns, again.answer) == (past.turns, past.answer)
+    assert (without_times(again.turns), again.answer) == (without_times(past.turns), past.answer)
     assert engine.requests == []
 
 
@@ -102,4 +106,3 @@ async def test_the_end_of_an_episode_is_told_to_the_engine_behind():
     agent, engine = replaying(await recorded(), 2, [THINK, ANSWER])
     await run(agent, make_task())
     assert engine.released == ["g/0"]
-    assert agent.engine.policy_version == engine.policy_version

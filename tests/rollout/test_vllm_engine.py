@@ -1,10 +1,25 @@
-"""The real engine with the demo model."""
+"""The real engine in merged mode, with the demo model."""
 
 import asyncio
+import hashlib
+from itertools import count
 
 import pytest
+from real_engine import (
+    build_engine,
+    build_learner,
+    in_engine_thread,
+    learner_logprobs,
+    make_adapter,
+    mean_gap,
+    request,
+    until_sampled,
+)
 
 pytestmark = pytest.mark.slow
+
+next_version = count(1).__next__
+"""The engine outlives a test, and no version comes twice."""
 
 
 @pytest.fixture(scope="module")
@@ -15,101 +30,63 @@ def model_path():
 
 
 @pytest.fixture(scope="module")
-def engine(model_path):
-    from configs.rollout import EngineConfig
-    from rollout.vllm_engine import VllmEngine
+def learner(model_path):
+    return build_learner(model_path)
 
-    engine = VllmEngine(model_path, EngineConfig(max_num_seqs=16), lora_rank=4, lora_scale=2.0, seed=0)
+
+@pytest.fixture(scope="module")
+def merged(model_path):
+    engine = build_engine(model_path, max_num_seqs=16)
     yield engine
     engine.close()
 
 
+@pytest.fixture
+async def engine(merged):
+    """The engine with the base model and an empty cache."""
+    await merged.load_base()
+    return merged
+
+
 @pytest.fixture(scope="module")
-def prompt(model_path):
+def chat(model_path):
     from rollout.building import build_chat
 
-    return build_chat(model_path).prompt("You are helpful.", "What is 2 + 3?")
+    return build_chat(model_path)
 
 
-def adapter_bytes(model_path, size=0.05):
-    """An adapter on the query projections that changes what is generated."""
-    import json
-
-    import safetensors.torch
-    import torch
-
-    config = json.loads((model_path / "config.json").read_text())
-    hidden, tensors = config["hidden_size"], {}
-    generator = torch.Generator().manual_seed(0)
-    for layer in range(config["num_hidden_layers"]):
-        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        tensors[f"{name}.lora_A.weight"] = size * torch.randn(4, hidden, generator=generator)
-        tensors[f"{name}.lora_B.weight"] = size * torch.randn(hidden, 4, generator=generator)
-    return safetensors.torch.save(tensors)
+@pytest.fixture(scope="module")
+def prompt(chat):
+    return chat.prompt("You are helpful.", "What is 2 + 3?")
 
 
-def request(prompt, **changes):
-    from rollout.engine import GenerationRequest
-
-    return GenerationRequest(
-        **{"trajectory_id": "t", "prompt_token_ids": prompt, "max_tokens": 16, "temperature": 0.0} | changes
-    )
-
-
-async def test_weight_sync_changes_generation_and_the_base_comes_back_exactly(engine, model_path, prompt):
-    import hashlib
-
-    before = await engine.generate(request(prompt))
-    data = adapter_bytes(model_path)
-    digest = await engine.load_adapter(5, data)
-    assert digest == hashlib.sha256(data).hexdigest()
-    changed = await engine.generate(request(prompt))
-    assert changed.policy_version == engine.policy_version == 5
-    assert changed.logprobs != before.logprobs
-    await engine.load_base()
-    after = await engine.generate(request(prompt))
-    assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
+def long_requests(chat, num_requests=4, **changes):
+    """Requests of one prompt that go on for long, each with a seed of its own."""
+    prompt = chat.prompt("You are helpful. " * 10, "Count from one to two hundred in words, one number per line.")
+    options = {"max_tokens": 48, "temperature": 1.0} | changes
+    return [request(prompt, seed=seed, trajectory_id=f"t{seed}", **options) for seed in range(num_requests)]
 
 
-async def test_completion_never_mixes_two_versions(engine, model_path, prompt):
-    running = asyncio.create_task(engine.generate(request(prompt, max_tokens=40, temperature=1.0)))
-    await asyncio.sleep(0.2)
-    await engine.load_adapter(6, adapter_bytes(model_path))
-    assert running.done()
-    assert (await running).policy_version == -1
-    await engine.load_base()
+async def play_with_update(engine, requests, adapter, num_tokens=12):
+    """The completions of requests that have sampled some tokens when an adapter comes, and the digest of it."""
+    running = asyncio.create_task(engine.generate_together(requests))
+    await until_sampled(engine, num_tokens, len(requests))
+    digest = await engine.load_adapter(adapter.policy_version, adapter.data)
+    assert not running.done()
+    return await running, digest
 
 
-async def test_grammar_binds_what_is_sampled_and_logprobs_are_after_it(engine, prompt):
-    from rollout.decision import parse_decision, planner_grammar
-
-    completion = await engine.generate(
-        request(prompt, grammar=planner_grammar(("answer",)), max_tokens=60, temperature=1.0)
-    )
-    assert completion.text.startswith('{"thought":"')
-    if completion.finish_reason == "stop":
-        assert parse_decision(completion.text).action == "answer"
-    assert all(logprob <= 0 for logprob in completion.logprobs)
-    assert len(completion.logprobs) == len(completion.token_ids)
+# An adapter that comes while requests run.
 
 
-async def test_released_trajectory_no_longer_occupies_the_engine(engine, prompt):
-    from rollout.engine import EngineError
-
-    running = asyncio.create_task(engine.generate(request(prompt, trajectory_id="gone", max_tokens=900)))
-    await asyncio.sleep(0.3)
-    engine.release("gone")
-    with pytest.raises(EngineError, match="released"):
-        await asyncio.wait_for(running, 10)
-
-
-async def test_frozen_weights_cannot_be_asked_of_a_merged_engine(engine, prompt):
-    from rollout.engine import EngineError
-
-    with pytest.raises(EngineError, match="frozen"):
-        await engine.generate(request(prompt, use_adapter=False))
-
-
-async def test_prompt_that_does_not_fit_is_the_callers_error(engine):
-    with pytest.raises(ValueError, match="refused the request"):
-        await engine.generate(request((5,) * 5000))
+async def test_requests_that_run_are_not_waited_for_and_say_from_which_token_on_newer_weights_sampled(
+    engine, learner, chat
+):
+    old, new = make_adapter(learner, next_version()), make_adapter(learner, next_version())
+    requests = long_requests(chat)
+    await engine.load_adapter(old.policy_version, old.data)
+    undisturbed = await engine.generate_together(requests)
+    again = make_adapter(learner, next_version())
+    await engine.load_adapter(again.policy_version, old.data)
+    completions, digest = await play_with_update(engine, requests, make_adapter(learner, new.policy_version + 2))
+    assert digest == hashlib.sha256(make_adapter(learner, new.policy_version + 2).data).hexdigest()

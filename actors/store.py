@@ -1,0 +1,183 @@
+"""The store as an actor: everything that must survive. Ledger, buffer and published adapters, all of it on disk.
+
+It may be killed at any moment. Ray starts it again, it reads its folder, and callers' unanswered calls are asked
+again; each of them may therefore be asked twice, and means the same then.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from configs.run import RunConfig
+from learner.types import Adapter
+from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
+from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
+from rollout.canary import CanaryScores, canary_fault
+from rollout.ledger import Ledger
+from rollout.lifecycle import GroupCounts, GroupResult
+from rollout.records import append_record, read_records
+
+CanaryReading = tuple[int, Sequence[float]]
+"""A version, and an engine's log-probs of the canary text with it."""
+
+PATIENCE_S = 5.0
+"""A worker asks for work again after so long, with the version that it has proven by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOffer:
+    """`ref` holds the bytes in the object store; it is wrapped so that Ray passes it on unresolved."""
+
+    published: PublishedAdapter
+    ref: tuple[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgements:
+    """Versions published, versions that some worker proved, and the seconds from publication to each proof."""
+
+    num_published: int
+    num_acknowledged: int
+    latencies_s: tuple[float, ...]
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class StoreActor:
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self._config = config
+        self._adapters = AdapterStore(folder / "adapters")
+        self._acks = folder / "adapters" / "acknowledged.jsonl"
+        self._ledger = Ledger(folder / "ledger.sqlite")
+        newest = self._adapters.newest
+        self._buffer = GroupBuffer(
+            BufferSettings(
+                batch_groups=config.batch_groups,
+                pipeline_depth=config.pipeline_depth,
+                max_staleness=config.max_staleness,
+                max_attempts=config.rollout.max_attempts,
+                max_empty_batches=config.max_empty_batches,
+                max_tasks=config.max_tasks,
+            ),
+            self._ledger,
+            policy_version=newest.policy_version if newest else 0,
+        )
+        self._published_at = time.time()
+        self._offer: AdapterOffer | None = None
+        self._changed = asyncio.Condition()
+        self._met_at: dict[int, float] = {}
+        self._closed = False
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    async def admit(self, status: WorkerStatus) -> Admission:
+        self._met_at.setdefault(status.worker, time.time())
+        return Admission(closed=True) if self._closed else await self._buffer.admit(status, patience_s=PATIENCE_S)
+
+    async def complete(self, lease: tuple[int, int], result: GroupResult) -> None:
+        await self._buffer.complete(lease, result)
+
+    async def release(self, worker: int, reason: str) -> int:
+        self._met_at.pop(worker, None)
+        return await self._buffer.release(worker, reason)
+
+    async def next_batch(self, step: int) -> Batch | None:
+        return await self._buffer.next_batch(step)
+
+    async def mark_trained(self, step: int, policy_version: int) -> None:
+        await self._buffer.mark_trained(step, policy_version)
+
+    async def rewind(self, step: int, policy_version: int) -> None:
+        """The policy is that of a checkpoint after `step`; what was trained since is ready again."""
+        await self._buffer.rewind(step, policy_version)
+
+    async def forget(self, step: int) -> None:
+        """No checkpoint from before this step is left."""
+        self._ledger.forget(step)
+
+    async def begin_again(self) -> None:
+        """No worker lives that could know of the leases in the ledger: all their groups are queued again."""
+        await self._buffer.release(None, "the run was cut off")
+        if self._config.pipeline_depth == 0:
+            self._ledger.undo_open_rounds()
+
+    async def totals(self) -> tuple[GroupCounts, dict[str, float], dict[str, Any]]:
+        """The counts, checked against the file; the facts added up over all groups; what went wrong."""
+        troubles = {"requeued": self._ledger.num_requeued(), "reasons": self._ledger.reasons()}
+        return self._ledger.verify(), self._ledger.reported(), troubles
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._buffer.close()
+
+    # --- adapters --------------------------------------------------------------------------------
+
+    async def next_version(self) -> int:
+        """The lowest version number that was never used."""
+        return self._adapters.next_version
+
+    async def publish(self, adapter: Adapter) -> None:
+        """Make a version available. Raises ValueError when the number is not new."""
+        published = PublishedAdapter(
+            policy_version=adapter.policy_version, digest=adapter.digest, canary=adapter.canary
+        )
+        async with self._changed:
+            self._published_at = time.time()
+            self._adapters.publish(published, adapter.data)
+            self._offer = None
+            self._changed.notify_all()
+
+    async def wait_newer(self, policy_version: int) -> AdapterOffer:
+        """The newest adapter above `policy_version`. Waits; woken by `publish`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._adapters.next_version - 1 > policy_version)
+            newest = self._adapters.newest
+            assert newest is not None
+            if self._offer is None:
+                # This actor puts the bytes itself: Ray loses objects whose owner died, and learners may die.
+                self._offer = AdapterOffer(published=newest, ref=(ray.put(self._adapters.read(newest)),))
+            return self._offer
+
+    async def acknowledge(self, worker: int, said: CanaryReading, digest: str, before: CanaryReading | None) -> None:
+        """A worker samples with a version from now on, and gets work. `said`: the version and what its engine says of
+        the canary text; `before`: the same for the version that it had until then, None for its first; `digest` is of
+        the bytes that it loaded. Raises AdapterMismatchError where one of them is wrong."""
+        policy_version = said[0]
+        published = self._adapters.find(policy_version)
+        if published is None or digest != published.digest:
+            raise AdapterMismatchError(
+                f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was "
+                f"{published.digest[:12] if published else 'nothing'}"
+            )
+        now = self._canary_scores(said)
+        if now and (fault := canary_fault(now, self._canary_scores(before))):
+            raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {fault}")
+        latency_s = round(time.time() - self._published_at, 4)
+        append_record(self._acks, {"worker": worker, "policy_version": policy_version, "latency_s": latency_s})
+        await self._buffer.prove(worker, policy_version)
+
+    def _canary_scores(self, said: CanaryReading | None) -> CanaryScores | None:
+        """Beside what the learner said of that version; None where it said nothing."""
+        published = self._adapters.find(said[0]) if said else None
+        if said is None or published is None or published.canary is None:
+            return None
+        return CanaryScores(learner=published.canary.logprobs, engine=said[1])
+
+    async def overdue(self, patience_s: float) -> list[int]:
+        """The workers that have not proven the newest version although it was published so long ago."""
+        newest = self._adapters.newest
+        late = self._buffer.unproven(newest.policy_version) if newest else []
+        now = time.time()
+        return [one for one in late if now - max(self._published_at, self._met_at.get(one, now)) > patience_s]
+
+    async def acknowledgements(self) -> Acknowledgements:
+        rows = list(read_records(self._acks)) if self._acks.exists() else []
+        return Acknowledgements(
+            num_published=self._adapters.num_published,
+            num_acknowledged=len({row["policy_version"] for row in rows}),
+            latencies_s=tuple(row["latency_s"] for row in rows),
+        )

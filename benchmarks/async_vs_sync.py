@@ -1,0 +1,241 @@
+"""Asynchronous rollouts against our own synchronous mode, end to end, with slow tools and with instant ones.
+
+    python benchmarks/async_vs_sync.py --out runs/async-vs-sync [--sync-mode both] [--repeats 3] [--steps 12]
+        [--tasks 150] [--latency 1.3] [key=value ...]
+
+What is compared. The RL phase of real runs (Ray actors, vLLM, learner, store, ledger) that differ in one knob:
+
+    async      pipeline_depth = 2: rollouts run up to two batches ahead of the learner.
+    sync       pipeline_depth = 0: sample a batch, train on it, sample the next, in lockstep. That is this system's
+               synchronous mode, and what makes it bit-reproducible: all trajectories' next turns enter the engine
+               together, so every turn waits for the slowest tool of the turn before.
+    sync-free  pipeline_depth = 0 without lockstep (rollout.lockstep = false): batches are synchronous, inside one the
+               engine batches continuously, as synchronous trainers commonly do. Nobody needs to take lockstep for the
+               opponent: `--sync-mode both` measures this one too.
+
+Everything else is equal: code, machine, threads, recipe, cold-started policy (made once in a repetition, whose runs
+continue from its files), the sequence of tasks, the number of trajectories per train step (2 groups of 8) and of train
+steps. Tasks need one or two searches, then a calculation. Slow tools: a search takes 1.3 s in the median,
+lognormal with a heavy tail, 10 s at most, and the same for the same query in every run (envs.search_latency_s).
+Modes take turns, and their order rotates from repetition to repetition; each repetition has a seed, and so tasks and a
+cold start, of its own. Ratios are taken within a repetition.
+
+What is counted. Trained trajectories per second of the whole RL phase: the asynchronous run's first batch, which
+nothing overlaps, and the rollouts that it leaves unfinished at its end count against it. `finished` also counts
+groups that dynamic sampling dropped. Learner wait is its share of the loop's time.
+
+Speed must not be bought with a worse policy: after the same number of trained trajectories both modes' policies solve
+the same held-out tasks, greedily; 95% Wilson intervals over all repetitions, and the paired difference. The solve
+rate while sampling is printed too, but says less: asynchronous samples come from weights that are up to two steps
+older, so while a policy improves theirs must lag, and siblings are not independent, so its interval is too narrow.
+
+What to expect. Engine and learner share the same cores, so overlapping their arithmetic gains next to nothing here:
+with instant tools about 1x (bigger decode batches and filled gaps against threads that compete; target 0.95x). Slow
+tools leave a synchronous run idle: with C seconds of arithmetic per train step and L of waiting for tools its step
+takes C + L, an asynchronous one's C as long as enough groups are in flight, hence (C + L) / C. Several rounds per
+batch (dropped groups are replaced) make L large, so does lockstep: it adds up every turn's slowest search, where
+sync-free waits for the slowest trajectory (target 2x, against `sync`). The ratio is a property of C and L: larger
+batches or a slower machine lower it, slower tools raise it.
+
+Runs that are done are not run again.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.loading import load_run_config
+from ray_jobs.cli import DEFAULT_RECIPE
+from reward.paired import compare_paired, wilson_interval
+
+JOB = (
+    "reward.credit=outcome",
+    "envs.mix.lookup=0.5",
+    "envs.mix.two_lookup=0.5",
+    "batch_groups=2",
+    "max_empty_batches=60",
+    "cold_start.wrong_share=0.4",
+    "evaluation.num_untouched_tasks=0",
+)
+"""Changes to the demo recipe. Demonstrations are mostly right, so that the cold-started policy does use its tools."""
+MODES = {
+    "async": ("pipeline_depth=2",),
+    "sync": ("pipeline_depth=0",),
+    "sync-free": ("pipeline_depth=0", "rollout.lockstep=false"),
+}
+SYNC_MODES = {"lockstep": ("sync",), "free": ("sync-free",), "both": ("sync", "sync-free")}
+TARGETS = {"slow": 2.0, "instant": 0.95}
+KEPT_FILES = ("provenance.json", "phases.json", "metrics.jsonl", "trajectories.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One RL phase in numbers. `steady`: trained trajectories per second without the first train step."""
+
+    trained_per_s: float
+    steady_per_s: float
+    finished_per_s: float
+    learner_wait: float
+    staleness: float
+    finished: int
+    right: int
+    held_out: tuple[bool, ...]
+    limit: str
+
+
+def main() -> None:
+    options = _options()
+    modes = ("async", *SYNC_MODES[options.sync_mode])
+    found: dict[tuple[str, str], list[Arm]] = {}
+    for repeat in range(options.repeats):
+        base = _base(options, repeat)
+        for tools in TARGETS:
+            for place in range(len(modes)):
+                mode = modes[(place + repeat) % len(modes)]
+                arm = _run(options, base, repeat, tools, mode)
+                found.setdefault((tools, mode), []).append(arm)
+                print(
+                    f"repetition {repeat}, {tools} tools, {mode}: {arm.trained_per_s:.2f} trained trajectories/s, "
+                    f"learner waits {arm.learner_wait:.0%}; {arm.limit}",
+                    flush=True,
+                )
+    print(_table(found))
+    for tools, target in TARGETS.items():
+        for mode in modes[1:]:
+            print(_comparison(found[tools, "async"], found[tools, mode], f"{tools} tools, async to {mode}", target))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
+    parser.add_argument("--sync-mode", choices=SYNC_MODES, default="lockstep")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12, help="train steps of an RL phase")
+    parser.add_argument("--tasks", type=int, default=150, help="held-out tasks of a repetition")
+    parser.add_argument("--latency", type=float, default=1.3, help="median seconds of a search of the slow tools")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="further changes to the demo recipe")
+    return parser.parse_args()
+
+
+# --- the runs ----------------------------------------------------------------------------------------
+
+
+def _overrides(options: argparse.Namespace, name: str, *own: str) -> list[str]:
+    place = (f"name={name}", f"output_dir={options.out}", f"evaluation.num_tasks={options.tasks}")
+    return [*JOB, *place, *options.overrides, *own]
+
+
+def _base(options: argparse.Namespace, repeat: int) -> Path:
+    """The run whose cold start a repetition's others continue from: no train steps, instant tools."""
+    name = f"base-{repeat}"
+    folder = options.out / name
+    if not (folder / "summary.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        _agentflow("train", str(DEFAULT_RECIPE), *_overrides(options, name, f"seed={repeat}", "num_steps=0"))
+    return folder
+
+
+def _run(options: argparse.Namespace, base: Path, repeat: int, tools: str, mode: str) -> Arm:
+    name = f"{tools}-{mode}-{repeat}"
+    folder = options.out / name
+    if not (folder / "summary.json").exists():
+        latency = options.latency if tools == "slow" else 0.0
+        own = (f"seed={repeat}", f"num_steps={options.steps}", f"envs.search_latency_s={latency}", *MODES[mode])
+        _prepare(base, folder, _overrides(options, name, *own))
+        _agentflow("resume", str(folder))
+    return _arm(folder, load_run_config(DEFAULT_RECIPE, _overrides(options, name)).rollout.group_size)
+
+
+def _prepare(base: Path, folder: Path, overrides: Sequence[str]) -> None:
+    """A run folder that stands right before its RL phase, with the base run's cold-started policy."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(base / "cold_start", folder / "cold_start")
+    for name in KEPT_FILES:
+        shutil.copy(base / name, folder / name)
+    config = load_run_config(DEFAULT_RECIPE, overrides)
+    (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+    phases = json.loads((folder / "phases.json").read_text())
+    kept = {name: phase for name, phase in phases.items() if name not in ("reinforce", "eval_after")}
+    (folder / "phases.json").write_text(json.dumps(kept))
+
+
+def _agentflow(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "ray_jobs.cli", *arguments], check=True)
+
+
+# --- what they say -----------------------------------------------------------------------------------
+
+
+def _arm(folder: Path, group_size: int) -> Arm:
+    phase: dict[str, Any] = json.loads((folder / "phases.json").read_text())["reinforce"]
+    facts, seconds = phase["facts"], phase["seconds"]
+    rows = [row for row in _lines(folder / "metrics.jsonl") if "policy/loss" in row]
+    trained = facts["groups"]["trained"] * group_size
+    later_s = sum(row["time/step_s"] for row in rows[1:])
+    outcomes = [row["reward"] == 1.0 for row in _lines(folder / "trajectories.jsonl") if row["phase"] == "eval_after"]
+    return Arm(
+        trained_per_s=trained / seconds,
+        steady_per_s=trained * (len(rows) - 1) / len(rows) / later_s if later_s else float("nan"),
+        finished_per_s=facts["num_trajectories"] / seconds,
+        learner_wait=sum(row["learner/wait_s"] for row in rows) / sum(row["time/step_s"] for row in rows),
+        staleness=facts["staleness"]["mean"],
+        finished=round(sum(row["rollout/trajectories"] for row in rows)),
+        right=round(sum(row["rollout/solve_rate"] * row["rollout/trajectories"] for row in rows)),
+        held_out=tuple(outcomes),
+        limit=facts["bottleneck"]["text"] if facts["bottleneck"] else "",
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.open(encoding="utf-8")]
+
+
+def _table(found: dict[tuple[str, str], list[Arm]]) -> str:
+    lines = [
+        "| tools | mode | trained/s | without first step | finished/s | learner waits | staleness "
+        "| solved while sampling | solved held-out |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (tools, mode), arms in found.items():
+        sampled = _rate(sum(arm.right for arm in arms), sum(arm.finished for arm in arms))
+        held_out = [right for arm in arms for right in arm.held_out]
+        columns = [
+            _spread([arm.trained_per_s for arm in arms]),
+            _spread([arm.steady_per_s for arm in arms]),
+            _spread([arm.finished_per_s for arm in arms]),
+            f"{statistics.median(arm.learner_wait for arm in arms):.0%}",
+            f"{statistics.median(arm.staleness for arm in arms):.2f}",
+            sampled,
+            _rate(sum(held_out), len(held_out)),
+        ]
+        lines.append(f"| {tools} | {mode} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def _comparison(fast: Sequence[Arm], slow: Sequence[Arm], name: str, target: float) -> str:
+    ratios = [one.trained_per_s / other.trained_per_s for one, other in zip(fast, slow, strict=True)]
+    paired = compare_paired(
+        [right for arm in slow for right in arm.held_out], [right for arm in fast for right in arm.held_out]
+    )
+    same = "equal within the interval" if paired.ci95[0] <= 0 <= paired.ci95[1] else "NOT equal"
+    return f"{name}: {_spread(ratios)}x (target {target:g}x); held-out solve rates {same}: {paired.verdict}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def _rate(right: int, count: int) -> str:
+    low, high = wilson_interval(right, count)
+    return f"{right / max(count, 1):.1%} of {count} ({low:.1%} to {high:.1%})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""A worker without vLLM and a learner without a model, for runs in which only the actors around them are real.
+
+They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in a `ray_jobs.cast.Cast`. Groups sleep
+instead of being sampled; the learner's weights count what it was trained on, so the adapter of the last version says
+whether a group was trained twice or lost, whatever was killed meanwhile.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from envs.types import Task, ToolCall, ToolResult
+from rollout.canary import Canary
+from rollout.engine import BASE_VERSION, EngineLoad
+from rollout.simulated_tasks import LognormalTasks
+from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+
+if TYPE_CHECKING:
+    # A worker's process has no use for numpy and torch, which these would bring.
+    from learner.types import Adapter, StepResult, TrainBatch
+
+CANARY_TOKENS = 33
+CANARY_SPREAD = 0.2
+"""Two versions' log-probs differ by a third of this on average: less than the canary's bound on the gap, and enough
+for its rule about engines that did not move."""
+VOCABULARY = 150_000
+QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """What groups are like: their seconds and what they come to, as `tasks` draws them, and the tokens of a
+    trajectory. By default 250 of them are sampled, as many as in a small real run."""
+
+    tasks: LognormalTasks = QUICK
+    num_turns: int = 5
+    turn_tokens: int = 50
+    prompt_tokens: int = 150
+    result_tokens: int = 30
+
+
+DEFAULT_SHAPE = GroupShape()
+
+
+class SimulatedEngine:
+    """Has a policy version and says of the canary what the learner said of it. `failure` ends its worker."""
+
+    def __init__(self) -> None:
+        self.policy_version = BASE_VERSION
+        self.failure: BaseException | None = None
+        self.adapter: bytes | None = None
+        self._in_order = asyncio.Lock()
+        self._started = time.monotonic()
+
+    @property
+    def load(self) -> EngineLoad:
+        return EngineLoad(busy_s=time.monotonic() - self._started, kv_usage=0.0, num_waiting=0, num_preemptions=0)
+
+    async def load_adapter(self, version: int, adapter: bytes) -> str:
+        async with self._in_order:
+            return await self.take_up(version, adapter)
+
+    async def take_up(self, version: int, adapter: bytes) -> str:
+        """Where tests put what may go wrong."""
+        self.adapter, self.policy_version = adapter, version
+        return hashlib.sha256(adapter).hexdigest()
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        async with self._in_order:
+            return list(canary_logprobs(self.adapter))[: len(token_ids) - 1]
+
+
+class SimulatedWorker:
+    """The same task takes as long and has the same outcomes at every attempt, in every process."""
+
+    def __init__(self, index: int, shape: GroupShape = DEFAULT_SHAPE, engine: SimulatedEngine | None = None) -> None:
+        self.index = index
+        self.engine = engine or SimulatedEngine()
+        self._shape = shape
+
+    def begin_round(self, num_groups: int) -> None:
+        """There is no lockstep to prepare."""
+
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+        rng = random.Random(task.id)
+        drawn = self._shape.tasks.draw(rng)
+        num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(drawn.fate, 0)
+        # One of the siblings takes the whole time.
+        paces = [1.0] + [rng.uniform(0.3, 1.0) for _ in range(group_size - 1)]
+        trajectories = await asyncio.gather(
+            *(
+                self._play(
+                    task,
+                    f"{group_id}/{index}",
+                    seconds=drawn.seconds * pace,
+                    answer=None if drawn.fate == "failed" else _answer(task, right=index < num_right),
+                )
+                for index, pace in enumerate(paces)
+            )
+        )
+        return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
+
+    async def demonstrate(self, tasks: Sequence[Any], wrong_share: float) -> list[Trajectory]:
+        """Without a model there is nothing to imitate."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    async def _play(self, task: Task, trajectory_id: str, *, seconds: float, answer: str | None) -> Trajectory:
+        shape, rng = self._shape, random.Random(trajectory_id)
+        prompt, turns = _tokens(task.id, shape.prompt_tokens), []
+        for number in range(shape.num_turns):
+            version = self.engine.policy_version
+            await asyncio.sleep(seconds / shape.num_turns)
+            last = number == shape.num_turns - 1
+            call = ToolCall(name="answer", arguments=answer or "") if last else ToolCall(name="search", arguments="it")
+            turn = _turn(prompt, call, rng, shape.turn_tokens, version, seconds / shape.num_turns)
+            prompt = prompt + turn.completion.token_ids + _tokens(trajectory_id, shape.result_tokens)
+            turns.append(turn)
+        return Trajectory(
+            id=trajectory_id,
+            group_id=trajectory_id.rpartition("/")[0],
+            task=task,
+            turns=tuple(turns),
+            answer=answer,
+            stop_reason="infrastructure" if answer is None else "answered",
+        )
+
+
+class SimulatedLearner:
+    """Adds one to the weight of every group in a batch. `padding` bytes make its adapter as heavy as a real one's;
+    `canary` False leaves the proof of an engine's weights to the digest."""
+
+    def __init__(self, *, num_groups: int = 4096, step_s: float = 0.0, padding: int = 0, canary: bool = True) -> None:
+        import torch
+
+        self._torch = torch
+        self._weights = torch.nn.Parameter(torch.zeros(num_groups))
+        self._step_s = step_s
+        self._padding = bytes(padding)
+        self._with_canary = canary
+        self.policy_version = 0
+        self.reset_optimizer(1.0)
+
+    def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0, num_steps: int | None = None) -> None:
+        """A step size other than one would not count."""
+        self.optimizer = self._torch.optim.SGD([self._weights], lr=1.0)
+        self.num_steps_done = 0
+
+    def train_step(self, batch: "TrainBatch") -> "StepResult":
+        from learner.types import StepResult
+
+        started = time.perf_counter()
+        time.sleep(self._step_s)
+        samples = [sample for microbatch in batch.microbatches for sample in microbatch]
+        self._weights.grad = self._torch.zeros_like(self._weights)
+        for ordinal in {int(sample.trajectory_id.lstrip("g").partition("/")[0]) for sample in samples}:
+            self._weights.grad[ordinal] = -1.0
+        self.optimizer.step()
+        oldest = self.policy_version if batch.oldest_policy_version is None else batch.oldest_policy_version
+        age = float(self.policy_version - oldest)
+        self.policy_version += 1
+        self.num_steps_done += 1
+        metrics = {
+            "policy/loss": 0.0,
+            "policy/skipped": 0.0,
+            "policy/logprob_gap_abs": 0.0,
+            "policy/staleness_max": age,
+            "policy/age_mean": age,
+            "learner/step_s": time.perf_counter() - started,
+            "learner/loss_tokens": float(batch.num_loss_tokens),
+            "learner/packed_tokens": float(sum(len(sample.token_ids) for sample in samples)),
+        }
+        return StepResult(policy_version=self.policy_version, metrics=metrics)
+
+    def adapter(self) -> "Adapter":
+        from learner.types import Adapter
+
+        data = self._weights.detach().numpy().tobytes() + self._padding
+        return Adapter(
+            policy_version=self.policy_version,
+            data=data,
+            digest=hashlib.sha256(data).hexdigest(),
+            canary=Canary(token_ids=tuple(range(CANARY_TOKENS)), logprobs=canary_logprobs(data))
+            if self._with_canary
+            else None,
+        )
+
+    def load_adapter(self, adapter: "Adapter") -> None:
+        with self._torch.no_grad():
+            self._weights.copy_(self._torch.tensor(array("f", adapter.data[: 4 * len(self._weights)])))
+        self.policy_version = adapter.policy_version
+
+
+def trained_counts(adapter: bytes, num_groups: int = 4096) -> dict[int, int]:
+    """How often each group was trained, by the weights of a `SimulatedLearner`; groups that were not are left out."""
+    weights = array("f", adapter[: 4 * num_groups])
+    return {ordinal: int(count) for ordinal, count in enumerate(weights) if count}
+
+
+def canary_logprobs(adapter: bytes | None) -> tuple[float, ...]:
+    """What a model with this adapter says of the canary; the base model, None, says something else entirely."""
+    if adapter is None:
+        return (-5.0,) * (CANARY_TOKENS - 1)
+    return tuple(-1.0 - CANARY_SPREAD * byte / 255 for byte in hashlib.sha256(adapter).digest())
+
+
+def _answer(task: Task, *, right: bool) -> str:
+    return task.answer if right else str(int(task.answer) + 1)
+
+
+def _turn(
+    prompt: tuple[int, ...], call: ToolCall, rng: random.Random, num_tokens: int, version: int, seconds: float
+) -> Turn:
+    tokens, logprobs = _pool()
+    start = rng.randrange(len(tokens) - num_tokens)
+    thought = "I look up what one of them weighs. " * 3
+    return Turn(
+        role="planner",
+        prompt_token_ids=prompt,
+        completion=Completion(
+            token_ids=tokens[start : start + num_tokens],
+            logprobs=logprobs[start : start + num_tokens],
+            text=json.dumps({"thought": thought, "action": call.name, "action_input": call.arguments}),
+            finish_reason="stop",
+            policy_version=version,
+        ),
+        trainable=True,
+        grammar="planner",
+        thought=thought,
+        tool_call=call,
+        tool_result=ToolResult(text="The weight of one of them is 85 kg, as every catalogue of them says. " * 2),
+        generate_s=round(seconds, 4),
+    )
+
+
+def _tokens(name: str, num: int) -> tuple[int, ...]:
+    tokens, _ = _pool()
+    start = random.Random(name).randrange(len(tokens) - num)
+    return tokens[start : start + num]
+
+
+@cache
+def _pool() -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Tokens and their log-probs, drawn once: drawing them anew would be most of what a simulated worker does."""
+    rng = random.Random(0)
+    tokens = tuple(rng.randrange(VOCABULARY) for _ in range(20_000))
+    # An engine's are float32: as JSON they have some eighteen digits.
+    return tokens, tuple(array("f", (-rng.expovariate(2.0) for _ in range(20_000))))

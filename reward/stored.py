@@ -1,0 +1,43 @@
+"""A scored group as bytes: what the ledger keeps of it between its worker and the learner, to the last bit."""
+
+import json
+import zlib
+from typing import Any
+
+from reward.types import Reward, ScoredGroup, StepScores
+from rollout.records import trajectory_of, trajectory_record
+from rollout.types import TrajectoryGroup
+
+SCHEMA = 1
+
+
+def stored_group(scored: ScoredGroup) -> bytes:
+    """JSON, compressed: readable without this code, and nothing in it runs when it is read."""
+    group, scores = scored.group, scored.step_scores
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "group_id": group.id,
+        "trajectories": [
+            trajectory_record(one, reward=reward.total, phase="train", step=None)
+            for one, reward in zip(group.trajectories, scored.rewards, strict=True)
+        ],
+        "rewards": [{"outcome": one.outcome, "total": one.total, "parts": dict(one.parts)} for one in scored.rewards],
+        "step_scores": None if scores is None else {"raw": scores.raw, "prm_digest": scores.prm_digest},
+    }
+    return zlib.compress(json.dumps(record).encode(), level=1)
+
+
+def scored_group_of(data: bytes) -> ScoredGroup:
+    """The group that `stored_group` wrote. Raises ValueError for another schema."""
+    record = json.loads(zlib.decompress(data))
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"a stored group has schema {record['schema']}, this version reads {SCHEMA}")
+    trajectories = tuple(map(trajectory_of, record["trajectories"]))
+    scores = record["step_scores"]
+    return ScoredGroup(
+        group=TrajectoryGroup(id=record["group_id"], task=trajectories[0].task, trajectories=trajectories),
+        rewards=tuple(Reward(**reward) for reward in record["rewards"]),
+        step_scores=None
+        if scores is None
+        else StepScores(raw=tuple(map(tuple, scores["raw"])), prm_digest=scores["prm_digest"]),
+    )

@@ -1,0 +1,105 @@
+"""Published adapters on disk: every version once, its digest for ever, the newest bytes as long as they are needed."""
+
+import hashlib
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollout.canary import Canary
+from rollout.records import append_record, read_records
+
+KEPT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedAdapter:
+    """A version of the policy: the sha256 of its bytes and what its learner says of the canary text."""
+
+    policy_version: int
+    digest: str
+    canary: Canary | None
+
+
+class AdapterMismatchError(RuntimeError):
+    """An engine does not sample with what the learner published. Nothing sampled like that can be trusted."""
+
+
+class AdapterStoreError(RuntimeError):
+    """An adapter could not be written; the message says where, why and what to do."""
+
+
+class AdapterStore:
+    """One writer. A version number that was ever published is never given out again, whatever crashed since."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._index = folder / "index.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._published: list[PublishedAdapter] = []
+        if self._index.exists():
+            self._published = [_published(row) for row in read_records(self._index)]
+
+    @property
+    def newest(self) -> PublishedAdapter | None:
+        return self._published[-1] if self._published else None
+
+    @property
+    def next_version(self) -> int:
+        """The lowest number that was never used."""
+        return self._published[-1].policy_version + 1 if self._published else 0
+
+    @property
+    def num_published(self) -> int:
+        return len(self._published)
+
+    def find(self, policy_version: int) -> PublishedAdapter | None:
+        return next((one for one in reversed(self._published) if one.policy_version == policy_version), None)
+
+    def publish(self, published: PublishedAdapter, data: bytes) -> bool:
+        """Write the bytes, then the version's line: a version that is listed is whole. False where the very same was
+        published already. Raises ValueError when the number is not new or the bytes are not what the digest says."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != published.digest:
+            raise ValueError(f"version {published.policy_version}: sha256 {digest[:12]} != {published.digest[:12]}")
+        if self.newest and published.policy_version <= self.newest.policy_version:
+            if published == self.newest:
+                return False
+            raise ValueError(
+                f"version {published.policy_version} was published before; the next is {self.next_version}"
+            )
+        partial = self._folder / f".{published.digest}.{os.getpid()}.partial"
+        try:
+            partial.write_bytes(data)
+            partial.rename(self._file(published))
+            append_record(self._index, asdict(published))
+        except OSError as error:
+            raise AdapterStoreError(
+                f"cannot write version {published.policy_version} to '{self._folder}': {error.strerror or error}; free "
+                "some space there and resume the run"
+            ) from error
+        self._published.append(published)
+        for old in self._published[:-KEPT]:
+            self._file(old).unlink(missing_ok=True)
+        return True
+
+    def read(self, published: PublishedAdapter) -> bytes:
+        """The bytes of a version that is kept still. Raises AdapterMismatchError when they changed on disk."""
+        data = self._file(published).read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != published.digest:
+            raise AdapterMismatchError(
+                f"{self._file(published)}: sha256 {digest[:12]}, published was {published.digest[:12]}"
+            )
+        return data
+
+    def _file(self, published: PublishedAdapter) -> Path:
+        return self._folder / f"v{published.policy_version:06d}-{published.digest[:8]}.safetensors"
+
+
+def _published(row: dict) -> PublishedAdapter:
+    canary = row["canary"]
+    return PublishedAdapter(
+        policy_version=row["policy_version"],
+        digest=row["digest"],
+        canary=Canary(token_ids=tuple(canary["token_ids"]), logprobs=tuple(canary["logprobs"])) if canary else None,
+    )

@@ -1,0 +1,298 @@
+"""The ledger: where every group ever drawn is, on disk, through any crash.
+
+One SQLite file is the single truth about groups: their state, who runs them, what they brought. Every move is one
+transaction, so a process may be killed at any moment.
+"""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollout.lifecycle import MOVES, Ending, GroupCounts, GroupResult, Permit, ReadyGroup, State
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    ordinal INTEGER PRIMARY KEY,
+    task INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 1,
+    round INTEGER NOT NULL DEFAULT 0,
+    worker INTEGER,
+    min_version INTEGER,
+    step INTEGER,
+    reported_step INTEGER,
+    settled_at REAL,
+    duration_s REAL,
+    num_tokens INTEGER,
+    versions TEXT,
+    facts TEXT,
+    payload BLOB,
+    reason TEXT
+);
+CREATE INDEX IF NOT EXISTS states ON groups (state);
+CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
+CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
+CREATE INDEX IF NOT EXISTS steps ON groups (step);
+"""
+
+_BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
+
+
+class LedgerError(RuntimeError):
+    """The ledger was asked for a move that no group may make, or its file does not add up."""
+
+
+class Ledger:
+    """All calls are short transactions, made from one thread. `path` None keeps it in memory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+        self._db.row_factory = sqlite3.Row
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_SCHEMA)
+            self._counts: Counter[str] = Counter(self._counted())
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
+        self._drawn = sum(self._counts.values())
+        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+
+    @property
+    def counts(self) -> GroupCounts:
+        return GroupCounts(drawn=self._drawn, **self._counts)
+
+    def verify(self) -> GroupCounts:
+        """The counts, after they were compared with the file. Raises LedgerError when they differ."""
+        found = GroupCounts(drawn=self._scalar("SELECT COUNT(*) FROM groups"), **self._counted())
+        if found != self.counts or not found.balanced:
+            raise LedgerError(f"the ledger does not add up: counted {found}, kept {self.counts}")
+        return found
+
+    # --- drawing and running ---------------------------------------------------------------------
+
+    def queue(self, task: int, *, attempt: int) -> None:
+        """Draw a new group of this task, to be run before any other task is drawn."""
+        with self._transaction():
+            self._insert(task, "queued", attempt)
+
+    def lease(self, worker: int, num: int, *, num_new: int, min_version: int) -> list[Permit]:
+        """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks."""
+        with self._transaction():
+            rows = list(self._db.execute("SELECT * FROM groups WHERE state = 'queued' ORDER BY task LIMIT ?", (num,)))
+            ordinals = [row["ordinal"] for row in rows]
+            num_new = min(num_new, num - len(ordinals))
+            ordinals += [self._insert(self._next_task, "queued", 1) for _ in range(num_new)]
+            self._rounds += 1
+            for ordinal in ordinals:
+                self._move(ordinal, "queued", "running", worker=worker, min_version=min_version, round=self._rounds)
+        return [_permit(self._row(ordinal)) for ordinal in ordinals]
+
+    def leases(self) -> list[tuple[int, Permit]]:
+        """Everything that is believed to run, each with the worker that runs it."""
+        rows = self._db.execute("SELECT * FROM groups WHERE state = 'running'")
+        return [(row["worker"], _permit(row)) for row in rows]
+
+    @property
+    def next_task(self) -> int:
+        """The number after the highest that was ever drawn."""
+        return self._next_task
+
+    def settle(self, lease: tuple[int, int], ending: Ending, result: GroupResult, *, now: float) -> None:
+        """A running group ended; its bytes are kept only where it will be trained."""
+        with self._transaction():
+            self._move(
+                lease[0],
+                "running",
+                ending,
+                worker=None,
+                settled_at=now,
+                duration_s=result.duration_s,
+                num_tokens=sum(result.versions.values()),
+                versions=json.dumps(dict(result.versions)),
+                facts=json.dumps(dict(result.facts)),
+                payload=result.payload if ending == "ready" else None,
+            )
+
+    def give_back(self, lease: tuple[int, int], reason: str, *, max_attempts: int) -> State:
+        """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
+        ordinal, attempt = lease
+        state: State = "failed" if attempt >= max_attempts else "queued"
+        with self._transaction():
+            self._move(ordinal, "running", state, worker=None, attempt=attempt + (state == "queued"), reason=reason)
+        return state
+
+    def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
+        """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
+        facts = json.dumps(dict(result.facts))
+        with self._transaction():
+            self._move(lease[0], "running", "failed", worker=None, settled_at=now, facts=facts, reason=result.reason)
+
+    # --- training --------------------------------------------------------------------------------
+
+    def ready(self) -> list[ReadyGroup]:
+        """The groups that wait for a batch, oldest weights first, then in the order of drawing."""
+        rows = self._db.execute("SELECT ordinal, task, attempt, versions FROM groups WHERE state = 'ready'")
+        groups = [
+            ReadyGroup(
+                ordinal=row["ordinal"],
+                task=row["task"],
+                attempt=row["attempt"],
+                versions={int(version): num for version, num in json.loads(row["versions"]).items()},
+            )
+            for row in rows
+        ]
+        return sorted(groups, key=lambda one: (min(one.versions, default=0), one.ordinal))
+
+    def expire(self, ordinal: int, reason: str) -> None:
+        """Too stale to train on. The caller queues its task again."""
+        with self._transaction():
+            self._move(ordinal, "ready", "expired", payload=None, reason=reason)
+
+    def cut(self, ordinals: Iterable[int], step: int) -> None:
+        """These groups are the batch of this train step; all that ended since the last one is reported with it."""
+        with self._transaction():
+            for ordinal in ordinals:
+                self._move(ordinal, "ready", "in_batch", step=step)
+            self._db.execute(
+                "UPDATE groups SET reported_step = ? WHERE reported_step IS NULL AND settled_at IS NOT NULL", (step,)
+            )
+
+    def batch(self, step: int) -> list[bytes]:
+        """The bytes of the batch in training; empty where none was cut for this step."""
+        rows = self._db.execute(
+            "SELECT payload FROM groups WHERE state = 'in_batch' AND step = ? ORDER BY ordinal", (step,)
+        )
+        return [row["payload"] for row in rows]
+
+    def mark_trained(self, step: int) -> None:
+        """The batches up to this step are trained. Their bytes stay until `forget`."""
+        with self._transaction():
+            query = "SELECT ordinal FROM groups WHERE state = 'in_batch' AND step <= ?"
+            for (ordinal,) in self._db.execute(query, (step,)).fetchall():
+                self._move(ordinal, "in_batch", "trained")
+
+    def rewind(self, step: int) -> None:
+        """The policy is that of a checkpoint after `step`: batches up to it are trained, later ones are ready again."""
+        self.mark_trained(step)
+        with self._transaction():
+            query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
+            for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
+                if forgotten:
+                    raise LedgerError(f"group {ordinal}, of a step after {step}, is lost: its bytes were forgotten")
+                self._move(ordinal, state, "ready", step=None)
+            self._db.execute("UPDATE groups SET reported_step = NULL WHERE reported_step > ?", (step,))
+
+    def forget(self, step: int) -> None:
+        """No checkpoint from before this step is left: the bytes of what was trained up to it are not needed."""
+        with self._transaction():
+            self._db.execute("UPDATE groups SET payload = NULL WHERE state = 'trained' AND step <= ?", (step,))
+
+    def undo_open_rounds(self) -> None:
+        """Play rounds again of which some group has not ended: in a synchronous run the groups of a round are sampled
+        together, and only together they come out the same. Call it when nothing runs."""
+        open_rounds = "SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0"
+        undone = ("ready", "all_right", "all_wrong", "running")
+        with self._transaction():
+            query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
+            for ordinal, state in self._db.execute(query).fetchall():
+                self._move(ordinal, state, "queued", **dict.fromkeys(_BROUGHT))
+
+    # --- what it all adds up to ------------------------------------------------------------------
+
+    def reported(self, step: int | None = None) -> dict[str, float]:
+        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
+        with None over all groups that ever ended."""
+        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
+        totals: Counter[str] = Counter()
+        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
+            totals.update(json.loads(row["facts"] or "{}"))
+        return dict(totals)
+
+    def reasons(self) -> dict[str, int]:
+        """Why groups failed or expired, with how many each."""
+        rows = self._db.execute(
+            "SELECT reason, COUNT(*) AS num FROM groups WHERE state IN ('failed', 'expired') GROUP BY reason"
+        )
+        return {row["reason"]: row["num"] for row in rows}
+
+    def num_requeued(self) -> int:
+        """Attempts beyond the first, over all groups."""
+        return int(self._scalar("SELECT COALESCE(SUM(attempt - 1), 0) FROM groups"))
+
+    def durations(self, last: int) -> list[tuple[State, float, int]]:
+        """(state, seconds, tokens) of the groups that ended last."""
+        rows = self._db.execute(
+            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
+            "AND duration_s IS NOT NULL ORDER BY settled_at DESC LIMIT ?",
+            (last,),
+        )
+        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
+
+    def trained_tasks(self) -> list[int]:
+        """The task number of every trained group, sorted."""
+        return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- the only writers ------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing, in the file and in what is kept beside it."""
+        kept = self._counts.copy(), self._drawn, self._next_task, self._rounds
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            self._db.execute("ROLLBACK")
+            self._counts, self._drawn, self._next_task, self._rounds = kept
+            if isinstance(error, sqlite3.OperationalError):
+                raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
+            raise
+
+    def _insert(self, task: int, state: State, attempt: int) -> int:
+        ordinal = self._drawn
+        row = (ordinal, task, state, attempt)
+        self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
+        self._counts[state] += 1
+        self._drawn += 1
+        self._next_task = max(self._next_task, task + 1)
+        return ordinal
+
+    def _move(self, ordinal: int, before: State, after: State, **columns: Any) -> None:
+        if after not in MOVES[before]:
+            raise LedgerError(f"group {ordinal} may not go from {before} to {after}")
+        names = ", ".join(f"{name} = ?" for name in ("state", *columns))
+        done = self._db.execute(
+            f"UPDATE groups SET {names} WHERE ordinal = ? AND state = ?", (after, *columns.values(), ordinal, before)
+        )
+        if done.rowcount != 1:
+            row = self._row(ordinal)
+            raise LedgerError(f"group {ordinal} is {row['state'] if row else 'unknown'}, not {before}")
+        self._counts[before] -= 1
+        self._counts[after] += 1
+
+    def _row(self, ordinal: int) -> Any:
+        return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+
+    def _counted(self) -> dict[str, int]:
+        rows = self._db.execute("SELECT state, COUNT(*) AS num FROM groups GROUP BY state")
+        return {row["state"]: row["num"] for row in rows}
+
+    def _scalar(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0])
+
+
+def _permit(row: sqlite3.Row) -> Permit:
+    return Permit(
+        ordinal=row["ordinal"], task=row["task"], attempt=row["attempt"], min_policy_version=row["min_version"]
+    )

@@ -1,0 +1,93 @@
+"""The life of a group: its states, the moves between them, and what is known of it at each.
+
+drawn = trained + filtered + failed + expired + live holds at any time; see `rollout.ledger`, which keeps it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["queued", "running", "ready", "in_batch", "trained", "all_right", "all_wrong", "failed", "expired"]
+Ending = Literal["ready", "all_right", "all_wrong"]
+
+MOVES: Mapping[State, frozenset[State]] = {
+    "queued": frozenset({"running"}),
+    "running": frozenset({"ready", "all_right", "all_wrong", "queued", "failed"}),
+    "ready": frozenset({"in_batch", "expired", "queued"}),
+    "in_batch": frozenset({"trained", "ready"}),
+    "trained": frozenset({"ready"}),
+    "all_right": frozenset({"queued"}),
+    "all_wrong": frozenset({"queued"}),
+    "failed": frozenset(),
+    "expired": frozenset(),
+}
+"""Backwards moves undo what a crash undid: a lost worker's groups are queued again, a batch that the newest
+checkpoint does not know is ready again, a synchronous round that was cut off is played again as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th
+    time, with weights of at least this version."""
+
+    ordinal: int
+    task: int
+    attempt: int
+    min_policy_version: int
+
+    @property
+    def lease(self) -> tuple[int, int]:
+        return self.ordinal, self.attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """What a finished group brought. `outcomes`: raw accuracy per trajectory, None where unscorable. `payload`: the
+    scored group as bytes. `versions`: sampled planner tokens by policy version. `facts`: numbers that are added up
+    over groups. `reason` says why, where nothing could be scored."""
+
+    outcomes: Sequence[float | None]
+    payload: bytes
+    versions: Mapping[int, int]
+    duration_s: float = 0.0
+    facts: Mapping[str, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyGroup:
+    """A scored group with signal that waits for its batch."""
+
+    ordinal: int
+    task: int
+    attempt: int
+    versions: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """Where all groups ever drawn are. `all_right` and `all_wrong` are the two ways to be filtered."""
+
+    drawn: int = 0
+    queued: int = 0
+    running: int = 0
+    ready: int = 0
+    in_batch: int = 0
+    trained: int = 0
+    all_right: int = 0
+    all_wrong: int = 0
+    failed: int = 0
+    expired: int = 0
+
+    @property
+    def filtered(self) -> int:
+        return self.all_right + self.all_wrong
+
+    @property
+    def outstanding(self) -> int:
+        """Live groups: each holds a place until it is trained or dropped."""
+        return self.queued + self.running + self.ready + self.in_batch
+
+    @property
+    def balanced(self) -> bool:
+        return self.drawn == self.trained + self.filtered + self.failed + self.expired + self.outstanding

@@ -1,0 +1,220 @@
+"""Simulated parts that do what must never go unnoticed. What happens only once is remembered by a file."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from scripted import decision, make_agent
+
+from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
+from reward.types import StepScores
+from rollout.engine import EngineError
+from rollout.group import run_group
+
+GATE = "gate"
+
+
+def first_time(folder: Path, what: str) -> bool:
+    """Whether no process asked this before."""
+    try:
+        (folder / f"once-{what}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def open_gate(folder: Path) -> None:
+    (folder / GATE).touch()
+
+
+def wait_at_gate(folder: Path) -> None:
+    while not (folder / GATE).exists():
+        time.sleep(0.05)
+
+
+def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """What the parts noted, in the order of time."""
+    rows = [json.loads(line) for path in folder.glob("events-*.jsonl") for line in path.open() if line.endswith("\n")]
+    return sorted((row for row in rows if kind in (None, row["kind"])), key=lambda row: row["at"])
+
+
+def note(folder: Path, kind: str, **facts: Any) -> None:
+    row = {"kind": kind, "pid": os.getpid(), "at": time.time(), **facts}
+    with (folder / f"events-{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+class WatchedWorker(SimulatedWorker):
+    """Notes when groups begin and end."""
+
+    def __init__(self, index: int, *, folder: Path, **options: Any) -> None:
+        super().__init__(index, **options)
+        self.folder = folder
+
+    async def run_group(self, task, group_id, group_size):
+        self._note("begin", group_id)
+        await self.meet_fault(task)
+        group = await super().run_group(task, group_id, group_size)
+        self._note("end", group_id)
+        return group
+
+    async def meet_fault(self, task) -> None:
+        """None here."""
+
+    def _note(self, kind: str, group_id: str) -> None:
+        group = int(group_id[1:])
+        note(self.folder, kind, worker=self.index, group=group, version=self.engine.policy_version)
+
+
+class GatedWorker(WatchedWorker):
+    """Its groups do not go on before the gate is open."""
+
+    async def meet_fault(self, task):
+        await asyncio.to_thread(wait_at_gate, self.folder)
+
+
+class HangingTool:
+    name = "code"
+    description = "never answers"
+
+    async def call(self, arguments):
+        await asyncio.Event().wait()
+
+
+class HangingToolWorker(WatchedWorker):
+    """The agent's tool hangs in all trajectories of one task, the first time."""
+
+    async def run_group(self, task, group_id, group_size):
+        if not (task.id.endswith("-3") and first_time(self.folder, "hanging tool")):
+            return await super().run_group(task, group_id, group_size)
+        agent = make_agent([decision("code", "6*7")] * group_size, tools=[HangingTool()], timeout_s=1.0)
+        return await run_group(agent, task, group_id=group_id, group_size=group_size)
+
+
+class DyingWorker(WatchedWorker):
+    """Every group ends its process."""
+
+    async def meet_fault(self, task):
+        os._exit(1)
+
+
+class PoisonedWorker(WatchedWorker):
+    """One task raises whenever it is run."""
+
+    async def meet_fault(self, task):
+        if task.id.endswith("-3"):
+            raise ValueError("no agent survives this question")
+
+
+class BrokenEngineWorker(WatchedWorker):
+    """Its engine breaks during the first group ever."""
+
+    async def meet_fault(self, task):
+        if first_time(self.folder, "broken engine"):
+            self.engine.failure = RuntimeError("the engine ran out of memory")
+
+
+class WatchedEngine(SimulatedEngine):
+    """What goes wrong, goes wrong once: in the first process that loads this version."""
+
+    def __init__(self, folder: Path, from_version: int) -> None:
+        super().__init__()
+        self.folder = folder
+        self.from_version = from_version
+
+    def meets_fault(self, version: int) -> bool:
+        if version < self.from_version or not first_time(self.folder, "fault of an engine"):
+            return False
+        note(self.folder, "fault", version=version)
+        return True
+
+
+class UnloadableEngine(WatchedEngine):
+    """Breaks over an adapter."""
+
+    async def take_up(self, version, adapter):
+        if self.meets_fault(version):
+            self.failure = RuntimeError("the engine ran out of memory")
+            raise EngineError("the engine stopped")
+        return await super().take_up(version, adapter)
+
+
+class MutatingEngine(WatchedEngine):
+    """Gets other bytes than were published."""
+
+    async def take_up(self, version, adapter):
+        if self.meets_fault(version):
+            adapter = adapter[:-1] + bytes([adapter[-1] ^ 1])
+        return await super().take_up(version, adapter)
+
+
+class StaleEngine(WatchedEngine):
+    """Takes a new version up in name only."""
+
+    async def take_up(self, version, adapter):
+        before = self.adapter
+        digest = await super().take_up(version, adapter)
+        if self.meets_fault(version):
+            self.adapter = before
+        return digest
+
+
+class HangingEngine(WatchedEngine):
+    """Never answers."""
+
+    async def take_up(self, version, adapter):
+        if self.meets_fault(version):
+            await asyncio.Event().wait()
+        return await super().take_up(version, adapter)
+
+
+class LateEngine(WatchedEngine):
+    """Takes long over every version."""
+
+    async def take_up(self, version, adapter):
+        await asyncio.sleep(1.0)
+        return await super().take_up(version, adapter)
+
+
+def worker_with(engine: type[WatchedEngine], index: int, *, folder: Path, from_version: int = 2) -> WatchedWorker:
+    return WatchedWorker(index, folder=folder, engine=engine(folder, from_version))
+
+
+class GatedLearner(SimulatedLearner):
+    """Waits at the gate in one train step, the first time."""
+
+    def __init__(self, *, folder: Path, step: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.folder = folder
+        self.step = step
+
+    def train_step(self, batch):
+        groups = sorted({sample.trajectory_id.partition("/")[0] for sample in samples_of(batch)})
+        note(self.folder, "train", step=self.num_steps_done + 1, groups=groups)
+        if self.num_steps_done + 1 == self.step and first_time(self.folder, f"step {self.step}"):
+            note(self.folder, "gated")
+            wait_at_gate(self.folder)
+        return super().train_step(batch)
+
+
+def samples_of(batch) -> Iterator[Any]:
+    return (sample for microbatch in batch.microbatches for sample in microbatch)
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class DyingPrm:
+    """Has the interface of the process reward model, and dies over the first questions."""
+
+    def __init__(self, folder: Path, num_deaths: int) -> None:
+        self._folder = folder
+        self._num_deaths = num_deaths
+
+    async def score_group(self, group):
+        if any(first_time(self._folder, f"death {number}") for number in range(self._num_deaths)):
+            os._exit(1)
+        return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")

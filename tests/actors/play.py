@@ -1,0 +1,29 @@
+"""A run with simulated parts as a process of its own: `python play.py FOLDER [overrides]` begins it or goes on."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from faults import WatchedWorker
+from stage import local_ray, make_config, open_stage
+
+from benchmarks.simulated_parts import GroupShape
+from ray_jobs.train import reinforce
+from rollout.simulated_tasks import LognormalTasks
+
+MIXED = GroupShape(
+    tasks=LognormalTasks(median_s=0.2, sigma=0.8, shares={"signal": 0.6, "all_right": 0.2, "all_wrong": 0.2})
+)
+"""Some tasks are trained, some filtered; which, their names decide."""
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    config = make_config(folder, *sys.argv[2:])
+    build_worker = partial(WatchedWorker, folder=folder, shape=MIXED)
+    with local_ray(), open_stage(config, build_worker=build_worker, resume=True) as stage:
+        reinforce(stage.run)
+
+
+if __name__ == "__main__":
+    main()

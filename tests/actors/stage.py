@@ -1,0 +1,210 @@
+"""A run whose worker and learner are simulated. Its loop goes on in a thread while the test kills its processes."""
+
+import io
+import os
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from rich.console import Console as RichConsole
+
+from actors.cluster import start_ray, stop_ray
+from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
+from configs.cluster import ClusterConfig
+from configs.loading import load_run_config
+from configs.run import RunConfig
+from ray_jobs.cast import Cast
+from ray_jobs.chaos import PARTS
+from ray_jobs.console import Console
+from ray_jobs.phases import cold_start
+from ray_jobs.run import Run
+from ray_jobs.run_folder import RunFolder
+from ray_jobs.train import reinforce
+from rollout.adapter_store import AdapterStore
+from rollout.ledger import Ledger
+from rollout.lifecycle import GroupCounts
+from rollout.records import read_records
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 180.0
+"""A loaded machine takes long to start processes."""
+
+SMALL = (
+    "num_steps=5",
+    "batch_groups=2",
+    "pipeline_depth=2",
+    "max_staleness=1000",
+    "max_empty_batches=1000",
+    "envs.mix={lookup = 1.0}",
+    "rollout.group_size=4",
+    "rollout.engine.max_num_seqs=8",
+    "learner.checkpoint_every=2",
+    "learner.keep_checkpoints=2",
+    "learner.num_threads=1",
+    "cold_start.num_demonstrations=0",
+)
+"""Four groups run at a time on each worker."""
+
+
+@contextmanager
+def local_ray(num_cpus: int = 4, address: str | None = None) -> Iterator[None]:
+    """Ray as a run starts it, for a machine with so many cores, whose processes find the doubles of these tests."""
+    own = {"PYTHONPATH": os.environ.get("PYTHONPATH"), "cores": os.cpu_count}
+    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT, ROOT / "tests" / "actors", ROOT / "tests" / "rollout")))
+    os.cpu_count = lambda: num_cpus
+    try:
+        start_ray(ClusterConfig(address=address))
+        yield
+    finally:
+        stop_ray()
+        os.cpu_count = own["cores"]
+        os.environ.pop("PYTHONPATH")
+        if own["PYTHONPATH"] is not None:
+            os.environ["PYTHONPATH"] = own["PYTHONPATH"]
+
+
+def make_config(folder: Path, *overrides: str) -> RunConfig:
+    return load_run_config(None, [*SMALL, f"output_dir={folder}", "name=r", *overrides])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run after its cold start, and what it said on its console."""
+
+    run: Run
+    console: io.StringIO
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder.path
+
+    @property
+    def said(self) -> str:
+        return self.console.getvalue()
+
+    def reinforce(self) -> "Future[Any]":
+        """The RL phase, in a thread of its own; its facts, or its error, are the future's."""
+        done: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(reinforce(self.run))
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return done
+
+    def groups(self, *states: str) -> list[sqlite3.Row]:
+        return groups_of(self.folder, *states)
+
+
+@contextmanager
+def open_stage(
+    config: RunConfig,
+    *,
+    build_worker: Callable[[int], Any] = SimulatedWorker,
+    build_learner: Callable[[], Any] = SimulatedLearner,
+    resume: bool = False,
+) -> Iterator[Stage]:
+    """The actors of a run, up and in step with its newest version; none of them is left afterwards."""
+    console = io.StringIO()
+    with RunFolder.open(config, with_prm=False, resume=resume) as folder:
+        cast = Cast(config, folder, build_learner=build_learner, build_worker=build_worker)
+        try:
+            for index in range(config.rollout.num_workers):
+                cast.start_worker(index)
+            cast.wait_until_ready()
+            run = Run(config=config, console=Console(RichConsole(file=console)), folder=folder, cast=cast)
+            cold_start(run)
+            yield Stage(run=run, console=console)
+        finally:
+            dismiss(cast)
+
+
+def dismiss(cast: Cast) -> None:
+    """End all actors; the next test looks for its own by the names of their processes."""
+    for index in cast.worker_indices:
+        cast.stop_worker(index)
+    ray.kill(cast.learner)
+    ray.kill(cast.store)
+    wait_until(lambda: not any(map(processes, PARTS)))
+
+
+def processes(part: str) -> list[psutil.Process]:
+    """The processes of an actor, among the descendants of this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(PARTS[part]):
+                found.append(process)
+    return found
+
+
+def kill(part: str) -> list[int]:
+    """SIGKILL every process of an actor; returns their ids."""
+    victims = processes(part)
+    assert victims, f"no {part} is alive"
+    for process in victims:
+        process.kill()
+    wait_until(lambda: not any(process.is_running() for process in victims))
+    return [process.pid for process in victims]
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """What the condition says once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"nothing happened within {timeout_s:.0f} s"
+        time.sleep(0.05)
+    return value
+
+
+def groups_of(folder: Path, *states: str) -> list[sqlite3.Row]:
+    """The ledger's rows in the order of drawing, those in one of these states where some are given."""
+    connection = sqlite3.connect(f"file:{folder}/ledger.sqlite?mode=ro", uri=True)
+    connection.row_factory = sqlite3.Row
+    try:
+        rows = connection.execute("SELECT ordinal, task, state, attempt, worker, step, reason FROM groups").fetchall()
+    finally:
+        connection.close()
+    return [row for row in rows if not states or row["state"] in states]
+
+
+def steps_of(folder: Path) -> list[int]:
+    """The train steps in metrics.jsonl."""
+    return [row["step"] for row in read_records(folder / "metrics.jsonl") if "policy/loss" in row]
+
+
+def versions_of(folder: Path) -> list[int]:
+    """The versions that were ever published."""
+    return [row["policy_version"] for row in read_records(folder / "adapters" / "index.jsonl")]
+
+
+def check_nothing_lost(folder: Path) -> GroupCounts:
+    """Everything that holds after any run, whatever was killed; returns where the groups are.
+
+    The strongest of it: the weights of the newest version were trained once on every group that the ledger calls
+    trained, and on no other.
+    """
+    counts = Ledger(folder / "ledger.sqlite").verify()
+    steps, versions = steps_of(folder), versions_of(folder)
+    assert steps == list(range(1, len(steps) + 1))
+    assert versions == sorted(set(versions))
+    adapters = AdapterStore(folder / "adapters")
+    trained = [row["ordinal"] for row in groups_of(folder, "trained")]
+    assert trained_counts(adapters.read(adapters.newest)) == dict.fromkeys(trained, 1)
+    return counts
+
+
+def tasks_of(rows: Sequence[sqlite3.Row]) -> Counter[int]:
+    return Counter(row["task"] for row in rows)

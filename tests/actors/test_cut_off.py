@@ -1,0 +1,81 @@
+"""The driver is killed, and with it everything: another process goes on where the folder says the run was."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from stage import PATIENCE_S, ROOT, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+PLAY = Path(__file__).parent / "play.py"
+NUM_TASKS = 40
+OPTIONS = (f"max_tasks={NUM_TASKS}", "num_steps=100", "learner.checkpoint_every=3")
+
+
+def start(folder):
+    folder.mkdir(exist_ok=True)
+    with (folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, str(PLAY), str(folder), *OPTIONS],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/actors:{ROOT}/tests/rollout"},
+            stdout=log,
+            stderr=log,
+        )
+
+
+def finish(process, folder):
+    assert process.wait(PATIENCE_S) == 0, (folder / "log.txt").read_text()[-2000:]
+
+
+def kill_all(process):
+    """As when a machine goes down."""
+    driver = psutil.Process(process.pid)
+    everything = [*driver.children(recursive=True), driver]
+    for one in everything:
+        one.kill()
+    psutil.wait_procs(everything[:-1])
+    process.wait()
+
+
+def has_logged(folder, num_steps):
+    return (folder / "r" / "metrics.jsonl").exists() and len(steps_of(folder / "r")) >= num_steps
+
+
+def test_run_that_is_cut_off_again_and_again_trains_what_an_undisturbed_one_trains(tmp_path):
+    undisturbed, cut_off = tmp_path / "undisturbed", tmp_path / "cut_off"
+    finish(start(undisturbed), undisturbed)
+    for num_steps in (1, 4, 8):
+        process = start(cut_off)
+        wait_until(lambda: has_logged(cut_off, num_steps) or process.poll() is not None)  # noqa: B023
+        assert process.poll() is None, (cut_off / "log.txt").read_text()[-2000:]
+        kill_all(process)
+    finish(start(cut_off), cut_off)
+    for folder in (undisturbed, cut_off):
+        counts = check_nothing_lost(folder / "r")
+        assert (counts.trained + counts.filtered, counts.outstanding) == (NUM_TASKS, 0)
+    expected = tasks_of(groups_of(undisturbed / "r", "trained"))
+    assert tasks_of(groups_of(cut_off / "r", "trained")) == expected
+    assert 0 < len(expected) < NUM_TASKS
+    assert any(row["attempt"] > 1 for row in groups_of(cut_off / "r"))
+
+
+def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):
+    first = start(tmp_path)
+    try:
+        wait_until(lambda: has_logged(tmp_path, 1))
+        second = start(tmp_path)
+        assert second.wait(PATIENCE_S) != 0
+        assert first.poll() is None
+        said = (tmp_path / "log.txt").read_text()
+        assert "RunFolderError: another process works on the run in" in said
+        assert "wait for it, or stop it first" in said
+        finish(first, tmp_path)
+    finally:
+        if first.poll() is None:
+            kill_all(first)
+    check_nothing_lost(tmp_path / "r")

@@ -1,0 +1,159 @@
+import hashlib
+
+import pytest
+import ray
+from stage import kill, local_ray, make_config
+
+from actors.store import StoreActor
+from learner.types import Adapter
+from rollout.adapter_store import AdapterMismatchError
+from rollout.buffer import WorkerStatus
+from rollout.canary import Canary
+from rollout.lifecycle import GroupResult
+
+pytestmark = pytest.mark.ray
+
+TOKENS = tuple(range(9))
+LOGPROBS = (-1.0,) * 8
+LATER_LOGPROBS = (-1.2,) * 8
+"""Less than the bound on the gap away, and far enough to tell the two versions apart."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    with local_ray():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = StoreActor.remote(make_config(tmp_path), tmp_path)
+    yield store
+    ray.kill(store)
+
+
+def make_adapter(version, data=b"weights", logprobs=None):
+    canary = Canary(token_ids=TOKENS, logprobs=logprobs) if logprobs else None
+    return Adapter(policy_version=version, data=data, digest=hashlib.sha256(data).hexdigest(), canary=canary)
+
+
+def publish(store, *adapters):
+    for adapter in adapters:
+        ray.get(store.publish.remote(adapter))
+
+
+def acknowledge(store, adapter, logprobs=(), worker=0, before=None):
+    ray.get(store.acknowledge.remote(worker, (adapter.policy_version, logprobs), adapter.digest, before))
+
+
+def test_worker_gets_the_newest_version_with_its_digest(store):
+    publish(store, make_adapter(0), make_adapter(1, b"newer"))
+    offer = ray.get(store.wait_newer.remote(-1))
+    assert (offer.published.policy_version, offer.published.digest) == (1, make_adapter(1, b"newer").digest)
+    assert ray.get(offer.ref[0]) == b"newer"
+
+
+def test_who_waits_for_a_version_gets_it_once_it_is_published(store):
+    publish(store, make_adapter(0))
+    waiting = store.wait_newer.remote(0)
+    assert ray.wait([waiting], timeout=0.5)[0] == []
+    publish(store, make_adapter(1))
+    assert ray.get(waiting).published.policy_version == 1
+
+
+def test_version_numbers_are_never_used_twice(store):
+    publish(store, make_adapter(3))
+    with pytest.raises(ValueError, match="version 3 was published before; the next is 4"):
+        publish(store, make_adapter(3, b"other"))
+    with pytest.raises(ValueError, match="version 2 was published before"):
+        publish(store, make_adapter(2))
+    assert ray.get(store.next_version.remote()) == 4
+
+
+def test_same_publication_twice_is_one(store):
+    publish(store, make_adapter(0, logprobs=LOGPROBS), make_adapter(0, logprobs=LOGPROBS))
+    assert ray.get(store.acknowledgements.remote()).num_published == 1
+
+
+def test_bytes_that_are_not_what_the_digest_says_are_refused(store):
+    with pytest.raises(ValueError, match="sha256"):
+        publish(store, Adapter(policy_version=0, data=b"other", digest=make_adapter(0).digest))
+    assert ray.get(store.next_version.remote()) == 0
+
+
+def test_worker_that_loaded_other_bytes_is_refused(store):
+    publish(store, make_adapter(0))
+    with pytest.raises(AdapterMismatchError, match=r"worker 4 loaded .* as version 0, published was"):
+        acknowledge(store, make_adapter(0, b"other"), worker=4)
+    with pytest.raises(AdapterMismatchError, match="as version 7, published was nothing"):
+        acknowledge(store, make_adapter(7))
+    assert ray.get(store.acknowledgements.remote()).num_acknowledged == 0
+
+
+def test_worker_that_samples_with_other_weights_is_refused(store):
+    first, second = make_adapter(0, logprobs=LOGPROBS), make_adapter(1, b"newer", LATER_LOGPROBS)
+    publish(store, first, second)
+    acknowledge(store, first, LOGPROBS)
+    with pytest.raises(AdapterMismatchError, match="worker 0, version 1: the engine's log-probs of the canary are 2"):
+        acknowledge(store, second, (-4.0,) * 8, before=(0, LOGPROBS))
+    with pytest.raises(AdapterMismatchError, match="the engine still samples with the version before"):
+        acknowledge(store, second, LOGPROBS, before=(0, LOGPROBS))
+    acknowledge(store, second, LATER_LOGPROBS, before=(0, LOGPROBS))
+
+
+def test_version_that_a_worker_proved_is_counted_once_with_every_latency(store):
+    adapter = make_adapter(0, logprobs=LOGPROBS)
+    publish(store, adapter)
+    for worker in (0, 1):
+        acknowledge(store, adapter, LOGPROBS, worker)
+    found = ray.get(store.acknowledgements.remote())
+    assert (found.num_published, found.num_acknowledged, len(found.latencies_s)) == (1, 1, 2)
+    assert all(0 <= latency < 60 for latency in found.latencies_s)
+
+
+def test_worker_gets_work_once_it_has_proven_a_version(store):
+    publish(store, make_adapter(0))
+    status = WorkerStatus(worker=0, policy_version=-1, running=(), free_places=1)
+    ray.get(store.rewind.remote(0, 3))
+    waiting = store.admit.remote(status)
+    assert ray.wait([waiting], timeout=0.5)[0] == []
+    acknowledge(store, make_adapter(0))
+    assert ray.wait([waiting], timeout=0.5)[0] == []
+    publish(store, make_adapter(1))
+    acknowledge(store, make_adapter(1))
+    assert [permit.lease for permit in ray.get(waiting).permits] == [(0, 1)]
+
+
+def test_killed_store_knows_its_versions_again_and_whoever_waited_is_answered(store):
+    publish(store, make_adapter(0), make_adapter(1, b"newer"))
+    acknowledge(store, make_adapter(1, b"newer"))
+    waiting = store.wait_newer.remote(1)
+    kill("store")
+    offer = ray.get(store.wait_newer.remote(-1))
+    assert ray.get(offer.ref[0]) == b"newer"
+    with pytest.raises(ValueError, match="version 1 was published before"):
+        publish(store, make_adapter(1, b"other"))
+    publish(store, make_adapter(2, b"newest"))
+    assert ray.get(ray.get(waiting).ref[0]) == b"newest"
+    found = ray.get(store.acknowledgements.remote())
+    assert (found.num_published, found.num_acknowledged) == (3, 1)
+
+
+def test_killed_store_gives_the_same_work_to_a_worker_that_never_heard_of_it(store):
+    publish(store, make_adapter(0))
+    status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=1)
+    (permit,) = ray.get(store.admit.remote(status)).permits
+    kill("store")
+    assert ray.get(store.admit.remote(status)).permits == (permit,)
+
+
+def test_result_that_comes_twice_counts_once_through_a_kill(store):
+    publish(store, make_adapter(0))
+    status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=1)
+    (permit,) = ray.get(store.admit.remote(status)).permits
+    result = GroupResult(outcomes=(1.0, 0.0), payload=b"group", versions={0: 5}, facts={"groups": 1.0})
+    ray.get(store.complete.remote(permit.lease, result))
+    kill("store")
+    ray.get(store.complete.remote(permit.lease, result))
+    counts, facts, _ = ray.get(store.totals.remote())
+    assert (counts.drawn, counts.ready, facts) == (1, 1, {"groups": 1.0})

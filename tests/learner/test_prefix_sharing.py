@@ -1,0 +1,96 @@
+"""A shared prefix is computed once: the same gradient as if every sibling were computed alone, from fewer tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import make_learner, sample, save_tiny_model
+
+from benchmarks.prefix_sharing import batch_apart, gradient, nothing_shared, pack_apart
+from learner.batching import build_batch
+from learner.packing import pack
+from learner.types import GrammarSpan
+
+GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
+OPEN, CLOSE, W1, W2 = 2, 3, 5, 6
+PROMPT = (*range(10, 40), 7)
+BRIDGE = (8, 9, 41)
+DECISIONS = (
+    ((W1, W2), (W1,)),
+    ((W1, W2), (W2, W2, W1)),
+    ((W1, W2), (W2, W2, W1), (W1,)),
+    ((W1, W1), (W2,)),
+    ((W2,),),
+    ((W2,), (W1, W2)),
+    ((), (W1,), (W2,)),
+    ((W1, W2), (W1,)),
+)
+"""Of G = 8 siblings, turn by turn: they part at different turns, one repeats another."""
+
+
+def sibling(index, decisions):
+    ids, trained, spans = list(PROMPT), [], []
+    for number, decision in enumerate(decisions):
+        ids += BRIDGE if number else ()
+        end = len(ids) + len(decision) + 2
+        trained += range(len(ids), end)
+        spans.append(GrammarSpan(start=len(ids), end=end, grammar=GRAMMAR))
+        ids += [OPEN, *decision, CLOSE]
+    advantage = (1.3, -0.7)[len(decisions) % 2]
+    return replace(
+        sample(ids, trained, advantage=advantage, name=str(index), temperature=0.7), grammar_spans=tuple(spans)
+    )
+
+
+@pytest.fixture(scope="module")
+def group():
+    return [sibling(index, decisions) for index, decisions in enumerate(DECISIONS)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model_path(request, tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def near(learner, samples):
+    """As if a sampler close to the learner had sampled them: no token is clipped, all have a gradient."""
+    own = [learner.policy.logprobs([one]).detach()[0].numpy() for one in samples]
+    offsets = [np.linspace(-0.1, 0.1, len(logprobs), dtype=np.float32) for logprobs in own]
+    return [
+        replace(one, rollout_logprobs=np.where(one.loss_mask, logprobs + offset, np.float32(0)))
+        for one, logprobs, offset in zip(samples, own, offsets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(
+    model_path, group, objective, off_policy
+):
+    learner = make_learner(model_path, objective=objective, kl_weight=0.1, off_policy=off_policy)
+    samples = near(learner, group)
+    shared = gradient(learner, build_batch(samples, microbatch_tokens=128))
+    with nothing_shared():
+        apart = gradient(learner, batch_apart(samples, microbatch_tokens=128))
+    assert (shared - apart).abs().max() < 1e-5
+    assert apart.abs().max() > 1e-2
+
+
+def test_siblings_apart_are_all_computed_and_those_that_share_are_less_than_half(group):
+    num_tokens = sum(len(one.token_ids) for one in group)
+    assert len(pack_apart(group).token_ids) == num_tokens
+    assert len(pack(group).token_ids) < num_tokens / 2
+    assert len(build_batch(group, microbatch_tokens=128).microbatches) == 1
+    assert [len(rows) for rows in batch_apart(group, microbatch_tokens=128).microbatches] == [2, 3, 3]
+
+
+def test_samples_apart_see_themselves_only(group):
+    row = pack_apart(group)
+    mask = row.attention_mask()
+    for one, nodes in zip(group, row.node_of, strict=True):
+        assert row.token_ids[nodes].tolist() == one.token_ids.tolist()
+        for position, node in enumerate(nodes):
+            assert np.nonzero(mask[node])[0].tolist() == nodes[: position + 1].tolist()
+            assert row.positions[node] == position
+    assert torch.equal(torch.from_numpy(np.concatenate(row.node_of)), torch.arange(len(row.token_ids)))

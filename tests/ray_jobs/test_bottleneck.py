@@ -1,0 +1,212 @@
+import re
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from configs.run import RunConfig
+from ray_jobs.bottleneck import (
+    LIMITS,
+    Shares,
+    average_shares,
+    bottleneck,
+    shares_of_step,
+    verdict_metrics,
+)
+from rollout.workload import WorkerReading
+
+
+def make_shares(**changes):
+    """Both sides keep pace: the learner computes, waits a little, and nobody is held back."""
+    quiet = Shares(
+        learner_busy=0.85,
+        learner_wait=0.1,
+        publish=0.02,
+        backpressure=0.05,
+        engine_busy=0.6,
+        tool_wait=0.1,
+        prm_wait=0.05,
+        kept_share=0.6,
+        places_used=0.8,
+    )
+    return replace(quiet, **changes)
+
+
+def make_reading(**changes):
+    reading = {"worker": 0, "elapsed_s": 10.0, "admission_wait_s": 0.0, "engine_busy_s": 0.0, "places": 8, "running": 0}
+    return WorkerReading(**(reading | changes))
+
+
+def step(*, step_s=10.0, wait_s=2.0, train_s=7.0, publish_s=1.0, facts=None, readings=()):
+    return shares_of_step(
+        step_s=step_s, wait_s=wait_s, train_s=train_s, publish_s=publish_s, facts=facts or {}, readings=readings
+    )
+
+
+WAITING = {"learner_wait": 0.5, "learner_busy": 0.4}
+
+PLANTED = {
+    "weight_sync": (make_shares(publish=0.4, learner_busy=0.5), ["40%", "10%"]),
+    "learner": (make_shares(learner_wait=0.02, backpressure=0.64), ["2%", "64%"]),
+    "signal": (make_shares(**WAITING, kept_share=0.12), ["12%", "50%"]),
+    "prm": (make_shares(**WAITING, prm_wait=0.45), ["45%", "50%"]),
+    "tools": (make_shares(**WAITING, tool_wait=0.7, engine_busy=0.31), ["70%", "31%", "80%"]),
+    "engine": (make_shares(**WAITING, engine_busy=0.97), ["97%", "50%", "80%"]),
+    "admission": (make_shares(**WAITING, backpressure=0.3), ["30%", "50%"]),
+    "balanced": (make_shares(), ["85%", "10%", "60%"]),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_planted_limit_is_found_and_its_numbers_are_said(limit):
+    shares, numbers = PLANTED[limit]
+    verdict = bottleneck(shares)
+    assert verdict.limit == limit
+    assert re.findall(r"\d+%", verdict.text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("worse", "first"),
+    [
+        ({"publish": 0.6, "learner_wait": 0.1, "backpressure": 0.9}, "weight_sync"),
+        ({"publish": 0.3, "learner_wait": 0.5, "engine_busy": 0.9}, "engine"),
+        (
+            {"learner_wait": 0.19, "backpressure": 0.9, "kept_share": 0.0, "prm_wait": 1.0, "engine_busy": 1.0},
+            "learner",
+        ),
+        ({**WAITING, "kept_share": 0.1, "prm_wait": 0.9, "tool_wait": 0.9, "engine_busy": 0.1}, "signal"),
+        ({**WAITING, "prm_wait": 0.9, "tool_wait": 0.9, "engine_busy": 0.1, "backpressure": 0.9}, "prm"),
+        ({**WAITING, "prm_wait": 0.9, "engine_busy": 1.0}, "prm"),
+        ({**WAITING, "tool_wait": 0.9, "engine_busy": 0.1, "backpressure": 0.9}, "tools"),
+        ({**WAITING, "tool_wait": 0.9, "engine_busy": 0.9}, "engine"),
+        ({**WAITING, "engine_busy": 0.9, "backpressure": 0.9}, "engine"),
+    ],
+)
+def test_where_several_rules_hold_the_first_one_speaks(worse, first):
+    assert bottleneck(make_shares(**worse)).limit == first
+
+
+def test_a_fed_learner_with_busy_workers_is_balanced_however_busy_they_are():
+    assert bottleneck(make_shares(learner_wait=0.0, engine_busy=1.0, kept_share=0.0)).limit == "balanced"
+
+
+def test_a_learner_that_waits_for_no_known_reason_is_balanced():
+    assert bottleneck(make_shares(**WAITING)).limit == "balanced"
+
+
+def keys_of(model, prefix=""):
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys_of(field.annotation, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_hint_names_knobs_that_exist(limit):
+    verdict = bottleneck(PLANTED[limit][0])
+    # Whatever has a dot or an underscore inside is no English word.
+    named = re.findall(r"[a-z]+(?:[._][a-z]+)+", verdict.hint)
+    assert named
+    assert set(named) <= set(keys_of(RunConfig))
+    assert "\n" not in verdict.text + verdict.hint
+
+
+def test_shares_of_a_step_by_hand():
+    facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
+    readings = [
+        make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6),
+        make_reading(worker=1, elapsed_s=30.0, admission_wait_s=3.0, engine_busy_s=28.0, places=4, running=3),
+    ]
+    assert step(facts=facts, readings=readings) == Shares(
+        learner_busy=0.7,
+        learner_wait=0.2,
+        publish=0.1,
+        backpressure=0.1,
+        engine_busy=0.9,
+        tool_wait=0.25,
+        prm_wait=0.1,
+        kept_share=0.75,
+        places_used=0.75,
+    )
+
+
+def test_a_step_of_which_nothing_is_known_blames_nobody():
+    shares = step(step_s=0.0, wait_s=0.0, train_s=0.0, publish_s=0.0)
+    assert asdict(shares) == dict.fromkeys(asdict(shares), 0.0) | {"kept_share": 1.0}
+    assert bottleneck(shares).limit == "balanced"
+
+
+def test_groups_that_ended_and_were_all_dropped_are_missing_signal():
+    shares = step(wait_s=9.0, facts={"groups": 12.0})
+    assert shares.kept_share == 0.0
+    assert bottleneck(shares).limit == "signal"
+
+
+def test_clocks_that_disagree_do_not_leave_the_unit_interval():
+    shares = step(train_s=10.01, wait_s=-0.01, readings=[make_reading(engine_busy_s=10.2, running=9)])
+    assert (shares.learner_busy, shares.learner_wait) == (1.0, 0.0)
+    assert (shares.engine_busy, shares.places_used) == (1.0, 1.0)
+
+
+def test_the_average_counts_every_step_the_same():
+    average = average_shares([make_shares(learner_wait=0.0, engine_busy=0.5), make_shares(learner_wait=0.5)])
+    assert average == make_shares(learner_wait=0.25, engine_busy=0.55)
+    assert average_shares([]) == step(step_s=0.0)
+
+
+def test_metrics_have_stable_names_and_the_verdict_as_its_number():
+    shares = PLANTED["tools"][0]
+    assert verdict_metrics(shares, bottleneck(shares)) == {
+        "util/learner_busy": 0.4,
+        "util/learner_wait": 0.5,
+        "util/backpressure": 0.05,
+        "util/engine_busy": 0.31,
+        "util/tool_wait": 0.7,
+        "util/prm_wait": 0.05,
+        "util/publish": 0.02,
+        "util/kept_share": 0.6,
+        "util/places_used": 0.8,
+        "util/bottleneck": 2.0,
+    }
+
+
+seconds = st.floats(allow_nan=True, allow_infinity=True)
+counts = st.integers(0, 100)
+worker_readings = st.builds(
+    WorkerReading,
+    worker=counts,
+    elapsed_s=seconds,
+    admission_wait_s=seconds,
+    engine_busy_s=seconds,
+    places=counts,
+    running=counts,
+)
+fact_names = st.sampled_from(["generate_s", "tool_s", "prm_s", "duration_s", "groups", "kept", "unknown"])
+steps = st.builds(
+    shares_of_step,
+    step_s=seconds,
+    wait_s=seconds,
+    train_s=seconds,
+    publish_s=seconds,
+    facts=st.dictionaries(fact_names, seconds),
+    readings=st.lists(worker_readings, max_size=3),
+)
+
+
+@given(steps=st.lists(steps, max_size=5))
+def test_shares_stay_in_the_unit_interval_and_always_have_a_verdict(steps):
+    for shares in [*steps, average_shares(steps)]:
+        assert all(0 <= share <= 1 for share in asdict(shares).values())
+        verdict = bottleneck(shares)
+        assert verdict.limit in LIMITS
+        assert 0 <= verdict_metrics(shares, verdict)["util/bottleneck"] < len(LIMITS)
+
+
+unit = st.floats(0, 1)
+
+
+@given(shares=st.builds(Shares, **dict.fromkeys(asdict(make_shares()), unit)))
+def test_no_combination_of_shares_is_without_a_verdict(shares):
+    assert bottleneck(shares).limit in LIMITS
