@@ -56,6 +56,7 @@ class RolloutWorkerActor:
         try:
             await self._roll_out()
         except ExceptionGroup as errors:
+            self._end_with_the_engine()
             raise errors.exceptions[0] from errors
 
     async def _roll_out(self) -> None:

@@ -1,6 +1,6 @@
 """What orchestration costs: CPU time per trajectory of everything but model and tools, for ever more workers.
 
-    python benchmarks/scaling.py [--workers 4,16,64] [--median-s 20]
+    python -m benchmarks.scaling [--workers 4,16,64] [--median-s 20]
 
 Real Ray actors, ledger, buffer, store and training loop on this machine; the engines sleep and the learner counts
 (`benchmarks/simulated_parts.py`). Every worker has 32 trajectories in flight, in groups of 8, of some 250 sampled

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,12 @@ def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def oldest_kept_step(parent: Path) -> int:
-    """The optimizer steps behind the oldest checkpoint that is left; 0 where there is none."""
-    steps = [json.loads((folder / MANIFEST).read_text())["step"] for folder in parent.glob("v*")]
+    """The optimizer steps behind the oldest checkpoint that is left; 0 where there is none. One whose manifest cannot
+    be read is of no use, and of no harm."""
+    steps = []
+    for folder in parent.glob("v*"):
+        with suppress(OSError, ValueError, KeyError):
+            steps.append(json.loads((folder / MANIFEST).read_text())["step"])
     return min(steps, default=0)
 
 

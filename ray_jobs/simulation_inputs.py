@@ -102,14 +102,9 @@ def _measured_groups(folder: Path) -> Sequence[DrawnTask]:
         rows = ledger.durations(ledger.counts.drawn)
     finally:
         ledger.close()
-    known = [seconds for _, seconds, _ in rows if seconds is not None]
     if not any(FATES[state] == "signal" for state, *_ in rows):
         raise ConfigError(f"no group with signal has ended in '{folder}' yet, so there is nothing to simulate with")
-    usual = median(known)
-    return [
-        DrawnTask(seconds=max(usual if seconds is None else seconds, 1e-3), fate=FATES[state])
-        for state, seconds, _ in rows
-    ]
+    return [DrawnTask(seconds=max(seconds, 1e-3), fate=FATES[state]) for state, seconds, _ in rows]
 
 
 def _mean_step_s(folder: Path) -> float:

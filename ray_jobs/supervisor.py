@@ -52,10 +52,12 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if exc is None:
+        while exc is None and self._runs:
+            # Again each time: a store that was killed meanwhile has forgotten it.
             ray.get(self._cast.store.close.remote())
-            for run in list(self._runs):
-                self._ended(run, replace=False)
+            done, _ = ray.wait(list(self._runs), num_returns=1, timeout=LOOK_AROUND_S)
+            for run in done:
+                self._ended(run, closing=True)
 
     def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
@@ -99,17 +101,17 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _roll_out(self, index: int) -> None:
         self._runs[self._cast.worker(index).run.remote()] = index
 
-    def _ended(self, run: Any, *, replace: bool = True) -> None:
-        """A worker's `run` returned or failed. One that was drained is let go, one that was lost is replaced."""
+    def _ended(self, run: Any, *, closing: bool = False) -> None:
+        """A worker's `run` returned or failed. One that was drained is let go, one that was lost is replaced, even at
+        the end: other phases follow."""
         index = self._runs.pop(run)
         try:
             ray.get(run)
-            if replace:
+            if not closing:
                 self._cast.stop_worker(index)
         except WORKER_LOST as error:
-            if replace:
-                self._count_death(f"rollout worker {index}", error)
-                self._replace(index, error)
+            self._count_death(f"rollout worker {index}", error)
+            self._replace(index, error)
 
     def _replace(self, index: int, error: Exception) -> None:
         self._cast.stop_worker(index)

@@ -60,8 +60,7 @@ def reinforce(run: Run) -> Mapping[str, Any]:
                     break
                 phase.progress.advance(**training.progress_fields)
             except LearnerLostError as error:
-                rollouts.replace_learner(error)
-                training = continue_training(run, new_learner=True)
+                training = continue_with_new_learner(run, rollouts, error)
         phase.facts.update(training.facts(cast, rollouts.num_restarts))
     cast.sync_weights()
     return phase.facts
@@ -96,6 +95,16 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     ray.get(cast.store.mark_trained.remote(step, result.policy_version))
     rollouts.progressed()
     return True
+
+
+def continue_with_new_learner(run: Run, rollouts: Supervisor, error: Exception) -> Training:
+    """As `continue_training`, with another learner in the place of the one that died, and of those that die over it."""
+    while True:
+        rollouts.replace_learner(error)
+        try:
+            return continue_training(run, new_learner=True)
+        except ray.exceptions.RayActorError as again:
+            error = again
 
 
 def continue_training(run: Run, *, new_learner: bool = False) -> Training:

@@ -7,80 +7,20 @@ transaction, so a process may be killed at any moment.
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-from rollout.lifecycle import MOVES, Ending, GroupCounts, GroupResult, Permit, ReadyGroup, State
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS groups (
-    ordinal INTEGER PRIMARY KEY,
-    task INTEGER NOT NULL,
-    state TEXT NOT NULL,
-    attempt INTEGER NOT NULL DEFAULT 1,
-    round INTEGER NOT NULL DEFAULT 0,
-    worker INTEGER,
-    min_version INTEGER,
-    step INTEGER,
-    reported_step INTEGER,
-    settled_at REAL,
-    duration_s REAL,
-    num_tokens INTEGER,
-    versions TEXT,
-    facts TEXT,
-    payload BLOB,
-    reason TEXT
-);
-CREATE INDEX IF NOT EXISTS states ON groups (state);
-CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
-CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
-CREATE INDEX IF NOT EXISTS steps ON groups (step);
-"""
+from rollout.ledger_file import LedgerError as LedgerError
+from rollout.ledger_file import LedgerFile
+from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
 
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
-class LedgerError(RuntimeError):
-    """The ledger was asked for a move that no group may make, or its file does not add up."""
-
-
-class Ledger:
-    """All calls are short transactions, made from one thread. `path` None keeps it in memory."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
-        self._db.row_factory = sqlite3.Row
-        try:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_SCHEMA)
-            self._counts: Counter[str] = Counter(self._counted())
-        except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
-        self._drawn = sum(self._counts.values())
-        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
-        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
-
-    @property
-    def counts(self) -> GroupCounts:
-        return GroupCounts(drawn=self._drawn, **self._counts)
-
-    def verify(self) -> GroupCounts:
-        """The counts, after they were compared with the file. Raises LedgerError when they differ."""
-        found = GroupCounts(drawn=self._scalar("SELECT COUNT(*) FROM groups"), **self._counted())
-        if found != self.counts or not found.balanced:
-            raise LedgerError(f"the ledger does not add up: counted {found}, kept {self.counts}")
-        return found
+class Ledger(LedgerFile):
+    """All calls are short transactions, made from one thread."""
 
     # --- drawing and running ---------------------------------------------------------------------
-
-    def queue(self, task: int, *, attempt: int) -> None:
-        """Draw a new group of this task, to be run before any other task is drawn."""
-        with self._transaction():
-            self._insert(task, "queued", attempt)
 
     def lease(self, worker: int, num: int, *, num_new: int, min_version: int) -> list[Permit]:
         """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks."""
@@ -99,19 +39,12 @@ class Ledger:
         rows = self._db.execute("SELECT * FROM groups WHERE state = 'running'")
         return [(row["worker"], _permit(row)) for row in rows]
 
-    @property
-    def next_task(self) -> int:
-        """The number after the highest that was ever drawn."""
-        return self._next_task
-
     def settle(self, lease: tuple[int, int], ending: Ending, result: GroupResult, *, now: float) -> None:
         """A running group ended; its bytes are kept only where it will be trained."""
         with self._transaction():
-            self._move(
-                lease[0],
-                "running",
+            self._end(
+                lease,
                 ending,
-                worker=None,
                 settled_at=now,
                 duration_s=result.duration_s,
                 num_tokens=sum(result.versions.values()),
@@ -122,17 +55,23 @@ class Ledger:
 
     def give_back(self, lease: tuple[int, int], reason: str, *, max_attempts: int) -> State:
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
-        ordinal, attempt = lease
+        attempt = lease[1]
         state: State = "failed" if attempt >= max_attempts else "queued"
         with self._transaction():
-            self._move(ordinal, "running", state, worker=None, attempt=attempt + (state == "queued"), reason=reason)
+            self._end(lease, state, attempt=attempt + (state == "queued"), reason=reason)
         return state
+
+    def run_again(self, lease: tuple[int, int]) -> None:
+        """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
+        with self._transaction():
+            self._end(lease, "queued")
 
     def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
-        facts = json.dumps(dict(result.facts))
+        facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
+        ended = {"settled_at": now, "duration_s": result.duration_s, "num_tokens": tokens, "facts": facts}
         with self._transaction():
-            self._move(lease[0], "running", "failed", worker=None, settled_at=now, facts=facts, reason=result.reason)
+            self._end(lease, "failed", **ended, reason=result.reason)
 
     # --- training --------------------------------------------------------------------------------
 
@@ -150,10 +89,11 @@ class Ledger:
         ]
         return sorted(groups, key=lambda one: (min(one.versions, default=0), one.ordinal))
 
-    def expire(self, ordinal: int, reason: str) -> None:
-        """Too stale to train on. The caller queues its task again."""
+    def expire(self, group: ReadyGroup, reason: str) -> None:
+        """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
         with self._transaction():
-            self._move(ordinal, "ready", "expired", payload=None, reason=reason)
+            self._move(group.ordinal, "ready", "expired", payload=None, reason=reason)
+            self._insert(group.task, "queued", group.attempt + 1)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
@@ -222,6 +162,14 @@ class Ledger:
         )
         return {row["reason"]: row["num"] for row in rows}
 
+    def num_without_signal(self) -> int:
+        """Groups without signal that ended since the last one with it."""
+        return self._scalar(
+            "SELECT COUNT(*) FROM groups WHERE state IN ('all_right', 'all_wrong', 'failed') AND settled_at > "
+            "(SELECT COALESCE(MAX(settled_at), -1) FROM groups "
+            "WHERE state IN ('ready', 'in_batch', 'trained', 'expired'))"
+        )
+
     def num_requeued(self) -> int:
         """Attempts beyond the first, over all groups."""
         return int(self._scalar("SELECT COALESCE(SUM(attempt - 1), 0) FROM groups"))
@@ -230,7 +178,7 @@ class Ledger:
         """(state, seconds, tokens) of the groups that ended last."""
         rows = self._db.execute(
             "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
-            "AND duration_s IS NOT NULL ORDER BY settled_at DESC LIMIT ?",
+            "ORDER BY settled_at DESC LIMIT ?",
             (last,),
         )
         return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
@@ -239,57 +187,12 @@ class Ledger:
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
 
-    def close(self) -> None:
-        self._db.close()
-
-    # --- the only writers ------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, in the file and in what is kept beside it."""
-        kept = self._counts.copy(), self._drawn, self._next_task, self._rounds
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException as error:
-            self._db.execute("ROLLBACK")
-            self._counts, self._drawn, self._next_task, self._rounds = kept
-            if isinstance(error, sqlite3.OperationalError):
-                raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
-            raise
-
-    def _insert(self, task: int, state: State, attempt: int) -> int:
-        ordinal = self._drawn
-        row = (ordinal, task, state, attempt)
-        self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
-        self._counts[state] += 1
-        self._drawn += 1
-        self._next_task = max(self._next_task, task + 1)
-        return ordinal
-
-    def _move(self, ordinal: int, before: State, after: State, **columns: Any) -> None:
-        if after not in MOVES[before]:
-            raise LedgerError(f"group {ordinal} may not go from {before} to {after}")
-        names = ", ".join(f"{name} = ?" for name in ("state", *columns))
-        done = self._db.execute(
-            f"UPDATE groups SET {names} WHERE ordinal = ? AND state = ?", (after, *columns.values(), ordinal, before)
-        )
-        if done.rowcount != 1:
-            row = self._row(ordinal)
-            raise LedgerError(f"group {ordinal} is {row['state'] if row else 'unknown'}, not {before}")
-        self._counts[before] -= 1
-        self._counts[after] += 1
-
-    def _row(self, ordinal: int) -> Any:
-        return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
-
-    def _counted(self) -> dict[str, int]:
-        rows = self._db.execute("SELECT state, COUNT(*) AS num FROM groups GROUP BY state")
-        return {row["state"]: row["num"] for row in rows}
-
-    def _scalar(self, query: str) -> int:
-        return int(self._db.execute(query).fetchone()[0])
+    def _end(self, lease: tuple[int, int], after: State, **columns: Any) -> None:
+        """The end of this attempt and of no later one."""
+        row = self._row(lease[0])
+        if row is not None and row["attempt"] != lease[1]:
+            raise LedgerError(f"group {lease[0]} is at attempt {row['attempt']}, not {lease[1]}")
+        self._move(lease[0], "running", after, worker=None, **columns)
 
 
 def _permit(row: sqlite3.Row) -> Permit:

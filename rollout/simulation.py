@@ -244,7 +244,7 @@ class _Simulation:
 
 
 def selection_bias(tasks: Sequence[tuple[DrawnTask, bool]]) -> SelectionBias | None:
-    """`tasks`: with signal, and whether each was trained."""
+    """`tasks`: with signal, and whether each was trained. None where they are too few."""
     found = bias_metrics([("trained" if trained else "expired", task.seconds, task.tokens) for task, trained in tasks])
     if not found:
         return None

@@ -41,8 +41,7 @@ def bias_metrics(groups: Sequence[tuple[State, float, int]]) -> dict[str, float]
         return {}
     slow = sorted(seconds for _, seconds, _ in signal)[int(0.9 * len(signal))]
     drawn_tokens = sum(tokens for *_, tokens in signal) / len(signal)
-    length = sum(tokens for *_, tokens in trained) / len(trained) / max(drawn_tokens, 1)
-    shares = [sum(seconds >= slow for _, seconds, _ in groups) / len(groups) for groups in (signal, trained)]
-    metrics = {"bias/length_trained_over_drawn": length}
-    # Where many groups take equally long there is no slowest tenth.
-    return metrics | ({"bias/slow_decile_share": shares[1]} if shares[0] < 0.2 else {})
+    return {
+        "bias/length_trained_over_drawn": sum(tokens for *_, tokens in trained) / len(trained) / max(drawn_tokens, 1),
+        "bias/slow_decile_share": sum(seconds >= slow for _, seconds, _ in trained) / len(trained),
+    }

@@ -172,7 +172,7 @@ def test_what_limits_is_judged_as_in_a_real_run():
 
 
 def test_a_run_gives_its_groups_its_steps_and_its_sync(tmp_path):
-    ended = [("ready", 10.0), ("all_wrong", 30.0), ("all_right", 20.0), ("failed", None)]
+    ended = [("ready", 10.0), ("all_wrong", 30.0), ("all_right", 20.0), ("failed", 20.0)]
     folder = make_run(tmp_path / "run", groups=ended, steps=(4.0, 8.0), latencies=(0.5, 2.0, 9.0))
     inputs = simulation_inputs(make_options("--run", folder))
     assert sorted(inputs.tasks.groups, key=lambda one: (one.seconds, one.fate)) == [

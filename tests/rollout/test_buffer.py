@@ -823,7 +823,6 @@ async def _play_synchronously(path, seed, kills, num_steps, max_tasks):
     return trained
 
 
-@pytest.mark.xfail(strict=True, reason="queued groups go out whether there are places or not")
 @example(seed=0, kills=[12], max_tasks=None)
 @settings(max_examples=25, deadline=None)
 @given(
@@ -836,10 +835,9 @@ def test_synchronous_run_that_is_killed_trains_what_one_that_is_not_trains(seed,
     assert play_synchronously(seed=seed, kills=kills, max_tasks=max_tasks) == undisturbed
 
 
-# Known faults.
+# Faults that were there once.
 
 
-@pytest.mark.xfail(strict=True, reason="the second call looks for the batch before it waits, then never again")
 async def test_two_calls_for_one_step_that_wait_together_get_the_same_batch():
     buffer = make_buffer()
     first, second = await waiting(buffer.next_batch(1)), await waiting(buffer.next_batch(1))
@@ -848,7 +846,6 @@ async def test_two_calls_for_one_step_that_wait_together_get_the_same_batch():
     assert await woken(first) == await woken(second)
 
 
-@pytest.mark.xfail(strict=True, reason="a smaller batch leaves places at depth 0, and only what runs closes a round")
 async def test_depth_zero_admits_nothing_while_a_smaller_batch_is_in_training():
     buffer = make_buffer(pipeline_depth=0, max_empty_batches=1)
     first, second = await admitted(buffer)
@@ -860,7 +857,6 @@ async def test_depth_zero_admits_nothing_while_a_smaller_batch_is_in_training():
     assert [permit.min_policy_version for permit in await admitted(buffer, policy_version=1)] == [1, 1]
 
 
-@pytest.mark.xfail(strict=True, reason="queued groups go out whether there are places or not")
 async def test_queued_groups_wait_for_a_place_while_a_rewound_batch_has_it():
     buffer = make_buffer(pipeline_depth=0)
     for permit in await admitted(buffer):
@@ -876,7 +872,6 @@ async def test_queued_groups_wait_for_a_place_while_a_rewound_batch_has_it():
     assert [(permit.ordinal, permit.min_policy_version) for permit in permits] == [(2, 3), (3, 3)]
 
 
-@pytest.mark.xfail(strict=True, reason="a group expires in one transaction and its task is queued in another")
 async def test_task_of_an_expired_group_is_not_lost_wherever_the_buffer_is_killed(path):
     ledger = Ledger(path)
     buffer = make_buffer(ledger, batch_groups=1, pipeline_depth=2, max_staleness=0)
@@ -895,7 +890,6 @@ async def test_task_of_an_expired_group_is_not_lost_wherever_the_buffer_is_kille
         assert counts.drawn - counts.expired == 3
 
 
-@pytest.mark.xfail(strict=True, reason="starved is asked before what waits for the end of its round")
 async def test_depth_zero_does_not_give_up_while_a_group_with_signal_waits_for_the_end_of_the_round():
     buffer = make_buffer(pipeline_depth=0, max_empty_batches=1)
     first, second = await admitted(buffer)
@@ -908,7 +902,6 @@ async def test_depth_zero_does_not_give_up_while_a_group_with_signal_waits_for_t
     assert (await woken(waiter)).payloads == (b"0", b"3")
 
 
-@pytest.mark.xfail(strict=True, reason="KeyError: the version that a released worker had proven is gone")
 async def test_call_of_a_worker_that_is_released_while_it_waits_gets_no_work_and_no_error():
     buffer = make_buffer(batch_groups=1, pipeline_depth=0)
     (permit,) = await admitted(buffer)
@@ -920,7 +913,6 @@ async def test_call_of_a_worker_that_is_released_while_it_waits_gets_no_work_and
     assert (await woken(waiter)).permits == ()
 
 
-@pytest.mark.xfail(strict=True, reason="version - depth is below zero at first, and -1 is not")
 async def test_worker_that_has_proven_nothing_yet_gets_no_work():
     buffer = make_buffer()
     assert await admitted(buffer, policy_version=-1) == []
@@ -928,7 +920,6 @@ async def test_worker_that_has_proven_nothing_yet_gets_no_work():
     assert len(await admitted(buffer, policy_version=-1)) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="the reasons of expired groups are told as those of failed ones")
 async def test_diagnosis_does_not_call_expired_groups_failed():
     buffer = make_buffer(batch_groups=1, pipeline_depth=2, max_staleness=0, max_empty_batches=1)
     first, second, third = await admitted(buffer)
@@ -941,14 +932,12 @@ async def test_diagnosis_does_not_call_expired_groups_failed():
     assert "0 failed (" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="only a row that is not over yet when the batch is cut is warned of")
 async def test_learner_that_waited_through_a_row_without_signal_is_warned():
     buffer = make_buffer(pipeline_depth=3)
     await complete_in_a_row(buffer, WRONG, WRONG, WRONG, MIXED, MIXED)
     assert "3 groups in a row carried no signal" in (await batch_now(buffer, 1)).warning
 
 
-@pytest.mark.xfail(strict=True, reason="the row is kept in memory only")
 async def test_killing_the_buffer_does_not_put_starvation_off(path):
     now = iter(range(100))
     buffer = make_buffer(Ledger(path), pipeline_depth=3, clock=lambda: float(next(now)))
@@ -957,7 +946,6 @@ async def test_killing_the_buffer_does_not_put_starvation_off(path):
     assert (await batch_now(buffer, 1)).payloads == (b"0",)
 
 
-@pytest.mark.xfail(strict=True, reason="each time that the run is cut off counts as an attempt")
 async def test_run_that_is_cut_off_again_and_again_fails_no_group():
     buffer = make_buffer(batch_groups=1, max_attempts=2)
     for _ in range(3):
@@ -966,7 +954,6 @@ async def test_run_that_is_cut_off_again_and_again_fails_no_group():
     assert buffer.counts == GroupCounts(drawn=2, queued=2)
 
 
-@pytest.mark.xfail(strict=True, reason="the lease is struck out before the ledger has taken the result")
 async def test_result_that_could_not_be_written_may_be_brought_again(monkeypatch):
     buffer = make_buffer(batch_groups=1, pipeline_depth=0)
     (permit,) = await admitted(buffer)
@@ -982,7 +969,6 @@ async def test_result_that_could_not_be_written_may_be_brought_again(monkeypatch
     assert buffer.counts == GroupCounts(drawn=1, ready=1)
 
 
-@pytest.mark.xfail(strict=True, reason="lost permits are looked for before it is asked whether the buffer is closed")
 async def test_closed_buffer_gives_out_no_lost_permits_either():
     buffer = make_buffer()
     await admitted(buffer)

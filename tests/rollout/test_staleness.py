@@ -69,12 +69,5 @@ def test_nothing_is_said_of_fewer_than_ten_trained_groups():
     assert bias_metrics(make_groups(10)) != {}
 
 
-def test_where_many_groups_take_equally_long_there_is_no_slowest_tenth():
-    assert "bias/slow_decile_share" not in bias_metrics(make_groups(20))
-    # 3 of 20 take longest: fewer than a fifth, and all of them are among the 20 trained.
-    groups = make_groups(17) + make_groups(3, seconds=9)
-    assert bias_metrics(groups)["bias/slow_decile_share"] == pytest.approx(3 / 20)
-
-
 def test_groups_without_a_token_do_not_divide_by_zero():
     assert bias_metrics(make_groups(10, tokens=0))["bias/length_trained_over_drawn"] == 0

@@ -2,24 +2,34 @@
 
 import asyncio
 import hashlib
-from itertools import count
+from dataclasses import replace
 
 import pytest
 from real_engine import (
+    OTHER_WEIGHTS,
+    ROUNDING,
     build_engine,
     build_learner,
+    engine_logprobs,
     in_engine_thread,
+    largest_gap,
     learner_logprobs,
+    load,
     make_adapter,
     mean_gap,
     request,
+    sampling_requests,
     until_sampled,
+    without_ends,
 )
+
+from rollout.canary import CanaryScores, canary_fault
+from rollout.engine import EngineError
+from rollout.types import VersionSwitch
 
 pytestmark = pytest.mark.slow
 
-next_version = count(1).__next__
-"""The engine outlives a test, and no version comes twice."""
+PLACES = 16
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +45,20 @@ def learner(model_path):
 
 
 @pytest.fixture(scope="module")
+def adapters(learner):
+    return [make_adapter(learner, version) for version in range(3)]
+
+
+@pytest.fixture(scope="module")
 def merged(model_path):
-    engine = build_engine(model_path, max_num_seqs=16)
+    engine = build_engine(model_path, max_num_seqs=PLACES)
     yield engine
     engine.close()
 
 
 @pytest.fixture
 async def engine(merged):
-    """The engine with the base model and an empty cache."""
+    """With the base model and an empty cache."""
     await merged.load_base()
     return merged
 
@@ -57,36 +72,329 @@ def chat(model_path):
 
 @pytest.fixture(scope="module")
 def prompt(chat):
-    return chat.prompt("You are helpful.", "What is 2 + 3?")
+    return chat.prompt("You are helpful. " * 12, "What is 2 + 3?")
 
 
-def long_requests(chat, num_requests=4, **changes):
-    """Requests of one prompt that go on for long, each with a seed of its own."""
-    prompt = chat.prompt("You are helpful. " * 10, "Count from one to two hundred in words, one number per line.")
-    options = {"max_tokens": 48, "temperature": 1.0} | changes
-    return [request(prompt, seed=seed, trajectory_id=f"t{seed}", **options) for seed in range(num_requests)]
-
-
-async def play_with_update(engine, requests, adapter, num_tokens=12):
-    """The completions of requests that have sampled some tokens when an adapter comes, and the digest of it."""
-    running = asyncio.create_task(engine.generate_together(requests))
-    await until_sampled(engine, num_tokens, len(requests))
-    digest = await engine.load_adapter(adapter.policy_version, adapter.data)
-    assert not running.done()
-    return await running, digest
+@pytest.fixture
+def endless(monkeypatch):
+    without_ends(monkeypatch)
 
 
 # An adapter that comes while requests run.
 
 
-async def test_requests_that_run_are_not_waited_for_and_say_from_which_token_on_newer_weights_sampled(
-    engine, learner, chat
+async def completions_around(engine, requests, *adapters, every=15):
+    """The completions of requests that have all sampled so many more tokens whenever an adapter comes."""
+    running = asyncio.create_task(engine.generate_together(requests))
+    for index, adapter in enumerate(adapters):
+        await until_sampled(engine, every * (index + 1), len(requests))
+        await load(engine, adapter)
+        assert not running.done()
+    return await running
+
+
+@pytest.mark.usefixtures("endless")
+async def test_running_requests_go_on_with_newer_weights_from_a_prefix_that_is_computed_anew(
+    engine, learner, adapters, prompt
 ):
-    old, new = make_adapter(learner, next_version()), make_adapter(learner, next_version())
-    requests = long_requests(chat)
-    await engine.load_adapter(old.policy_version, old.data)
+    old, new, _ = adapters
+    requests = sampling_requests([prompt] * 3)
+    await load(engine, old)
     undisturbed = await engine.generate_together(requests)
-    again = make_adapter(learner, next_version())
-    await engine.load_adapter(again.policy_version, old.data)
-    completions, digest = await play_with_update(engine, requests, make_adapter(learner, new.policy_version + 2))
-    assert digest == hashlib.sha256(make_adapter(learner, new.policy_version + 2).data).hexdigest()
+    await engine.load_base()
+    await load(engine, old)
+    completions = await completions_around(engine, requests, new)
+    for asked, one, whole in zip(requests, completions, undisturbed, strict=True):
+        (switch,) = one.switches
+        at = switch.index
+        assert (one.policy_version, switch.policy_version) == (0, 1)
+        assert one.token_versions == (0,) * at + (1,) * (40 - at)
+        assert 15 <= at < 40
+        # What was sampled before is what would have been sampled anyway.
+        assert (one.token_ids[:at], one.logprobs[:at]) == (whole.token_ids[:at], whole.logprobs[:at])
+        assert one.token_ids != whole.token_ids
+        by_old, by_new = (learner_logprobs(learner, adapter, asked, one) for adapter in (old, new))
+        assert (
+            mean_gap(one.logprobs[:at], by_old[:at])
+            < ROUNDING
+            < OTHER_WEIGHTS
+            < mean_gap(one.logprobs[:at], by_new[:at])
+        )
+        assert (
+            mean_gap(one.logprobs[at:], by_new[at:])
+            < ROUNDING
+            < OTHER_WEIGHTS
+            < mean_gap(one.logprobs[at:], by_old[at:])
+        )
+        # The same to the last bits as without any cache: keys and values of the old weights would be far off.
+        assert largest_gap(one.logprobs[at:], (await engine_logprobs(engine, asked, one))[at:]) < 0.01
+
+
+@pytest.mark.usefixtures("endless")
+async def test_every_update_during_a_completion_is_noted(engine, adapters, prompt):
+    await load(engine, adapters[0])
+    (one,) = await completions_around(engine, sampling_requests([prompt], max_tokens=60), *adapters[1:])
+    first, second = one.switches
+    assert (first.policy_version, second.policy_version) == (1, 2)
+    assert 15 <= first.index < 30 <= second.index < 60
+    assert set(one.token_versions) == {0, 1, 2}
+
+
+@pytest.mark.usefixtures("endless")
+async def test_request_that_has_not_sampled_yet_is_wholly_of_the_newer_version(engine, adapters, prompt):
+    await load(engine, adapters[0])
+    requests = sampling_requests([prompt] * (PLACES + 2), max_tokens=12)
+    completions = await asyncio.gather(engine.generate_together(requests), updated_after(engine, 3, adapters[1]))
+    started, waiting = completions[0][:PLACES], completions[0][PLACES:]
+    assert {one.policy_version for one in started} == {0}
+    assert all(one.switches for one in started)
+    assert [(one.policy_version, one.switches) for one in waiting] == [(1, ())] * 2
+
+
+async def updated_after(engine, num_tokens, adapter):
+    await until_sampled(engine, num_tokens)
+    await load(engine, adapter)
+
+
+async def test_cached_prefix_of_old_weights_is_not_used_with_new_ones(engine, learner, adapters, prompt):
+    old, new, _ = adapters
+    asked = request(prompt, temperature=1.0, seed=0)
+    await load(engine, old)
+    await engine.generate(asked)
+    # The prompt is cached now.
+    await load(engine, new)
+    one = await engine.generate(asked)
+    assert largest_gap(one.logprobs, await engine_logprobs(engine, asked, one)) < 0.01
+    assert mean_gap(one.logprobs, learner_logprobs(learner, new, asked, one)) < ROUNDING
+    assert mean_gap(one.logprobs, learner_logprobs(learner, old, asked, one)) > OTHER_WEIGHTS
+
+
+@pytest.mark.parametrize("endless_grammar", ["root ::= [a-z ] root"])
+async def test_grammar_goes_on_where_it_was_when_an_adapter_comes(engine, adapters, prompt, endless_grammar):
+    await load(engine, adapters[0])
+    (one,) = await completions_around(engine, sampling_requests([prompt], grammar=endless_grammar), adapters[1])
+    assert one.switches
+    assert len(one.token_ids) == 40
+    assert set(one.text) <= set("abcdefghijklmnopqrstuvwxyz ")
+
+
+# What is refused.
+
+
+async def test_version_that_is_not_newer_is_refused_and_nothing_changes(engine, adapters, prompt):
+    await load(engine, adapters[1])
+    before = await engine.generate(request(prompt))
+    for version in (1, 0, -1):
+        with pytest.raises(ValueError, match=f"adapter version {version} is not newer than 1, which is loaded"):
+            await engine.load_adapter(version, adapters[2].data)
+    after = await engine.generate(request(prompt))
+    assert (engine.policy_version, after.policy_version) == (1, 1)
+    assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
+
+
+def with_other_tensors(adapter, change):
+    import safetensors.torch
+
+    return safetensors.torch.save(change(safetensors.torch.load(adapter.data)))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda tensors: {name: one for name, one in tensors.items() if "3.mlp.up_proj.lora_B" not in name}, "lacks"),
+        (lambda tensors: {name.replace("mlp", "moe"): one for name, one in tensors.items()}, "the base model lacks"),
+    ],
+)
+async def test_adapter_of_another_model_is_refused_before_any_weight_is_replaced(
+    engine, adapters, prompt, change, complaint
+):
+    await load(engine, adapters[0])
+    before = await engine.generate(request(prompt))
+    with pytest.raises(ValueError, match=complaint):
+        await engine.load_adapter(1, with_other_tensors(adapters[1], change))
+    with pytest.raises(ValueError, match="these bytes are no adapter"):
+        await engine.load_adapter(1, adapters[1].data[:5000])
+    after = await engine.generate(request(prompt))
+    assert (after.policy_version, after.token_ids, after.logprobs) == (0, before.token_ids, before.logprobs)
+    assert engine.failure is None
+
+
+async def test_request_that_vllm_refuses_is_the_callers_error(engine, prompt):
+    for asked in (request((5,) * 5000), request(prompt, max_tokens=0), request(prompt, temperature=-1.0)):
+        with pytest.raises(ValueError, match="refused the request"):
+            await asyncio.wait_for(engine.generate(asked), 60)
+    assert len((await engine.generate(request(prompt, max_tokens=2))).token_ids) == 2
+
+
+async def test_frozen_weights_cannot_be_asked_of_a_merged_engine(engine, prompt):
+    with pytest.raises(EngineError, match="frozen"):
+        await engine.generate(request(prompt, use_adapter=False))
+
+
+# What is loaded, and its proof.
+
+
+async def test_update_changes_what_is_sampled_and_the_base_comes_back_exactly(engine, adapters, prompt):
+    before = await engine.generate(request(prompt))
+    digest = await load(engine, adapters[0])
+    assert digest == adapters[0].digest == hashlib.sha256(adapters[0].data).hexdigest()
+    changed = await engine.generate(request(prompt))
+    assert changed.policy_version == engine.policy_version == 0
+    assert changed.logprobs != before.logprobs
+    await engine.load_base()
+    after = await engine.generate(request(prompt))
+    assert (after.policy_version, after.token_ids, after.logprobs) == (-1, before.token_ids, before.logprobs)
+
+
+async def test_canary_proves_the_version_that_is_loaded_and_no_other(engine, adapters):
+    old, new, _ = adapters
+    token_ids = old.canary.token_ids
+    said = {"base": await engine.score(token_ids)}
+    for name, adapter in (("old", old), ("new", new)):
+        await load(engine, adapter)
+        said[name] = await engine.score(token_ids)
+    before = CanaryScores(learner=old.canary.logprobs, engine=said["old"])
+    assert canary_fault(before) is None
+    assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said["new"]), before) is None
+    assert mean_gap(said["new"], new.canary.logprobs) < ROUNDING
+    for wrong in ("old", "base"):
+        assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said[wrong]), before)
+
+
+async def test_engine_left_on_the_version_before_is_caught_even_when_the_two_are_close(engine, learner):
+    old, new = (replace(make_adapter(learner, seed, size=0.005), policy_version=seed) for seed in (0, 1))
+    await load(engine, old)
+    said = await engine.score(old.canary.token_ids)
+    before = CanaryScores(learner=old.canary.logprobs, engine=said)
+    stale = CanaryScores(learner=new.canary.logprobs, engine=await engine.score(old.canary.token_ids))
+    # Rounding alone would not tell them apart.
+    assert mean_gap(stale.engine, stale.learner) < ROUNDING
+    assert "still samples with the version before" in canary_fault(stale, before)
+    await load(engine, new)
+    right = CanaryScores(learner=new.canary.logprobs, engine=await engine.score(old.canary.token_ids))
+    assert canary_fault(right, before) is None
+
+
+@pytest.mark.usefixtures("endless")
+async def test_canary_is_the_first_thing_that_is_computed_with_new_weights(engine, adapters, chat, monkeypatch):
+    from rollout import vllm_engine
+
+    events = []
+
+    def watch(owner, name, event):
+        original = getattr(owner, name)
+
+        def watched(*arguments):
+            result = original(*arguments)
+            events.append(event())
+            return result
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(engine, "_reload", lambda: "loaded")
+    watch(engine, "_step", lambda: "step")
+    watch(vllm_engine, "prompt_logprobs_of", lambda: ("proven", len(engine._scheduler.waiting)))
+    await load(engine, adapters[0])
+    # More tokens than one step takes: some wait for the second one after the update.
+    requests = sampling_requests(distinct_prompts(chat, PLACES))
+    running = asyncio.create_task(engine.generate_together(requests))
+    await until_sampled(engine, 2, PLACES)
+    await asyncio.gather(load(engine, adapters[1]), engine.score(adapters[1].canary.token_ids))
+    await running
+    proven, num_waiting = events[events.index("loaded", 1) + 1]
+    assert proven == "proven"
+    assert num_waiting > 0
+
+
+def distinct_prompts(chat, count):
+    """Two hundred tokens each, of which no two share the beginning."""
+    return [chat.prompt(f"{index} is your number. " * 30, "What is your number?") for index in range(count)]
+
+
+# Sampling.
+
+
+async def test_same_seeds_give_the_same_completions_even_if_the_prompts_need_several_steps(engine, chat):
+    requests = sampling_requests(distinct_prompts(chat, PLACES), max_tokens=8)
+    assert sum(len(one.prompt_token_ids) for one in requests) > 2048
+    first = await engine.generate_together(requests)
+    await engine.load_base()
+    assert await engine.generate_together(requests) == first
+
+
+async def test_other_seeds_give_other_completions_and_no_seed_none_that_come_back(engine, prompt):
+    texts = [
+        (await engine.generate(request(prompt, temperature=1.0, seed=seed))).text for seed in (1, 2, 3, None, None)
+    ]
+    assert len(set(texts)) == 5
+
+
+async def test_grammar_binds_what_is_sampled_and_logprobs_are_after_it(engine, prompt):
+    from rollout.decision import parse_decision, planner_grammar
+
+    completion = await engine.generate(
+        request(prompt, grammar=planner_grammar(("answer",)), max_tokens=60, temperature=1.0)
+    )
+    assert completion.text.startswith('{"thought":"')
+    if completion.finish_reason == "stop":
+        assert parse_decision(completion.text).action == "answer"
+    assert all(logprob <= 0 for logprob in completion.logprobs)
+    assert len(completion.logprobs) == len(completion.token_ids)
+
+
+@pytest.mark.usefixtures("endless")
+async def test_released_trajectory_no_longer_occupies_the_engine(engine, prompt):
+    running = asyncio.create_task(engine.generate(request(prompt, trajectory_id="gone", max_tokens=800)))
+    await until_sampled(engine, 1)
+    engine.release("gone")
+    with pytest.raises(EngineError, match="released"):
+        await asyncio.wait_for(running, 60)
+
+
+async def test_release_reaches_a_request_that_was_handed_over_just_before(engine, prompt):
+    running = asyncio.create_task(engine.generate(request(prompt, trajectory_id="gone", max_tokens=800)))
+    await asyncio.sleep(0)
+    engine.release("gone")
+    with pytest.raises(EngineError, match="released"):
+        await asyncio.wait_for(running, 60)
+
+
+# The load.
+
+
+@pytest.mark.usefixtures("endless")
+async def test_load_tells_how_hard_the_engine_works(engine, prompt):
+    idle = engine.load
+    assert (idle.num_waiting, idle.kv_usage) == (0, 0)
+    requests = sampling_requests([prompt] * (PLACES + 5), max_tokens=12)
+    running = asyncio.create_task(engine.generate_together(requests))
+    await until_sampled(engine, 2, PLACES)
+    busy = engine.load
+    assert busy.num_waiting == 5
+    assert 0 < busy.kv_usage < 1
+    assert busy.busy_s > idle.busy_s
+    tokens = engine.sampled_tokens
+    await running
+    assert engine.sampled_tokens - tokens == 12 * len(requests)
+    done = engine.load
+    assert (done.num_waiting, done.kv_usage) == (0, 0)
+    assert done.busy_s > busy.busy_s
+
+
+@pytest.mark.usefixtures("endless")
+async def test_preemptions_for_want_of_room_are_counted_and_those_of_an_update_are_not(engine, adapters, prompt):
+    before = engine.load.num_preemptions
+    (one,) = await completions_around(engine, sampling_requests([prompt]), adapters[0])
+    assert one.switches == (VersionSwitch(index=one.switches[0].index, policy_version=0),)
+    assert engine.load.num_preemptions == before
+
+    def preempt():
+        scheduler = engine._scheduler
+        scheduler.prev_step_scheduled_req_ids.clear()
+        scheduler._preempt_request(scheduler.running.pop(), 0.0)
+
+    running = asyncio.create_task(engine.generate(*sampling_requests([prompt])))
+    await until_sampled(engine, 5)
+    await in_engine_thread(engine, preempt)
+    assert len((await running).token_ids) == 40
+    assert engine.load.num_preemptions == before + 1

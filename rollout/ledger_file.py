@@ -1,0 +1,129 @@
+"""The ledger's file: one SQLite table of groups, in which every move is one transaction."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollout.lifecycle import MOVES, GroupCounts, State
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    ordinal INTEGER PRIMARY KEY,
+    task INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 1,
+    round INTEGER NOT NULL DEFAULT 0,
+    worker INTEGER,
+    min_version INTEGER,
+    step INTEGER,
+    reported_step INTEGER,
+    settled_at REAL,
+    duration_s REAL,
+    num_tokens INTEGER,
+    versions TEXT,
+    facts TEXT,
+    payload BLOB,
+    reason TEXT
+);
+CREATE INDEX IF NOT EXISTS states ON groups (state);
+CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
+CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
+CREATE INDEX IF NOT EXISTS steps ON groups (step);
+"""
+
+
+class LedgerError(RuntimeError):
+    """The ledger was asked for a move that no group may make, or its file does not add up."""
+
+
+class LedgerFile:
+    """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
+    life of a group allows. `path` None keeps it in memory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_SCHEMA)
+            self._counts: Counter[str] = Counter(self._counted())
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
+        if unknown := self._counts.keys() - MOVES.keys():
+            raise LedgerError(f"{path} is of another release: it has groups in states {sorted(unknown)}")
+        self._drawn = sum(self._counts.values())
+        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+
+    @property
+    def counts(self) -> GroupCounts:
+        return GroupCounts(drawn=self._drawn, **self._counts)
+
+    def verify(self) -> GroupCounts:
+        """The counts, after they were compared with the file. Raises LedgerError when they differ."""
+        found = GroupCounts(drawn=self._scalar("SELECT COUNT(*) FROM groups"), **self._counted())
+        if found != self.counts or not found.balanced:
+            raise LedgerError(f"the ledger does not add up: counted {found}, kept {self.counts}")
+        return found
+
+    @property
+    def next_task(self) -> int:
+        """The number after the highest that was ever drawn."""
+        return self._next_task
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing, in the file and in what is kept beside it."""
+        kept = self._counts.copy(), self._drawn, self._next_task, self._rounds
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            # A full or broken disk has made SQLite roll back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._counts, self._drawn, self._next_task, self._rounds = kept
+            if isinstance(error, sqlite3.DatabaseError):
+                raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
+            raise
+
+    def _insert(self, task: int, state: State, attempt: int) -> int:
+        ordinal = self._drawn
+        row = (ordinal, task, state, attempt)
+        self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
+        self._counts[state] += 1
+        self._drawn += 1
+        self._next_task = max(self._next_task, task + 1)
+        return ordinal
+
+    def _move(self, ordinal: int, before: State, after: State, **columns: Any) -> None:
+        if after not in MOVES[before]:
+            raise LedgerError(f"group {ordinal} may not go from {before} to {after}")
+        names = ", ".join(f"{name} = ?" for name in ("state", *columns))
+        done = self._db.execute(
+            f"UPDATE groups SET {names} WHERE ordinal = ? AND state = ?", (after, *columns.values(), ordinal, before)
+        )
+        if done.rowcount != 1:
+            row = self._row(ordinal)
+            raise LedgerError(f"group {ordinal} is {row['state'] if row else 'unknown'}, not {before}")
+        self._counts[before] -= 1
+        self._counts[after] += 1
+
+    def _row(self, ordinal: int) -> Any:
+        return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+
+    def _counted(self) -> dict[str, int]:
+        rows = self._db.execute("SELECT state, COUNT(*) AS num FROM groups GROUP BY state")
+        return {row["state"]: row["num"] for row in rows}
+
+    def _scalar(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0])
