@@ -67,7 +67,8 @@ class RolloutWorkerActor:
                 admission = await self._workload.waiting(self._store.admit.remote(self._status()))
                 if admission.closed:
                     break
-                self._worker.begin_round(len(admission.permits))
+                if admission.permits:
+                    self._worker.begin_round(len(admission.permits))
                 for permit in admission.permits:
                     self._running[permit.lease] = background.create_task(self._run_group(permit))
             if self._draining:
@@ -102,7 +103,10 @@ class RolloutWorkerActor:
         self._worker.close()
 
     async def _free_place(self) -> None:
-        """Wait until fewer groups run than may; the number that may follows the pressure on the engine's cache."""
+        """Wait until fewer groups run than may; the number that may follows the pressure on the engine's cache. At
+        depth 0 wait for the end of the round, whose groups are sampled in lockstep."""
+        if self._config.pipeline_depth == 0 and self._running:
+            await asyncio.wait(self._running.values())
         while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
 

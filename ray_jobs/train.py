@@ -51,18 +51,19 @@ def reinforce(run: Run) -> Mapping[str, Any]:
         cast.sync_weights()
         return facts
     ray.get(cast.store.begin_again.remote())
-    with run.phase("reinforce", total=config.num_steps) as phase, Supervisor(run) as rollouts:
+    with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = training.seconds
         phase.progress.advance(training.num_steps)
-        while training.num_steps < config.num_steps:
-            try:
-                if not train_step(run, training, rollouts):
-                    break
-                phase.progress.advance(**training.progress_fields)
-            except LearnerLostError as error:
-                training = continue_with_new_learner(run, rollouts, error)
+        with Supervisor(run) as rollouts:
+            while training.num_steps < config.num_steps:
+                try:
+                    if not train_step(run, training, rollouts):
+                        break
+                    phase.progress.advance(**training.progress_fields)
+                except LearnerLostError as error:
+                    training = continue_with_new_learner(run, rollouts, error)
+        cast.sync_weights()
         phase.facts.update(training.facts(cast, rollouts.num_restarts))
-    cast.sync_weights()
     return phase.facts
 
 

@@ -35,7 +35,7 @@ from rollout.lifecycle import GroupCounts
 from rollout.records import read_records
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 """A loaded machine takes long to start processes."""
 
 SMALL = (
@@ -56,20 +56,29 @@ SMALL = (
 
 
 @contextmanager
-def local_ray(num_cpus: int = 4, address: str | None = None) -> Iterator[None]:
-    """Ray as a run starts it, for a machine with so many cores, whose processes find the doubles of these tests."""
-    own = {"PYTHONPATH": os.environ.get("PYTHONPATH"), "cores": os.cpu_count}
+def doubles_found() -> Iterator[None]:
+    """Processes that are started meanwhile find the doubles of these tests."""
+    before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT, ROOT / "tests" / "actors", ROOT / "tests" / "rollout")))
-    os.cpu_count = lambda: num_cpus
     try:
-        start_ray(ClusterConfig(address=address))
         yield
     finally:
-        stop_ray()
-        os.cpu_count = own["cores"]
-        os.environ.pop("PYTHONPATH")
-        if own["PYTHONPATH"] is not None:
-            os.environ["PYTHONPATH"] = own["PYTHONPATH"]
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def local_ray(num_cpus: int = 4) -> Iterator[None]:
+    """Ray as a run starts it on a machine with so many cores."""
+    cpu_count, os.cpu_count = os.cpu_count, lambda: num_cpus
+    with doubles_found():
+        try:
+            start_ray(ClusterConfig())
+            yield
+        finally:
+            stop_ray()
+            os.cpu_count = cpu_count
 
 
 def make_config(folder: Path, *overrides: str) -> RunConfig:
@@ -92,7 +101,7 @@ class Stage:
         return self.console.getvalue()
 
     def reinforce(self) -> "Future[Any]":
-        """The RL phase, in a thread of its own; its facts, or its error, are the future's."""
+        """The RL phase, begun in a thread of its own."""
         done: Future[Any] = Future()
 
         def work() -> None:
@@ -103,6 +112,16 @@ class Stage:
 
         threading.Thread(target=work, daemon=True).start()
         return done
+
+    def finish(self, training: "Future[Any]") -> Any:
+        """The facts of the RL phase, once it has ended. Raises what it raises."""
+        try:
+            return training.result(PATIENCE_S)
+        except TimeoutError:
+            states = Counter(row["state"] for row in self.groups())
+            raise AssertionError(
+                f"it goes on and on, at step {len(steps_of(self.folder))}, {states}: {self.said}"
+            ) from None
 
     def groups(self, *states: str) -> list[sqlite3.Row]:
         return groups_of(self.folder, *states)

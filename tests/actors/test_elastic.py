@@ -5,18 +5,23 @@ from functools import partial
 import pytest
 from faults import GatedWorker, events, open_gate
 from ray.cluster_utils import Cluster
-from stage import PATIENCE_S, check_nothing_lost, local_ray, make_config, open_stage, wait_until
+from stage import check_nothing_lost, doubles_found, make_config, open_stage, wait_until
+
+from actors.cluster import start_ray, stop_ray
+from configs.cluster import ClusterConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture
 def machines():
-    """A first machine with room for the learner and one worker."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    with local_ray(address=cluster.address):
+    """A first machine, with room for the learner and one worker."""
+    with doubles_found():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        start_ray(ClusterConfig(address=cluster.address))
         yield cluster
-    cluster.shutdown()
+        stop_ray()
+        cluster.shutdown()
 
 
 def test_worker_joins_a_run_where_a_machine_is_added_and_its_groups_go_back_when_that_is_lost(tmp_path, machines):
@@ -32,7 +37,7 @@ def test_worker_joins_a_run_where_a_machine_is_added_and_its_groups_go_back_when
         machines.remove_node(added, allow_graceful=False)
         wait_until(lambda: "going on without rollout worker 1" in stage.said)
         open_gate(tmp_path)
-        facts = training.result(PATIENCE_S)
+        facts = stage.finish(training)
         counts = check_nothing_lost(stage.folder)
         rows = stage.groups()
     assert (counts.trained, counts.outstanding, facts["restarts"]) == (16, 0, 1)

@@ -21,7 +21,6 @@ from faults import (
     worker_with,
 )
 from stage import (
-    PATIENCE_S,
     check_nothing_lost,
     groups_of,
     kill,
@@ -63,7 +62,7 @@ def test_groups_of_a_killed_worker_are_run_again_by_another_process(tmp_path):
         lost = {row["ordinal"] for row in stage.groups("running")}
         (pid,) = kill("rollout")
         open_gate(tmp_path)
-        facts = training.result(PATIENCE_S)
+        facts = stage.finish(training)
         counts = check_nothing_lost(stage.folder)
         rows = stage.groups()
     assert {row["ordinal"]: row["attempt"] for row in rows} == {n: 1 + (n in lost) for n in range(NUM_TASKS)}
@@ -80,7 +79,7 @@ def test_groups_of_a_killed_worker_are_run_again_by_another_process(tmp_path):
 def test_worker_whose_engine_died_ends_and_is_replaced(tmp_path, build_worker, depth):
     config = make_config(tmp_path, *ALL_TASKS, f"pipeline_depth={depth}")
     with open_stage(config, build_worker=partial(build_worker, folder=tmp_path)) as stage:
-        facts = stage.reinforce().result(PATIENCE_S)
+        facts = stage.finish(stage.reinforce())
         counts = check_nothing_lost(stage.folder)
     assert (counts.trained + counts.filtered, facts["restarts"]) == (NUM_TASKS, 1)
     assert len({one["pid"] for one in events(tmp_path, "begin")}) == 2
@@ -101,7 +100,7 @@ def test_store_is_killed_while_everybody_waits_on_it(tmp_path):
         wait_until(lambda: not stage.groups("running", "queued") and len(stage.groups("ready", "in_batch")) == 6)
         kill("store")
         open_gate(tmp_path / "learner")
-        facts = training.result(PATIENCE_S)
+        facts = stage.finish(training)
         counts = check_nothing_lost(stage.folder)
         rows = stage.groups()
     assert (counts.trained + counts.filtered, facts["restarts"]) == (NUM_TASKS, 0)
@@ -116,7 +115,7 @@ def test_learner_is_killed_in_a_step_and_what_its_checkpoint_does_not_know_is_tr
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "gated"))
         kill("learner")
-        facts = training.result(PATIENCE_S)
+        facts = stage.finish(training)
         counts = check_nothing_lost(stage.folder)
     assert (counts.trained + counts.filtered, facts["restarts"]) == (NUM_TASKS, 1)
     # Steps 3 and 4 came after the checkpoint.
@@ -138,7 +137,7 @@ def test_learner_that_dies_again_while_it_comes_back_is_replaced_again(tmp_path)
         wait_until(lambda: "the learner was lost" in stage.said)
         wait_until(lambda: any(one.pid != first for one in processes("learner")))
         kill("learner")
-        facts = training.result(PATIENCE_S)
+        facts = stage.finish(training)
         check_nothing_lost(stage.folder)
     assert facts["restarts"] == 2
 
@@ -152,7 +151,7 @@ def test_corrupt_newest_checkpoint_is_passed_over_for_the_one_before(tmp_path, n
         newest = sorted(stage.run.folder.checkpoints.glob("v*"))[-1]
         (newest / name).write_bytes((newest / name).read_bytes()[:-1])
         kill("learner")
-        facts = training.result(PATIENCE_S)
+        facts = stage.finish(training)
         counts = check_nothing_lost(stage.folder)
         said = stage.said
     assert (counts.trained, facts["restarts"]) == (NUM_TASKS, 1)
@@ -163,7 +162,7 @@ def test_corrupt_newest_checkpoint_is_passed_over_for_the_one_before(tmp_path, n
 def test_task_that_no_worker_survives_fails_with_its_reason_and_training_goes_on(tmp_path):
     config = make_config(tmp_path, *ALL_TASKS, "rollout.max_attempts=3")
     with open_stage(config, build_worker=partial(PoisonedWorker, folder=tmp_path)) as stage:
-        facts = stage.reinforce().result(PATIENCE_S)
+        facts = stage.finish(stage.reinforce())
         counts = check_nothing_lost(stage.folder)
         (failed,) = stage.groups("failed")
     assert (counts.trained, counts.failed, counts.outstanding) == (NUM_TASKS - 1, 1, 0)
@@ -176,7 +175,7 @@ def test_group_whose_tool_hangs_is_ended_by_the_time_limit_and_run_again(tmp_pat
     with open_stage(
         make_config(tmp_path, *ALL_TASKS), build_worker=partial(HangingToolWorker, folder=tmp_path)
     ) as stage:
-        facts = stage.reinforce().result(PATIENCE_S)
+        facts = stage.finish(stage.reinforce())
         counts = check_nothing_lost(stage.folder)
         rows = stage.groups()
     assert (counts.trained, counts.failed) == (NUM_TASKS, 0)
@@ -188,7 +187,7 @@ def test_worker_that_always_dies_ends_the_run_with_the_reason(tmp_path):
     config = make_config(tmp_path, "rollout.max_attempts=100")
     with open_stage(config, build_worker=partial(DyingWorker, folder=tmp_path)) as stage:
         with pytest.raises(CrashLoopError, match=r"6 parts died .* rollout worker 0: .* `agentflow resume`"):
-            stage.reinforce().result(3 * PATIENCE_S)
+            stage.finish(stage.reinforce())
         assert len({one["pid"] for one in events(tmp_path, "begin")}) == MAX_DEATHS + 1
 
 
@@ -201,7 +200,7 @@ def test_worker_that_dies_as_the_run_ends_is_there_for_what_follows(tmp_path, mo
 
     monkeypatch.setattr(Training, "facts", last_moment)
     with open_stage(make_config(tmp_path), build_worker=partial(WatchedWorker, folder=tmp_path)) as stage:
-        stage.reinforce().result(PATIENCE_S)
+        stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
         assert len(processes("rollout")) == 1
         stage.run.cast.sync_weights()
@@ -221,7 +220,7 @@ def test_store_that_dies_after_the_last_step_still_lets_the_workers_end(tmp_path
     open_gate(tmp_path)
     config = make_config(tmp_path, "pipeline_depth=4")
     with open_stage(config, build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
-        stage.reinforce().result(PATIENCE_S)
+        stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
 
 

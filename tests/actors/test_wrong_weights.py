@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import ray
 from faults import HangingEngine, LateEngine, MutatingEngine, StaleEngine, events, worker_with
-from stage import PATIENCE_S, check_nothing_lost, local_ray, make_config, open_stage, versions_of
+from stage import check_nothing_lost, local_ray, make_config, open_stage, versions_of
 
 from ray_jobs import supervisor
 from rollout.adapter_store import AdapterMismatchError
@@ -29,7 +29,7 @@ def cluster():
 def test_worker_with_other_weights_is_replaced_and_what_it_began_with_them_is_run_again(tmp_path, engine, reason):
     build_worker = partial(worker_with, engine, folder=tmp_path)
     with open_stage(make_config(tmp_path), build_worker=build_worker) as stage:
-        facts = stage.reinforce().result(PATIENCE_S)
+        facts = stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
         said, rows = stage.said, stage.groups()
     (fault,) = events(tmp_path, "fault")
@@ -57,7 +57,7 @@ def test_worker_that_never_takes_a_version_up_gets_no_work_and_is_replaced(tmp_p
     monkeypatch.setattr(supervisor, "PROOF_PATIENCE_S", 6.0)
     config = make_config(tmp_path, "rollout.num_workers=2", "num_steps=40", "pipeline_depth=1")
     with open_stage(config, build_worker=partial(worker_with, HangingEngine, folder=tmp_path)) as stage:
-        facts = stage.reinforce().result(PATIENCE_S)
+        facts = stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
         said = stage.said
     (fault,) = events(tmp_path, "fault")
@@ -74,14 +74,14 @@ def test_worker_that_never_takes_a_version_up_gets_no_work_and_is_replaced(tmp_p
 def test_engine_that_is_slow_to_take_versions_up_is_not_replaced(tmp_path):
     config = make_config(tmp_path, "rollout.num_workers=2")
     with open_stage(config, build_worker=partial(worker_with, LateEngine, folder=tmp_path)) as stage:
-        facts = stage.reinforce().result(PATIENCE_S)
+        facts = stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
     assert facts["restarts"] == 0
 
 
 def test_version_number_is_not_given_to_other_weights(tmp_path):
     with open_stage(make_config(tmp_path, "num_steps=2")) as stage:
-        stage.reinforce().result(PATIENCE_S)
+        stage.finish(stage.reinforce())
         cast, versions = stage.run.cast, versions_of(stage.folder)
         ray.get(cast.learner.renumber.remote(1))
         with pytest.raises(ValueError, match="version 1 was published before; the next is 3"):

@@ -67,10 +67,6 @@ def mean_gap(one, other):
     return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True)) / len(one)
 
 
-def largest_gap(one, other):
-    return max(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))
-
-
 def request(prompt, **changes):
     return GenerationRequest(
         **{"trajectory_id": "t", "prompt_token_ids": tuple(prompt), "max_tokens": 16, "temperature": 0.0} | changes
@@ -101,8 +97,12 @@ def without_ends(monkeypatch):
 
 async def until_sampled(engine, num_tokens, num_requests=1):
     """Wait until so many running requests have sampled so many tokens."""
+
+    def num_reached():
+        return sum(one.num_output_tokens >= num_tokens for one in list(engine._scheduler.running))
+
     async with asyncio.timeout(120):
-        while sum(one.num_output_tokens >= num_tokens for one in list(engine._scheduler.running)) < num_requests:
+        while num_reached() < num_requests:  # noqa: ASYNC110 (nothing tells of a step)
             await asyncio.sleep(0.002)
 
 

@@ -1,0 +1,88 @@
+import threading
+
+import pytest
+
+from rollout.commands import Commands
+from rollout.engine import EngineError
+
+
+def raising(error):
+    raise error
+
+
+def run_waiting(commands):
+    commands.run_all(idle=lambda: False)
+
+
+def test_work_is_done_in_the_order_in_which_it_was_handed_in():
+    commands, done = Commands(), []
+    futures = [commands.submit(lambda number=number: done.append(number) or number) for number in range(3)]
+    assert done == []
+    run_waiting(commands)
+    assert done == [0, 1, 2]
+    assert [future.result(0) for future in futures] == [0, 1, 2]
+
+
+def test_work_that_was_cancelled_before_its_turn_is_left_out():
+    commands, done = Commands(), []
+    cancelled = commands.submit(lambda: done.append("cancelled"))
+    commands.submit(lambda: done.append("kept"))
+    assert cancelled.cancel()
+    run_waiting(commands)
+    assert done == ["kept"]
+
+
+def test_refusal_goes_to_the_caller_and_the_work_goes_on():
+    commands = Commands()
+    refused = commands.submit(lambda: raising(ValueError("not newer")))
+    after = commands.submit(lambda: "done")
+    run_waiting(commands)
+    assert isinstance(refused.exception(0), ValueError)
+    assert after.result(0) == "done"
+
+
+def test_anything_else_that_is_raised_ends_the_work_and_the_caller_learns_of_it_too():
+    commands = Commands()
+    broken = commands.submit(lambda: raising(RuntimeError("half replaced")))
+    after = commands.submit(lambda: "done")
+    with pytest.raises(RuntimeError, match="half replaced"):
+        run_waiting(commands)
+    assert isinstance(broken.exception(0), RuntimeError)
+    assert not after.done()
+
+
+def test_idle_thread_sleeps_until_work_is_handed_in():
+    commands, done = Commands(), []
+    thread = threading.Thread(target=commands.run_all, kwargs={"idle": lambda: not done}, daemon=True)
+    thread.start()
+    assert commands.submit(lambda: done.append(1) or "woken").result(5) == "woken"
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def refuse_everything(commands, failure):
+    stopped = commands.stop(failure)
+    threading.Thread(target=commands.refuse_all, args=(stopped,), daemon=True).start()
+
+
+def test_after_a_failure_nobody_waits_in_vain():
+    commands = Commands()
+    waiting = commands.submit(lambda: "never")
+    refuse_everything(commands, RuntimeError("out of memory"))
+    with pytest.raises(EngineError, match="the engine stopped: RuntimeError"):
+        waiting.result(5)
+    with pytest.raises(EngineError, match=r"the engine stopped earlier: RuntimeError\('out of memory'\)"):
+        commands.submit(lambda: "never")
+    # One that was handed in just as the failure was noted.
+    commands.failure = None
+    late = commands.submit(lambda: "never")
+    with pytest.raises(EngineError, match="the engine stopped: RuntimeError"):
+        late.result(5)
+
+
+def test_refusing_leaves_cancelled_work_alone():
+    commands = Commands()
+    cancelled, other = commands.submit(lambda: 1), commands.submit(lambda: 2)
+    cancelled.cancel()
+    refuse_everything(commands, OSError())
+    assert isinstance(other.exception(5), EngineError)

@@ -1,0 +1,200 @@
+"""The real engine with versioned LoRA adapters, the GPU's way, proven here on the CPU build with the demo model."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from real_engine import (
+    OTHER_WEIGHTS,
+    ROUNDING,
+    build_engine,
+    build_learner,
+    in_engine_thread,
+    learner_logprobs,
+    load,
+    make_adapter,
+    mean_gap,
+    request,
+    sampling_requests,
+    until_sampled,
+    without_ends,
+)
+
+from rollout.canary import CanaryScores, canary_fault
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model_path():
+    from learner.demo_model import ensure_demo_model
+
+    return ensure_demo_model()
+
+
+@pytest.fixture(scope="module")
+def learner(model_path):
+    return build_learner(model_path)
+
+
+@pytest.fixture(scope="module")
+def adapters(learner):
+    return [make_adapter(learner, version) for version in range(4)]
+
+
+@pytest.fixture(scope="module")
+def native(model_path):
+    engine = build_engine(model_path, adapter_mode="native", max_num_seqs=8)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def engine(native):
+    """With the base model only."""
+    await native.load_base()
+    return native
+
+
+@pytest.fixture
+def pinning(engine, monkeypatch):
+    """The engine of `refresh = "trajectory"`."""
+    monkeypatch.setattr(engine, "_config", engine._config.model_copy(update={"refresh": "trajectory"}))
+    return engine
+
+
+@pytest.fixture(scope="module")
+def prompt(model_path):
+    from rollout.building import build_chat
+
+    return build_chat(model_path).prompt("You are helpful. " * 12, "What is 2 + 3?")
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    without_ends(monkeypatch)
+
+
+async def versions_held(engine):
+    """By vLLM, and on disk. They must be the same."""
+    numbers = {
+        number: version for version, held in engine._native._held.items() for number in [held.request.lora_int_id]
+    }
+    in_vllm = await in_engine_thread(engine, engine._llm.list_loras)
+    on_disk = {Path(folder).name.split("-")[0] for folder in engine._native._root.iterdir()}
+    assert {f"v{numbers[number]}" for number in in_vllm} == on_disk
+    return {numbers[number] for number in in_vllm}
+
+
+@pytest.mark.usefixtures("endless")
+async def test_running_requests_keep_their_adapter_and_new_ones_take_the_new(engine, learner, adapters, prompt):
+    old, new, _, _ = adapters
+    await load(engine, old)
+    running = asyncio.create_task(engine.generate_together(sampling_requests([prompt] * 2, max_tokens=20)))
+    await until_sampled(engine, 3, 2)
+    # The prompt is in the cache, computed with the old adapter.
+    await load(engine, new)
+    assert not running.done()
+    (asked,) = sampling_requests([prompt], max_tokens=10)
+    fresh = await engine.generate(asked)
+    for one, own, foreign in ((fresh, new, old), *((one, old, new) for one in await running)):
+        assert (one.policy_version, one.switches) == (own.policy_version, ())
+        assert mean_gap(one.logprobs, learner_logprobs(learner, own, asked, one)) < ROUNDING
+        assert mean_gap(one.logprobs, learner_logprobs(learner, foreign, asked, one)) > OTHER_WEIGHTS
+
+
+async def test_the_frozen_base_stays_beside_the_adapters(engine, adapters, prompt):
+    before = await engine.generate(request(prompt))
+    await load(engine, adapters[0])
+    changed = await engine.generate(request(prompt))
+    frozen = await engine.generate(request(prompt, use_adapter=False))
+    assert (before.policy_version, changed.policy_version, frozen.policy_version) == (-1, 0, -1)
+    assert (frozen.token_ids, frozen.logprobs) == (before.token_ids, before.logprobs)
+    assert changed.logprobs != before.logprobs
+
+
+@pytest.mark.usefixtures("endless")
+async def test_unused_adapters_leave_vllm_and_shared_memory_and_those_in_use_never(engine, adapters, prompt):
+    assert await versions_held(engine) == set()
+    await load(engine, adapters[0])
+    running = asyncio.create_task(engine.generate(request(prompt, max_tokens=25)))
+    await until_sampled(engine, 1)
+    for newest in (1, 2):
+        await load(engine, adapters[newest])
+        assert not running.done()
+        assert await versions_held(engine) == {0, newest}
+    assert (await running).policy_version == 0
+    await load(engine, adapters[3])
+    assert await versions_held(engine) == {3}
+
+
+async def test_pinned_trajectory_samples_with_one_version_until_it_is_released(pinning, adapters, prompt):
+    await load(pinning, adapters[0])
+    first = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
+    await load(pinning, adapters[1])
+    second = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
+    other = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="other"))
+    assert (first.policy_version, second.policy_version, other.policy_version) == (0, 0, 1)
+    assert (second.token_ids, second.logprobs) == (first.token_ids, first.logprobs)
+    await load(pinning, adapters[2])
+    assert await versions_held(pinning) == {0, 1, 2}
+    for trajectory in ("pinned", "other"):
+        pinning.release(trajectory)
+    again = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
+    assert again.policy_version == 2
+    await load(pinning, adapters[3])
+    assert await versions_held(pinning) == {2, 3}
+    pinning.release("pinned")
+
+
+async def test_request_that_was_given_up_before_it_began_pins_nothing(pinning, adapters, prompt):
+    await load(pinning, adapters[0])
+    given_up = asyncio.create_task(pinning.generate(request(prompt, trajectory_id="given up")))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    pinning.release("given up")
+    await load(pinning, adapters[1])
+    assert await versions_held(pinning) == {1}
+
+
+async def test_canary_proves_the_adapter_that_is_loaded_and_no_other(engine, adapters):
+    old, new, _, _ = adapters
+    token_ids = old.canary.token_ids
+    said = {"base": await engine.score(token_ids)}
+    for name, adapter in (("old", old), ("new", new)):
+        await load(engine, adapter)
+        said[name] = await engine.score(token_ids)
+    before = CanaryScores(learner=old.canary.logprobs, engine=said["old"])
+    assert canary_fault(before) is None
+    assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said["new"]), before) is None
+    for wrong in ("old", "base"):
+        assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said[wrong]), before)
+
+
+async def test_version_that_is_not_newer_is_refused(engine, adapters, prompt):
+    await load(engine, adapters[1])
+    for version in (1, 0):
+        with pytest.raises(ValueError, match=f"adapter version {version} is not newer than 1"):
+            await engine.load_adapter(version, adapters[2].data)
+    assert (await engine.generate(request(prompt, max_tokens=2))).policy_version == 1
+    assert await versions_held(engine) == {1}
+
+
+async def test_version_that_comes_again_after_the_base_is_not_taken_for_the_one_before(
+    engine, learner, adapters, prompt
+):
+    asked = request(prompt, temperature=1.0, seed=0)
+    await load(engine, adapters[0])
+    await engine.generate(asked)
+    await engine.load_base()
+    await engine.load_adapter(0, adapters[1].data)
+    one = await engine.generate(asked)
+    assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[1], asked, one)) < ROUNDING
+    assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[0], asked, one)) > OTHER_WEIGHTS
+
+
+def test_closed_engine_leaves_nothing_in_shared_memory(native):
+    root = native._native._root
+    assert root.exists()
+    native.close()
+    assert not root.exists()
