@@ -69,20 +69,19 @@ class StoreActor:
         self._published_at = time.time()
         self._offer: AdapterOffer | None = None
         self._changed = asyncio.Condition()
-        self._met_at: dict[int, float] = {}
+        self._behind_since: dict[int, float] = {}
         self._closed = False
 
     # --- groups ----------------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus) -> Admission:
-        self._met_at.setdefault(status.worker, time.time())
         return Admission(closed=True) if self._closed else await self._buffer.admit(status, patience_s=PATIENCE_S)
 
     async def complete(self, lease: tuple[int, int], result: GroupResult) -> None:
         await self._buffer.complete(lease, result)
 
     async def release(self, worker: int, reason: str) -> int:
-        self._met_at.pop(worker, None)
+        self._behind_since.pop(worker, None)
         return await self._buffer.release(worker, reason)
 
     async def next_batch(self, step: int) -> Batch | None:
@@ -158,6 +157,7 @@ class StoreActor:
             raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {fault}")
         latency_s = round(time.time() - self._published_at, 4)
         append_record(self._acks, {"worker": worker, "policy_version": policy_version, "latency_s": latency_s})
+        self._behind_since.pop(worker, None)
         await self._buffer.prove(worker, policy_version)
 
     def _canary_scores(self, said: CanaryReading | None) -> CanaryScores | None:
@@ -168,11 +168,12 @@ class StoreActor:
         return CanaryScores(learner=published.canary.logprobs, engine=said[1])
 
     async def overdue(self, patience_s: float) -> list[int]:
-        """The workers that have not proven the newest version although it was published so long ago."""
-        newest = self._adapters.newest
+        """The workers that were behind the newest version at every call for so long, and proved none meanwhile. New
+        versions that come while they are behind are no excuse."""
+        newest, now = self._adapters.newest, time.time()
         late = self._buffer.unproven(newest.policy_version) if newest else []
-        now = time.time()
-        return [one for one in late if now - max(self._published_at, self._met_at.get(one, now)) > patience_s]
+        self._behind_since = {one: self._behind_since.get(one, now) for one in late}
+        return [one for one, since in self._behind_since.items() if now - since > patience_s]
 
     async def acknowledgements(self) -> Acknowledgements:
         rows = list(read_records(self._acks)) if self._acks.exists() else []

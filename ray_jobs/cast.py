@@ -18,6 +18,7 @@ from envs.types import Task
 from learner.learner import Learner
 from ray_jobs.run_folder import RunFolder
 from reward.prm import prm_settings
+from rollout.adapter_store import AdapterMismatchError
 from rollout.types import Trajectory
 from rollout.worker import Worker
 
@@ -25,6 +26,7 @@ NUM_GPUS = {"cpu": 0.0, "cuda": 0.4}
 """Share of a card that engine and learner each claim; a PRM claims a quarter of that."""
 
 PLACEMENT_PATIENCE_S = 60.0
+SYNC_PATIENCE_S = 300.0
 
 BuildLearner = Callable[[], Learner]
 BuildWorker = Callable[[int], Worker]
@@ -139,9 +141,15 @@ class Cast:
         return [by_task[task.id] for task in tasks]
 
     def sync_weights(self) -> None:
-        """Wait until every worker samples with the version that was published last."""
+        """Wait until every worker samples with the version that was published last. Raises AdapterMismatchError when
+        one of them does not."""
         newest = self.newest_version()
-        ray.get([worker.sync_weights.remote(newest) for worker in self.workers])
+        try:
+            ray.get([worker.sync_weights.remote(newest) for worker in self.workers], timeout=SYNC_PATIENCE_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise AdapterMismatchError(
+                f"a rollout worker did not take up version {newest} within {SYNC_PATIENCE_S:.0f} s; resume the run"
+            ) from error
 
     def close(self) -> None:
         """End engines and sandboxes in order; the cluster's end would only kill them."""

@@ -17,6 +17,7 @@ DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
 
 # By name: importing the modules that define them would import torch and Ray.
 USER_ERRORS = (
+    "AdapterMismatchError",
     "AdapterStoreError",
     "BudgetExceededError",
     "ChatError",
@@ -68,16 +69,24 @@ def _for_the_user(error: BaseException) -> str | None:
     """One line, for an error whose message says what to do; None for one whose traceback is needed."""
     # Ray wraps what an actor raised, and its own text is the actor's traceback.
     error = getattr(error, "cause", error)
-    known = type(error).__name__ in USER_ERRORS
     # Python's own have a number and say nothing of what to do; ours are a sentence.
-    known = known or (type(error) is FileNotFoundError and error.errno is None)
-    return " ".join(str(error).split()) if known else None
+    missing_file = type(error) is FileNotFoundError and error.errno is None
+    return " ".join(str(error).split()) if missing_file or type(error).__name__ in USER_ERRORS else None
 
 
 def _config(options: argparse.Namespace) -> "RunConfig":
     from configs.loading import load_run_config
 
     return load_run_config(options.recipe, options.overrides)
+
+
+def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunConfig":
+    """For the commands that only act."""
+    config = _config(options)
+    from ray_jobs.preflight import check_before_acting
+
+    check_before_acting(config, draws_tasks=draws_tasks)
+    return config
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -113,10 +122,7 @@ def _chaos(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    config = _config(options)
-    from ray_jobs.preflight import check_before_acting
-
-    check_before_acting(config, draws_tasks=True)
+    config = _checked_config(options, draws_tasks=True)
     from ray_jobs.evaluate import run_evaluation
 
     run_evaluation(config, options.adapter)
@@ -124,10 +130,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _solve(options: argparse.Namespace) -> int:
-    config = _config(options)
-    from ray_jobs.preflight import check_before_acting
-
-    check_before_acting(config, draws_tasks=False)
+    config = _checked_config(options, draws_tasks=False)
     from ray_jobs.solve import run_solve
 
     run_solve(config, options.question, options.adapter)
@@ -135,10 +138,7 @@ def _solve(options: argparse.Namespace) -> int:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    config = _config(options)
-    from ray_jobs.preflight import check_before_acting
-
-    check_before_acting(config, draws_tasks=True)
+    config = _checked_config(options, draws_tasks=True)
     from ray_jobs.collect import run_collect
 
     run_collect(config, options.adapter)
@@ -168,6 +168,11 @@ def _run_code(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if options.recipe is not None:
+        config = _checked_config(options, draws_tasks=False)
+        from ray_jobs.sync_doctor import run_sync_doctor
+
+        return run_sync_doctor(config)
     from ray_jobs.doctor import run_doctor
 
     return run_doctor()
@@ -186,7 +191,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
-    if foreign or (rest and not hasattr(options, "overrides")):
+    if foreign or (rest and (not hasattr(options, "overrides") or options.recipe is None)):
         parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}")
     if rest:
         options.overrides = [*options.overrides, *rest]
@@ -263,7 +268,11 @@ def _parser() -> argparse.ArgumentParser:
     run_code.set_defaults(run=_run_code)
 
     doctor = commands.add_parser("doctor", help="what is installed, and what this machine can run")
-    doctor.set_defaults(run=_doctor)
+    says = "prove a recipe's weight sync instead: its learner, its engine, every fault that must be caught"
+    doctor.add_argument(
+        "--sync", dest="recipe", nargs="?", type=Path, const=DEFAULT_RECIPE, metavar="RECIPE", help=says
+    )
+    doctor.set_defaults(run=_doctor, overrides=[])
     return parser
 
 
@@ -276,12 +285,8 @@ def _add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
 
 
 def _add_adapter(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--adapter",
-        type=_adapter,
-        metavar="CHECKPOINT",
-        help="checkpoint folder of a run, or the adapter file in it; `none` (default) is the untouched base model",
-    )
+    says = "checkpoint folder of a run, or the adapter file in it; `none` (default) is the untouched base model"
+    parser.add_argument("--adapter", type=_adapter, metavar="CHECKPOINT", help=says)
 
 
 def _adapter(text: str) -> Path | None:

@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ MIN_MEMORY_GIB = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the table; `fail` means that the demo recipe cannot run."""
+    """One line of a table; `fail` means that a run would fail."""
 
     state: Literal["ok", "warn", "fail"]
     what: str
@@ -30,8 +30,12 @@ class Finding:
 
 def run_doctor() -> int:
     """Print the findings; returns 1 if something that the demo recipe needs is missing."""
-    findings = [*_packages(), *_machine(), *_parts()]
-    table = Table(title="agentflow doctor", title_justify="left")
+    return show("agentflow doctor", [*_packages(), *_machine(), *_parts()])
+
+
+def show(title: str, findings: Sequence[Finding]) -> int:
+    """Print the findings as a table; returns the exit code."""
+    table = Table(title=title, title_justify="left")
     for column in ("", "what", "found"):
         table.add_column(column)
     for finding in findings:

@@ -70,12 +70,12 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """The value of `reference`. Workers that die meanwhile are replaced, and new ones join. Raises what the call
         raises."""
         while True:
+            self._tend()
             done, _ = ray.wait([reference, *self._runs], num_returns=1, timeout=LOOK_AROUND_S)
             if reference in done:
                 return ray.get(reference)
             for run in done:
                 self._ended(run)
-            self._tend()
 
     def progressed(self) -> None:
         """A train step ended: what died before it did no lasting harm."""

@@ -36,7 +36,6 @@ from stage import (
 from benchmarks.simulated_parts import SimulatedWorker
 from configs.learner import LearnerConfig
 from envs.datasets.sampler import TaskSampler
-from ray_jobs.progress import Training
 from ray_jobs.supervisor import MAX_DEATHS, CrashLoopError, Supervisor
 from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
@@ -191,37 +190,38 @@ def test_worker_that_always_dies_ends_the_run_with_the_reason(tmp_path):
         assert len({one["pid"] for one in events(tmp_path, "begin")}) == MAX_DEATHS + 1
 
 
-def test_worker_that_dies_as_the_run_ends_is_there_for_what_follows(tmp_path, monkeypatch):
-    facts_of = Training.facts
-
-    def last_moment(*arguments):
-        kill("rollout")
-        return facts_of(*arguments)
-
-    monkeypatch.setattr(Training, "facts", last_moment)
+def test_worker_that_dies_as_the_phase_ends_is_there_for_the_next_one(tmp_path, monkeypatch):
+    before_the_end(monkeypatch, lambda: kill("rollout"))
     with open_stage(make_config(tmp_path), build_worker=partial(WatchedWorker, folder=tmp_path)) as stage:
-        stage.finish(stage.reinforce())
+        facts = stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
-        assert len(processes("rollout")) == 1
-        stage.run.cast.sync_weights()
+        assert (facts["restarts"], len(processes("rollout"))) == (1, 1)
 
 
-def test_store_that_dies_after_the_last_step_still_lets_the_workers_end(tmp_path, monkeypatch):
-    end = Supervisor.__exit__
-
-    def last_moment(*arguments):
+def test_store_that_forgot_that_the_phase_ended_is_told_again(tmp_path, monkeypatch):
+    def kill_later():
+        """When it was told, and before the worker, all of whose places are taken, has asked it."""
         (tmp_path / GATE).unlink()
         wait_until(lambda: len(groups_of(tmp_path / "r", "running")) == 4)
-        closer = threading.Timer(4.0, lambda: (kill("store"), open_gate(tmp_path)))
-        closer.start()
-        return end(*arguments)
+        threading.Timer(3.0, lambda: (kill("store"), open_gate(tmp_path))).start()
 
-    monkeypatch.setattr(Supervisor, "__exit__", last_moment)
+    before_the_end(monkeypatch, kill_later)
     open_gate(tmp_path)
-    config = make_config(tmp_path, "pipeline_depth=4")
+    config = make_config(tmp_path, "pipeline_depth=20")
     with open_stage(config, build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
         stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
+
+
+def before_the_end(monkeypatch, act):
+    """Have `act` called after the last step, before the workers are told to end."""
+    end = Supervisor.__exit__
+
+    def act_and_end(*arguments):
+        act()
+        return end(*arguments)
+
+    monkeypatch.setattr(Supervisor, "__exit__", act_and_end)
 
 
 @pytest.mark.parametrize(("num_deaths", "scores"), [(1, 0.7), (2, 0.7), (9, None)])

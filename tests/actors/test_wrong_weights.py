@@ -7,6 +7,7 @@ import ray
 from faults import HangingEngine, LateEngine, MutatingEngine, StaleEngine, events, worker_with
 from stage import check_nothing_lost, local_ray, make_config, open_stage, versions_of
 
+from ray_jobs import cast as cast_module
 from ray_jobs import supervisor
 from rollout.adapter_store import AdapterMismatchError
 
@@ -55,7 +56,7 @@ def test_run_does_not_begin_while_an_engine_ignores_the_adapter(tmp_path):
 
 def test_worker_that_never_takes_a_version_up_gets_no_work_and_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "PROOF_PATIENCE_S", 6.0)
-    config = make_config(tmp_path, "rollout.num_workers=2", "num_steps=40", "pipeline_depth=1")
+    config = make_config(tmp_path, "rollout.num_workers=2", "num_steps=150", "pipeline_depth=1")
     with open_stage(config, build_worker=partial(worker_with, HangingEngine, folder=tmp_path)) as stage:
         facts = stage.finish(stage.reinforce())
         check_nothing_lost(stage.folder)
@@ -69,6 +70,16 @@ def test_worker_that_never_takes_a_version_up_gets_no_work_and_is_replaced(tmp_p
     assert max(one["version"] for one in begun if one["pid"] == fault["pid"]) == 1
     assert max(one["version"] for one in begun if one["worker"] != lost) > 10
     assert [one for one in begun if one["worker"] == lost and one["pid"] != fault["pid"]]
+
+
+def test_run_ends_with_an_error_where_an_engine_never_takes_up_its_last_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(cast_module, "SYNC_PATIENCE_S", 5.0)
+    build_worker = partial(worker_with, HangingEngine, folder=tmp_path)
+    with (
+        open_stage(make_config(tmp_path, "num_steps=2"), build_worker=build_worker) as stage,
+        pytest.raises(AdapterMismatchError, match="a rollout worker did not take up version 2 within 5 s"),
+    ):
+        stage.finish(stage.reinforce())
 
 
 def test_engine_that_is_slow_to_take_versions_up_is_not_replaced(tmp_path):

@@ -25,7 +25,7 @@ from ray_jobs import run_code
 _ROOT = Path(__file__).parents[2]
 
 
-def _wait_until(condition: Callable[[], bool], *, within_s: float = 20.0) -> bool:
+def _wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> bool:
     deadline = time.monotonic() + within_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
