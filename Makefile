@@ -8,7 +8,7 @@ export VENV EXTRA PYTHON
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentflow-$(EXTRA)
 
-.PHONY: help setup train test test-fast check lock
+.PHONY: help setup train test test-fast test-faults check lock
 
 help:
 	@echo "make train   set up, run the main job, end with a report (ARGS='key=value ...' overrides the recipe)"
@@ -30,6 +30,9 @@ test: setup
 
 test-fast: setup
 	@$(BIN)/python -m pytest -m "not ray and not slow" $(ARGS)
+
+test-faults: setup
+	@$(BIN)/python -m pytest -m faults $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check .

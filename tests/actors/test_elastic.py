@@ -10,7 +10,7 @@ from stage import check_nothing_lost, doubles_found, make_config, open_stage, wa
 from actors.cluster import start_ray, stop_ray
 from configs.cluster import ClusterConfig
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
 
 @pytest.fixture

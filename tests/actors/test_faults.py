@@ -41,7 +41,7 @@ from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
 from reward.types import PrmError
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
 NUM_TASKS = 12
 ALL_TASKS = (f"max_tasks={NUM_TASKS}", "num_steps=50")

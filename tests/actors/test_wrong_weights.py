@@ -11,7 +11,7 @@ from ray_jobs import cast as cast_module
 from ray_jobs import supervisor
 from rollout.adapter_store import AdapterMismatchError
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
 
 @pytest.fixture(scope="module", autouse=True)
