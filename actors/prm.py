@@ -1,6 +1,7 @@
 """The process reward model as an actor: trained once, then asked about every group with signal."""
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ class PrmActor:
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         self._seed = seed
-        self._prm = ProcessRewardModel(model_path, config, seed=seed)
+        self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
+        self._take(self._untrained())
         if trained.exists():
             self._prm.load(trained)
-        self._scorer = PrmScorer(self._prm)
 
     async def ready(self) -> bool:
         return True
@@ -34,11 +35,13 @@ class PrmActor:
     async def load(self, folder: Path) -> str:
         """Take a trained PRM's weights; returns their digest. Scores of other weights are forgotten."""
         self._prm.load(folder)
-        self._scorer = PrmScorer(self._prm)
+        self._take(self._prm)
         return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
-        """The loss of every optimizer step, as it is done."""
+        """The loss of every optimizer step, as it is done. Begins untrained, whatever weights were loaded before: a
+        training that was cut off behind its save must not be followed by a second one on top."""
+        self._take(self._untrained())
         for loss in train_prm(self._prm, steps, seed=self._seed):
             yield loss
 
@@ -56,3 +59,7 @@ class PrmActor:
         """The score of every junk decision in the place of this step's."""
         junk = canaries(step)
         return dict(zip(junk, await self._scorer.score(list(junk.values())), strict=True))
+
+    def _take(self, prm: ProcessRewardModel) -> None:
+        """With an empty cache: what other weights scored is forgotten."""
+        self._prm, self._scorer = prm, PrmScorer(prm)

@@ -46,12 +46,9 @@ def run_sync_doctor(config: RunConfig) -> int:
     from ray_jobs.preflight import resolve_model
     from rollout.vllm_engine import VllmEngine
 
-    model_path, model = resolve_model(config.model.path), config.model
-    learner = Learner(model_path, model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
-    scale = model.lora_alpha / model.lora_rank
-    engine = VllmEngine(
-        model_path, config.rollout.engine, lora_rank=model.lora_rank, lora_scale=scale, seed=config.seed
-    )
+    model_path = resolve_model(config.model.path)
+    learner = Learner(model_path, config.model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
+    engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed)
     try:
         with TemporaryDirectory() as folder:
             findings = asyncio.run(_all(prove_sync(engine, three_versions(learner), Path(folder))))

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from configs.model import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.commands import Commands
 from rollout.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest
@@ -43,11 +44,10 @@ class VllmEngine:
     the untouched W0 every time); `native` gives each version a LoRA adapter of its own name.
     """
 
-    def __init__(self, model_path: Path, config: EngineConfig, *, lora_rank: int, lora_scale: float, seed: int) -> None:
+    def __init__(self, model_path: Path, config: EngineConfig, model: ModelConfig, *, seed: int) -> None:
         self._model_path = model_path
         self._config = config
-        self._lora_rank = lora_rank
-        self._lora_scale = lora_scale
+        self._model = model
         self._seed = seed
         self._commands = Commands()
         self._open: dict[str, OpenRequest] = {}
@@ -134,8 +134,8 @@ class VllmEngine:
 
     def _run(self) -> None:
         try:
-            self._merger = AdapterMerger(self._model_path, self._lora_scale)
-            self._llm = build_llm(self._model_path, self._config, self._lora_rank, self._seed)
+            self._merger = AdapterMerger(self._model_path, self._model.lora_alpha / self._model.lora_rank)
+            self._llm = build_llm(self._model_path, self._config, self._model, self._seed)
             self._scheduler = self._llm.engine_core.engine_core.scheduler
             if self._config.adapter_mode == "native":
                 self._native = NativeAdapters(self._llm, self._merger)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs.model import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engine import GenerationRequest
 from rollout.types import Completion, VersionSwitch
@@ -28,7 +29,7 @@ class OpenRequest:
     switches: list[VersionSwitch] = field(default_factory=list)
 
 
-def build_llm(model_path: Path, config: EngineConfig, lora_rank: int, seed: int) -> Any:
+def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: int) -> Any:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(config.kv_cache_gib)))
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -36,7 +37,10 @@ def build_llm(model_path: Path, config: EngineConfig, lora_rank: int, seed: int)
 
     options: dict[str, Any] = {}
     if config.adapter_mode == "native":
-        options |= {"enable_lora": True, "max_lora_rank": lora_rank, "max_loras": 4, "max_cpu_loras": 4}
+        options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_loras": 4, "max_cpu_loras": 4}
+        # Without the names vLLM readies the output head as well, which on a CPU is slow and breaks scoring: it counts
+        # on one row per request there.
+        options["lora_target_modules"] = list(model.lora_targets)
     if config.device == "cuda":
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
     llm: Any = LLMEngine.from_engine_args(

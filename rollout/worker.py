@@ -26,13 +26,7 @@ class Worker:
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
         self._config = config
-        self.engine = VllmEngine(
-            model_path,
-            config.rollout.engine,
-            lora_rank=config.model.lora_rank,
-            lora_scale=config.model.lora_alpha / config.model.lora_rank,
-            seed=config.seed + index,
-        )
+        self.engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed + index)
         self._chat = build_chat(model_path)
         self._toolbox = Toolbox(config.envs)
         in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep

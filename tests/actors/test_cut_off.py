@@ -66,11 +66,11 @@ def test_run_that_is_cut_off_again_and_again_trains_what_an_undisturbed_one_trai
 
 
 def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):
-    long = "max_tasks=4000"
-    first = start(tmp_path, long)
+    long = ("max_tasks=100000", "num_steps=100000")
+    first = start(tmp_path, *long)
     try:
         wait_until(lambda: has_logged(tmp_path, 1))
-        second = start(tmp_path, long)
+        second = start(tmp_path, *long)
         assert second.wait(PATIENCE_S) != 0
         assert first.poll() is None
         said = (tmp_path / "log.txt").read_text()

@@ -24,9 +24,7 @@ def build_engine(model_path, **config):
     from configs.rollout import EngineConfig
     from rollout.vllm_engine import VllmEngine
 
-    model = ModelConfig()
-    scale = model.lora_alpha / model.lora_rank
-    return VllmEngine(model_path, EngineConfig(**config), lora_rank=model.lora_rank, lora_scale=scale, seed=0)
+    return VllmEngine(model_path, EngineConfig(**config), ModelConfig(), seed=0)
 
 
 def make_adapter(learner, version, size=0.15):
