@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from configs.run import RunConfig
+from learner.checkpoint import newest_checkpoint, read_manifest
 from ray_jobs.run_folder import METRICS, run_path
 from rollout.adapter_store import AdapterStore
 from rollout.ledger import Ledger
@@ -29,6 +30,8 @@ PARTS = {
     "store": "ray::StoreActor",
 }
 """What Ray calls the processes of a run's actors."""
+EVERYTHING = "driver"
+"""With the driver goes all that it started, as when a machine goes down."""
 
 RL_PHASE = b"reinforce ..."
 MEAN_PAUSE_S = 8.0
@@ -77,7 +80,7 @@ class Job:
         """Process ids by part, among the descendants of the job's driver only."""
         if self.process is None or self.process.poll() is not None:
             return {}
-        found: dict[str, list[int]] = {"driver": [self.process.pid]}
+        found: dict[str, list[int]] = {EVERYTHING: [self.process.pid]}
         for pid in _descendants(self.process.pid):
             title = _title(pid)
             for part, prefix in PARTS.items():
@@ -86,20 +89,24 @@ class Job:
         return found
 
     def kill(self, part: str, pid: int) -> None:
-        """SIGKILL one process; with the driver goes everything that it started, as when a machine goes down."""
+        """SIGKILL one process, or with the driver everything."""
         assert self.process is not None
-        hit = [pid, *_descendants(pid)] if part == "driver" else [pid]
+        hit = [pid, *_descendants(pid)] if part == EVERYTHING else [pid]
         for one in hit:
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
-        if part == "driver":
+        if part == EVERYTHING:
             self.process.wait()
         self.kills[part] += 1
 
 
-def run_chaos(config: RunConfig, start: Sequence[str], *, kills: int, seed: int) -> int:
-    """Run the job that `start` begins under `kills` random kills, and print the ledger's totals as JSON. Returns 0
-    when every group is accounted for and none was trained twice. Raises ChaosError when the job cannot go on."""
+def run_chaos(config: RunConfig, start: Sequence[str], *, kills: int, seed: int, parts: Sequence[str] | None) -> int:
+    """Run the job that `start` begins under `kills` random kills of these parts (of all by default), and print the
+    ledger's totals as JSON. Returns 0 when every group is accounted for and none was trained twice. Raises ChaosError
+    when the job cannot go on."""
+    known = (EVERYTHING, *PARTS)
+    if unknown := sorted({*(parts or ())} - {*known}):
+        raise ChaosError(f"a run has the parts {', '.join(known)}, got {', '.join(unknown)}")
     console, rng = Console(stderr=True), random.Random(f"chaos|{seed}")
     folder = run_path(config)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,7 @@ def run_chaos(config: RunConfig, start: Sequence[str], *, kills: int, seed: int)
         while not job.finished:
             job.ensure_running()
             if sum(job.kills.values()) < kills:
-                _kill_one(job, rng, console)
+                _kill_one(job, rng, console, parts or known)
             else:
                 time.sleep(1.0)
             if job.num_starts > kills + 3:
@@ -145,13 +152,20 @@ def audit(folder: Path) -> dict[str, Any]:
         "requeued": ledger.num_requeued(),
         "steps": len(steps),
         "versions_published": AdapterStore(folder / "adapters").num_published,
+        "adapter": _newest_adapter(folder / "checkpoints"),
         "checks": checks,
         "sound": all(checks.values()),
     }
 
 
-def _kill_one(job: Job, rng: random.Random, console: Console) -> None:
-    """Wait until the job rolls out, then a random while, then kill a random part of it."""
+def _newest_adapter(checkpoints: Path) -> str | None:
+    """The digest of the weights that the run ended with. At depth 0 it does not depend on what was killed."""
+    checkpoint, _ = newest_checkpoint(checkpoints)
+    return str(read_manifest(checkpoint.folder)["files"]["adapter.safetensors"]) if checkpoint else None
+
+
+def _kill_one(job: Job, rng: random.Random, console: Console, parts: Sequence[str]) -> None:
+    """Wait until the job rolls out, then a random while, then kill a random one of these parts of it."""
     deadline = time.monotonic() + MAX_WAIT_S
     while not job.rolls_out:
         if job.finished or job.process is None or job.process.poll() is not None:
@@ -160,7 +174,7 @@ def _kill_one(job: Job, rng: random.Random, console: Console) -> None:
             raise ChaosError(f"no RL phase within {MAX_WAIT_S:.0f} s; see {job.log}")
         time.sleep(0.2)
     time.sleep(rng.expovariate(1 / MEAN_PAUSE_S))
-    alive = job.alive()
+    alive = {part: pids for part, pids in job.alive().items() if part in parts}
     if not alive:
         return
     part = rng.choice(sorted(alive))

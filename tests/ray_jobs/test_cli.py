@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from ray_jobs import cli
+from ray_jobs import commands
 from ray_jobs.cli import DEFAULT_RECIPE, RECIPES, main
 
 ROOT = RECIPES.parents[1]
@@ -118,7 +118,7 @@ def failing_with(error, monkeypatch):
     def fail(options):
         raise error
 
-    monkeypatch.setattr(cli, "_doctor", fail)
+    monkeypatch.setattr(commands, "doctor", fail)
     return main(["doctor"])
 
 

@@ -1,0 +1,120 @@
+"""What each command of `agentflow` runs. Heavy imports happen inside, so that help and dry runs are instant."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+
+
+def _config(options: argparse.Namespace) -> "RunConfig":
+    from configs.loading import load_run_config
+
+    return load_run_config(options.recipe, options.overrides)
+
+
+def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunConfig":
+    """For the commands that only act."""
+    config = _config(options)
+    from ray_jobs.preflight import check_before_acting
+
+    check_before_acting(config, draws_tasks=draws_tasks)
+    return config
+
+
+def train(options: argparse.Namespace) -> int:
+    config = _config(options)
+    if options.dry_run:
+        from configs.loading import render_config
+
+        print(render_config(config), end="")
+        return 0
+    from ray_jobs.train import run_training
+
+    run_training(config, with_prm=options.with_prm, resume=options.resume)
+    return 0
+
+
+def resume(options: argparse.Namespace) -> int:
+    from ray_jobs.run_folder import begun_run
+
+    config, with_prm = begun_run(options.run_folder)
+    from ray_jobs.train import run_training
+
+    run_training(config, with_prm=with_prm, resume=True)
+    return 0
+
+
+def chaos(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.chaos import run_chaos
+
+    job = "train" if config.reward.credit == "outcome" else "pipeline"
+    start = [sys.executable, "-m", "ray_jobs.cli", job, str(options.recipe), *options.overrides]
+    return run_chaos(config, start, kills=options.kills, seed=options.seed, parts=options.parts)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    config = _checked_config(options, draws_tasks=True)
+    from ray_jobs.evaluate import run_evaluation
+
+    run_evaluation(config, options.adapter)
+    return 0
+
+
+def solve(options: argparse.Namespace) -> int:
+    config = _checked_config(options, draws_tasks=False)
+    from ray_jobs.solve import run_solve
+
+    run_solve(config, options.question, options.adapter)
+    return 0
+
+
+def collect(options: argparse.Namespace) -> int:
+    config = _checked_config(options, draws_tasks=True)
+    from ray_jobs.collect import run_collect
+
+    run_collect(config, options.adapter)
+    return 0
+
+
+def label(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.label import run_label
+
+    run_label(config, options.adapter, dry_run=options.dry_run)
+    return 0
+
+
+def train_prm(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.train_prm import run_train_prm
+
+    run_train_prm(config)
+    return 0
+
+
+def run_code(options: argparse.Namespace) -> int:
+    from ray_jobs.run_code import main as run_code
+
+    return run_code(options.file, options.timeout)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    if options.recipe is not None:
+        config = _checked_config(options, draws_tasks=False)
+        from ray_jobs.sync_doctor import run_sync_doctor
+
+        return run_sync_doctor(config)
+    from ray_jobs.doctor import run_doctor
+
+    return run_doctor()
+
+
+def simulate(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.simulate import run_simulate
+
+    run_simulate(config, options)
+    return 0
