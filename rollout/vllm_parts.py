@@ -43,6 +43,10 @@ def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: 
         options["lora_target_modules"] = list(model.lora_targets)
     if config.device == "cuda":
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
+    else:
+        # The least that takes the longest prompt whole: what comes first, as the proof of new weights, waits for no
+        # other prompts in its step.
+        options["max_num_batched_tokens"] = max(config.max_model_len, config.max_num_seqs)
     llm: Any = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model_path),
