@@ -15,7 +15,7 @@ from configs.run import RunConfig
 from learner.types import Adapter
 from ray_jobs.doctor import Finding, show
 from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
-from rollout.canary import LEAST_MOVE, MAX_MEAN_GAP, CanaryScores, canary_fault
+from rollout.canary import LEAST_MOVE, MAX_MEAN_GAP, CanaryScores, canary_fault, mean_gap
 from rollout.engine import GenerationRequest, PolicyEngine
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def three_versions(learner: "Learner") -> list[Adapter]:
 
     def far_enough(canary: Sequence[float]) -> bool:
         if not versions:
-            return _mean_gap(canary, base.logprobs) >= 3 * MAX_MEAN_GAP
+            return mean_gap(canary, base.logprobs) >= 3 * MAX_MEAN_GAP
         return math.dist(canary, _logprobs(versions[-1])) >= 2 * LEAST_MOVE
 
     for version, size in ((0, 0.01), (1, 0.001), (2, 0.001)):
@@ -160,7 +160,7 @@ def _arrived(
     )
     scores = _scores(adapter, taken.logprobs)
     fault = canary_fault(scores, before)
-    gap = _mean_gap(scores.engine, scores.learner)
+    gap = mean_gap(scores.engine, scores.learner)
     yield Finding(
         state="fail" if fault else "ok",
         what=f"version {version}: engine and learner agree on the canary text",
@@ -242,7 +242,3 @@ def _logprobs(adapter: Adapter) -> Sequence[float]:
 def _canary_ids(adapter: Adapter) -> tuple[int, ...]:
     assert adapter.canary is not None
     return adapter.canary.token_ids
-
-
-def _mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True)) / len(one)

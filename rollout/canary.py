@@ -48,7 +48,7 @@ def canary_fault(now: CanaryScores, before: CanaryScores | None = None) -> str |
 
     `now` is for the version that was loaded last, `before` for the one that this engine had until then.
     """
-    gap = sum(abs(one - two) for one, two in zip(now.engine, now.learner, strict=True)) / len(now.learner)
+    gap = mean_gap(now.engine, now.learner)
     if not gap <= MAX_MEAN_GAP:
         return f"the engine's log-probs of the canary are {gap:.3f} nats from the learner's (bound {MAX_MEAN_GAP})"
     if before is None:
@@ -59,3 +59,8 @@ def canary_fault(now: CanaryScores, before: CanaryScores | None = None) -> str |
             f"the engine still samples with the version before: it moved by {engine:.3f}, the learner by {learner:.3f}"
         )
     return None
+
+
+def mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Mean absolute difference of two rows of log-probs, in nats."""
+    return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True)) / len(one)

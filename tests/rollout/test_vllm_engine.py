@@ -9,7 +9,6 @@ from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
     build_engine,
-    build_learner,
     engine_logprobs,
     in_engine_thread,
     learner_logprobs,
@@ -19,7 +18,6 @@ from real_engine import (
     request,
     sampling_requests,
     until_sampled,
-    without_ends,
 )
 
 from rollout.canary import CanaryScores, canary_fault
@@ -29,18 +27,6 @@ from rollout.types import VersionSwitch
 pytestmark = pytest.mark.slow
 
 PLACES = 16
-
-
-@pytest.fixture(scope="module")
-def model_path():
-    from learner.demo_model import ensure_demo_model
-
-    return ensure_demo_model()
-
-
-@pytest.fixture(scope="module")
-def learner(model_path):
-    return build_learner(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +46,6 @@ async def engine(merged):
     """With the base model and an empty cache."""
     await merged.load_base()
     return merged
-
-
-@pytest.fixture(scope="module")
-def chat(model_path):
-    from rollout.building import build_chat
-
-    return build_chat(model_path)
-
-
-@pytest.fixture(scope="module")
-def prompt(chat):
-    return chat.prompt("You are helpful. " * 12, "What is 2 + 3?")
-
-
-@pytest.fixture
-def endless(monkeypatch):
-    without_ends(monkeypatch)
 
 
 # An adapter that comes while requests run.

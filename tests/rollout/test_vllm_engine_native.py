@@ -8,7 +8,6 @@ from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
     build_engine,
-    build_learner,
     in_engine_thread,
     learner_logprobs,
     load,
@@ -17,24 +16,11 @@ from real_engine import (
     request,
     sampling_requests,
     until_sampled,
-    without_ends,
 )
 
 from rollout.canary import CanaryScores, canary_fault
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def model_path():
-    from learner.demo_model import ensure_demo_model
-
-    return ensure_demo_model()
-
-
-@pytest.fixture(scope="module")
-def learner(model_path):
-    return build_learner(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +47,6 @@ def pinning(engine, monkeypatch):
     """The engine of `refresh = "trajectory"`."""
     monkeypatch.setattr(engine, "_config", engine._config.model_copy(update={"refresh": "trajectory"}))
     return engine
-
-
-@pytest.fixture(scope="module")
-def prompt(model_path):
-    from rollout.building import build_chat
-
-    return build_chat(model_path).prompt("You are helpful. " * 12, "What is 2 + 3?")
-
-
-@pytest.fixture
-def endless(monkeypatch):
-    without_ends(monkeypatch)
 
 
 async def versions_held(engine):
