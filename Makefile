@@ -5,15 +5,18 @@ RECIPE ?= configs/recipes/demo_cpu.toml
 ARGS ?=
 # PYTHON, CXX, AGENTFLOW_CACHE and the package index are read from the environment or from make's arguments.
 export VENV EXTRA PYTHON
+# Every actor and every command of a test imports torch or vLLM: 7 s on two cores, twice that where nothing is cached.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentflow-$(EXTRA)
 
-.PHONY: help setup train test test-fast test-faults check lock
+.PHONY: help setup train test test-fast test-faults check docs lock
 
 help:
 	@echo "make train   set up, run the main job, end with a report (ARGS='key=value ...' overrides the recipe)"
 	@echo "make test    set up, run all tests (make test-fast: those without Ray and the model)"
 	@echo "make check   lint, types and the layer rule"
+	@echo "make docs    build the documentation into site/ (needs no network)"
 	@echo "make setup   only the set-up (EXTRA=gpu on a CUDA machine)"
 	@echo "make lock    mend the lock file after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 
@@ -29,7 +32,7 @@ test: setup
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-fast: setup
-	@$(BIN)/python -m pytest -m "not ray and not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not ray and not slow and not faults" $(ARGS)
 
 test-faults: setup
 	@$(BIN)/python -m pytest -m faults $(ARGS)
@@ -39,6 +42,10 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_layers.py
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 lock: setup
 	@bash .ci/setup lock $(ARGS)

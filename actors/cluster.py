@@ -2,35 +2,51 @@
 
 import logging
 import os
+import socket
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from configs.cluster import ClusterConfig
 
-QUIET = {
+WORKER_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray would run actors at the lowest priority, behind whatever else the machine does.
-    "RAY_worker_niceness": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TQDM_DISABLE": "1",
 }
+"""What every process of a run has in its environment, on whatever machine."""
+
+QUIET = WORKER_ENV | {
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would run actors at the lowest priority, behind whatever else the machine does.
+    "RAY_worker_niceness": "0",
+}
+
+
+LISTEN_PATIENCE_S = 5.0
+
+
+class ClusterError(RuntimeError):
+    """The run cannot join its cluster; the message says which one, why and what to do."""
 
 
 def start_ray(config: ClusterConfig) -> None:
-    """Connect to `config.address`, or start Ray on loopback with at least the two CPUs that actors claim."""
+    """Join the cluster that `config` or the environment names, or start Ray on loopback with at least the two CPUs that
+    actors claim. Raises ClusterError."""
     os.environ.update(QUIET)
-    if config.address:
-        ray.init(address=config.address, log_to_driver=False)
+    if address := config.joined:
+        _join(address)
         return
     # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
     # of several machines needs; with this it stays on loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
     ray.init(
+        # Without this Ray would join whatever cluster was started on this machine last.
+        address="local",
         num_cpus=max(2, os.cpu_count() or 1),
         include_dashboard=config.dashboard,
         log_to_driver=False,
@@ -42,3 +58,51 @@ def start_ray(config: ClusterConfig) -> None:
 def stop_ray() -> None:
     """Leave the cluster; one that this run started ends with it."""
     ray.shutdown()
+
+
+def _join(address: str) -> None:
+    # The environment of a submitted job came with it; Ray's complaint about a second one would print its keys.
+    submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    try:
+        found = find_cluster(address)
+        if address == "auto":
+            # As Ray does: a cluster that was started here took the token up by itself. One that has none would take the
+            # answers of a driver that has one for those of a stranger, so that elsewhere RAY_AUTH_MODE must say it.
+            use_token()
+        ray.init(
+            address=found,
+            runtime_env=None if submitted else {"env_vars": WORKER_ENV},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"cannot join the Ray cluster at '{address}': {str(error).partition(chr(10))[0]}; see that it runs (`ray "
+            f"status --address {address}`) and, where it asks for a token, that RAY_AUTH_MODE=token is set, or start "
+            "one with `ray start --head`; cluster.address=local does without"
+        ) from error
+
+
+def find_cluster(address: str) -> str:
+    """The address, or for `auto` that of the cluster on this machine, where somebody listens. Raises OSError and
+    ValueError."""
+    found = services.canonicalize_bootstrap_address_or_die(address)
+    check_listens(found)
+    return str(found)
+
+
+def use_token() -> None:
+    """From now on this process shows clusters the user's Ray token, where there is one and nothing forbids it."""
+    logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def check_listens(address: str) -> None:
+    """Raises ConnectionError where nobody listens at `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConnectionError(f"'{address}' is not of the form host:port")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"nothing listens at {address} ({error})") from error

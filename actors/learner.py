@@ -18,11 +18,11 @@ from rollout.buffer import Batch
 from rollout.types import Trajectory
 
 
-@ray.remote
-class LearnerActor:
-    def __init__(self, config: RunConfig, build_learner: Callable[[], Learner]) -> None:
-        self._config = config
-        self._learner = build_learner()
+class LearnerCalls:
+    """What a learner is asked for, whether it is alone or one of several ranks."""
+
+    _config: RunConfig
+    _learner: Learner
 
     def ready(self) -> bool:
         return True
@@ -52,15 +52,16 @@ class LearnerActor:
                 temperature=self._config.rollout.temperature,
                 credit=self._config.reward.credit,
                 prm_weight=prm_weight,
-                min_policy_version=batch.oldest_version,
+                version_ages=batch.version_ages,
             )
         ]
         return self._learner.train_step(build_batch(samples, microbatch_tokens=self._config.learner.microbatch_tokens))
 
     def publish(self, store: Any) -> int:
-        """Hand the current adapter to the store; returns its version."""
+        """Hand the current adapter to the store; returns its version. Of several ranks one does."""
         adapter = self._learner.adapter()
-        ray.get(store.publish.remote(adapter))
+        if self._learner.writes:
+            ray.get(store.publish.remote(adapter))
         return adapter.policy_version
 
     def load_checkpoint(self, folder: Path) -> None:
@@ -72,3 +73,15 @@ class LearnerActor:
 
     def save_checkpoint(self, folder: Path) -> Path:
         return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints)
+
+
+@ray.remote
+class LearnerActor(LearnerCalls):
+    """A learner in one process."""
+
+    def __init__(self, config: RunConfig, build_learner: Callable[[], Learner]) -> None:
+        self._config = config
+        self._learner = build_learner()
+
+    def __repr__(self) -> str:
+        return "Learner"

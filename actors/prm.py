@@ -29,6 +29,9 @@ class PrmActor:
         if trained.exists():
             self._prm.load(trained)
 
+    def __repr__(self) -> str:
+        return "PRM"
+
     async def ready(self) -> bool:
         return True
 
@@ -41,6 +44,7 @@ class PrmActor:
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
         """The loss of every optimizer step, as it is done. Begins untrained, whatever weights were loaded before: a
         training that was cut off behind its save must not be followed by a second one on top."""
+        del self._prm, self._scorer  # never two models in memory
         self._take(self._untrained())
         for loss in train_prm(self._prm, steps, seed=self._seed):
             yield loss

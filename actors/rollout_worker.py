@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from actors.following import WeightFollower
+from actors.gauges import WORKER_GAUGES, set_gauges
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import TaskSampler
@@ -19,7 +20,7 @@ from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
 from reward.types import PrmError
 from rollout.buffer import WorkerStatus
-from rollout.lifecycle import GroupResult, Permit
+from rollout.lifecycle import GroupResult, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
 from rollout.workload import Workload
@@ -48,6 +49,10 @@ class RolloutWorkerActor:
         self._running: dict[Lease, asyncio.Task[None]] = {}
         self._draining = False
 
+    def __repr__(self) -> str:
+        """Ray asks for it once, when the actor is made."""
+        return f"RolloutWorker({self._index})"
+
     async def ready(self) -> bool:
         return True
 
@@ -64,6 +69,7 @@ class RolloutWorkerActor:
             follower = background.create_task(self._follower.follow())
             while not self._draining:
                 await self._free_place()
+                self._show()
                 admission = await self._workload.waiting(self._store.admit.remote(self._status()))
                 if admission.closed:
                     break
@@ -118,21 +124,36 @@ class RolloutWorkerActor:
             free_places=max(0, self._workload.num_places - len(self._running)),
         )
 
+    def _show(self) -> None:
+        """To whoever watches the cluster, also where no train step ends for long."""
+        load = self._worker.engine.load
+        state = {
+            "worker/policy_version": self._follower.proven_version,
+            "worker/running": len(self._running),
+            "worker/places": self._workload.num_places,
+            "worker/kv_usage": load.kv_usage,
+            "worker/waiting": load.num_waiting,
+        }
+        set_gauges(state, WORKER_GAUGES, run=self._config.name, worker=str(self._index))
+
     async def _run_group(self, permit: Permit) -> None:
         try:
             await self._store.complete.remote(permit.lease, await self._judged(permit))
         finally:
             del self._running[permit.lease]
+            self._show()
             self._end_with_the_engine()
 
     async def _judged(self, permit: Permit) -> GroupResult:
         started = time.monotonic()
         try:
-            task, group_id = self._tasks.task(permit.task), f"g{permit.ordinal:06d}"
-            group = await self._worker.run_group(task, group_id, self._config.rollout.group_size)
+            task, name = self._tasks.task(permit.task), group_id(permit.ordinal)
+            group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
             judging = time.monotonic()
             scored = await self._judge.judge(group)
+            if self._config.memory.enabled:
+                await self._worker.remember(scored.solved)
         except Exception as error:
             # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
             return failed_result(error)

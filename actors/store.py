@@ -72,6 +72,9 @@ class StoreActor:
         self._behind_since: dict[int, float] = {}
         self._closed = False
 
+    def __repr__(self) -> str:
+        return "Store"
+
     # --- groups ----------------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus) -> Admission:

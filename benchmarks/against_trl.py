@@ -19,9 +19,11 @@ sure, the rate at which rollouts were finished inside the timed steps is printed
 TRL: the pinned version in an environment of its own, with our very versions of torch, transformers and PEFT, run by
 `trl_peer.py`. It gets the settings that suit a CPU: all 64 completions generated as one batch, no gradient
 checkpointing, bf16 mixed precision (its default), its fused LM head, no reference model (KL weight 0), so no extra
-forward, no logging of texts, no saving. vLLM is off because TRL runs it on accelerators only. Weights may be loaded in
-float32 (TRL's default) or bf16, and the update may go through in one or several microbatches: every `--trl-variants`
-is measured, and the fastest counts. TRL has neither a grammar nor our acknowledged weight sync to pay for.
+forward, no logging of texts, no saving, and, as our learner, an allocator that keeps what it has: without it a batch of
+14 GB of activations spends half of its time in page faults. vLLM is off because TRL runs it on
+accelerators only. Weights may be loaded in float32 (TRL's default) or bf16, and the update may go through in one or
+several microbatches: every `--trl-variants` is measured, and the fastest counts. TRL has neither a grammar nor our
+acknowledged weight sync to pay for.
 
 Completions must be of like length for the rates to mean the same: tokens per completion are printed, and the ratio of
 trained completion tokens per second beside that of trajectories. The lower one is the result (target 5x).
@@ -31,14 +33,13 @@ eight times, and there is no padding. Generation and update overlap, but share t
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ from typing import Any
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+from trl_environment import foreign_environment, trl_python
 from trl_peer import coin
 
 from actors.cluster import start_ray, stop_ray
@@ -53,9 +55,9 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from envs.tools.toolbox import Toolbox
-from learner.demo_model import cache_dir
 from learner.learner import Learner
 from ray_jobs.cast import Cast
+from ray_jobs.claims import KEEP_MEMORY
 from ray_jobs.cli import DEFAULT_RECIPE
 from ray_jobs.console import Console
 from ray_jobs.phases import cold_start
@@ -70,8 +72,6 @@ from rollout.planner import PlannerDialogue, PlannerSettings
 from rollout.types import Trajectory
 from rollout.worker import Worker
 
-TRL = "1.16.0"
-SAME_VERSIONS = ("torch", "transformers", "peft", "accelerate", "datasets", "numpy")
 PEER = Path(__file__).with_name("trl_peer.py")
 TARGET = 5.0
 JOB = (
@@ -124,7 +124,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=2, help="pipeline_depth of ours")
     parser.add_argument(
         "--trl-variants",
-        default="bfloat16:1,float32:1,bfloat16:4",
+        default="bfloat16:1,bfloat16:8,float32:8",
         help="dtype of TRL's weights and microbatches per train step, several with commas; the fastest counts",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="further changes to the demo recipe")
@@ -204,7 +204,7 @@ def _flip_coin(self: OutcomeReward, trajectory: Trajectory) -> Reward:
 
 def measure_trl(options: argparse.Namespace, repeat: int, variant: str) -> Rate:
     config = _config(options, f"trl-{repeat}-{variant.replace(':', '-')}")
-    python = _trl_python()
+    python = trl_python()
     folder = options.out / config.name
     folder.mkdir(parents=True, exist_ok=True)
     dtype, microbatches = variant.split(":")
@@ -231,9 +231,9 @@ def measure_trl(options: argparse.Namespace, repeat: int, variant: str) -> Rate:
         "seed": config.seed + repeat,
     }
     (folder / "job.json").write_text(json.dumps(job))
-    threads = {"OMP_NUM_THREADS": str(config.learner.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+    own = {"OMP_NUM_THREADS": str(config.learner.num_threads), "TOKENIZERS_PARALLELISM": "false", **KEEP_MEMORY}
     command = [str(python), str(PEER), str(folder / "job.json")]
-    done = subprocess.run(command, env=_foreign_environment() | threads, capture_output=True, text=True)
+    done = subprocess.run(command, env=foreign_environment() | own, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     said = json.loads(done.stdout.strip().splitlines()[-1])
@@ -267,37 +267,6 @@ def _prompts(config: RunConfig, count: int) -> list[dict[str, Any]]:
             ids = PlannerDialogue(nobody, chat, settings, task, tools, task.id)._context
             prompts.append({"token_ids": list(ids), "text": chat._tokenizer.decode(ids)})
     return prompts
-
-
-def _trl_python() -> Path:
-    """The interpreter of an environment with TRL and our versions of what it stands on; made on first use."""
-    folder = cache_dir() / f"trl-{TRL}"
-    python = folder / "bin" / "python"
-    if (folder / "complete").exists():
-        return python
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.exists() else shutil.which("uv")
-    if uv is None:
-        sys.exit("uv is needed to install TRL: run `make setup`, or `pip install uv`")
-    print(f"installing TRL {TRL} into {folder} ...", flush=True)
-    environment = _foreign_environment()
-    if "PIP_FIND_LINKS" in environment:
-        environment.setdefault("UV_FIND_LINKS", environment["PIP_FIND_LINKS"])
-    elif "UV_FIND_LINKS" not in environment:
-        environment.setdefault("UV_TORCH_BACKEND", "cpu")
-    if "PIP_INDEX_URL" in environment:
-        environment.setdefault("UV_DEFAULT_INDEX", environment["PIP_INDEX_URL"])
-    pins = [f"{name}=={importlib.metadata.version(name)}" for name in SAME_VERSIONS]
-    run: Callable[..., Any] = partial(subprocess.run, check=True, env=environment)
-    run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(folder)])
-    run([uv, "pip", "install", "-q", "--python", str(python), f"trl=={TRL}", *pins])
-    (folder / "complete").touch()
-    return python
-
-
-def _foreign_environment() -> dict[str, str]:
-    """Ours, without what would lead another interpreter to our packages."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 # --- the result --------------------------------------------------------------------------------------

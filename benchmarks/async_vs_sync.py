@@ -1,11 +1,11 @@
 """Asynchronous rollouts against our own synchronous mode, end to end, with slow tools and with instant ones.
 
     python benchmarks/async_vs_sync.py --out runs/async-vs-sync [--sync-mode both] [--repeats 3] [--steps 12]
-        [--tasks 150] [--latency 1.3] [key=value ...]
+        [--tasks 150] [--latency 2.0] [--depths 2,4] [--tools slow,instant] [key=value ...]
 
 What is compared. The RL phase of real runs (Ray actors, vLLM, learner, store, ledger) that differ in one knob:
 
-    async      pipeline_depth = 2: rollouts run up to two batches ahead of the learner.
+    async-2    pipeline_depth = 2: rollouts run up to two batches ahead of the learner (any depths with `--depths`).
     sync       pipeline_depth = 0: sample a batch, train on it, sample the next, in lockstep. That is this system's
                synchronous mode, and what makes it bit-reproducible: all trajectories' next turns enter the engine
                together, so every turn waits for the slowest tool of the turn before.
@@ -15,24 +15,27 @@ What is compared. The RL phase of real runs (Ray actors, vLLM, learner, store, l
 
 Everything else is equal: code, machine, threads, recipe, cold-started policy (made once in a repetition, whose runs
 continue from its files), the sequence of tasks, the number of trajectories per train step (2 groups of 8) and of train
-steps. Tasks need one or two searches, then a calculation. Slow tools: a search takes 1.3 s in the median,
-lognormal with a heavy tail, 10 s at most, and the same for the same query in every run (envs.search_latency_s).
-Modes take turns, and their order rotates from repetition to repetition; each repetition has a seed, and so tasks and a
-cold start, of its own. Ratios are taken within a repetition.
+steps. Tasks need one or two searches, then a calculation. Slow tools: a search takes 2 s in the median
+(the middle of the 1 to 3 s that hosted search APIs take), lognormal with a heavy tail, 10 s at most, and the same for
+the same query in every run (envs.search_latency_s). Modes take turns, and their order rotates from repetition to
+repetition; each repetition has a seed, and so tasks and a cold start, of its own. Ratios are taken within a repetition.
 
 What is counted. Trained trajectories per second of the whole RL phase: the asynchronous run's first batch, which
-nothing overlaps, and the rollouts that it leaves unfinished at its end count against it. `finished` also counts
-groups that dynamic sampling dropped. Learner wait is its share of the loop's time.
+nothing overlaps, and the rollouts that it leaves unfinished at its end count against it: the fewer the steps, the more.
+What a long run comes to is the rate without the first step, told beside it. `finished` also counts groups that dynamic
+sampling dropped. Learner wait is its share of the loop's time.
 
 Speed must not be bought with a worse policy: after the same number of trained trajectories both modes' policies solve
 the same held-out tasks, greedily; 95% Wilson intervals over all repetitions, and the paired difference. The solve
-rate while sampling is printed too, but says less: asynchronous samples come from weights that are up to two steps
+rate while sampling is printed too, but says less: asynchronous samples come from weights that are some steps
 older, so while a policy improves theirs must lag, and siblings are not independent, so its interval is too narrow.
 
 What to expect. Engine and learner share the same cores, so overlapping their arithmetic gains next to nothing here:
 with instant tools about 1x (bigger decode batches and filled gaps against threads that compete; target 0.95x). Slow
 tools leave a synchronous run idle: with C seconds of arithmetic per train step and L of waiting for tools its step
-takes C + L, an asynchronous one's C as long as enough groups are in flight, hence (C + L) / C. Several rounds per
+takes C + L, an asynchronous one's C as long as enough groups are in flight, hence (C + L) / C. A deeper pipeline lowers
+C itself: a decode step costs nearly the same for 10 sequences as for 30, and most of those in flight wait for a tool.
+Several rounds per
 batch (dropped groups are replaced) make L large, so does lockstep: it adds up every turn's slowest search, where
 sync-free waits for the slowest trajectory (target 2x, against `sync`). The ratio is a property of C and L: larger
 batches or a slower machine lower it, slower tools raise it.
@@ -46,8 +49,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +69,7 @@ JOB = (
     "evaluation.num_untouched_tasks=0",
 )
 """Changes to the demo recipe. Demonstrations are mostly right, so that the cold-started policy does use its tools."""
-MODES = {
-    "async": ("pipeline_depth=2",),
+SYNCHRONOUS = {
     "sync": ("pipeline_depth=0",),
     "sync-free": ("pipeline_depth=0", "rollout.lockstep=false"),
 }
@@ -92,14 +95,18 @@ class Arm:
 
 def main() -> None:
     options = _options()
-    modes = ("async", *SYNC_MODES[options.sync_mode])
+    asynchronous = {f"async-{depth}": (f"pipeline_depth={depth}",) for depth in options.depths}
+    modes = {**asynchronous, **{mode: SYNCHRONOUS[mode] for mode in SYNC_MODES[options.sync_mode]}}
+    names = list(modes)
     found: dict[tuple[str, str], list[Arm]] = {}
     for repeat in range(options.repeats):
         base = _base(options, repeat)
-        for tools in TARGETS:
-            for place in range(len(modes)):
-                mode = modes[(place + repeat) % len(modes)]
-                arm = _run(options, base, repeat, tools, mode)
+        for tools in options.tools:
+            for place in range(len(names)):
+                mode = names[(place + repeat) % len(names)]
+                latency = options.latency if tools == "slow" else 0.0
+                changes = (f"envs.search_latency_s={latency}", *modes[mode])
+                arm = _run(options, base, repeat, f"{tools}-{mode}-{repeat}", changes)
                 found.setdefault((tools, mode), []).append(arm)
                 print(
                     f"repetition {repeat}, {tools} tools, {mode}: {arm.trained_per_s:.2f} trained trajectories/s, "
@@ -107,9 +114,8 @@ def main() -> None:
                     flush=True,
                 )
     print(_table(found))
-    for tools, target in TARGETS.items():
-        for mode in modes[1:]:
-            print(_comparison(found[tools, "async"], found[tools, mode], f"{tools} tools, async to {mode}", target))
+    for tools, fast, slow in product(options.tools, asynchronous, names[len(asynchronous) :]):
+        print(_comparison(found[tools, fast], found[tools, slow], f"{tools} tools, {fast} to {slow}", TARGETS[tools]))
 
 
 def _options() -> argparse.Namespace:
@@ -119,7 +125,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12, help="train steps of an RL phase")
     parser.add_argument("--tasks", type=int, default=150, help="held-out tasks of a repetition")
-    parser.add_argument("--latency", type=float, default=1.3, help="median seconds of a search of the slow tools")
+    parser.add_argument("--latency", type=float, default=2.0, help="median seconds of a search of the slow tools")
+    parser.add_argument(
+        "--depths",
+        type=lambda text: [int(one) for one in text.split(",")],
+        default=[2, 4],
+        metavar="D[,D]",
+        help="pipeline depths of the asynchronous runs",
+    )
+    parser.add_argument("--tools", type=lambda text: text.split(","), default=list(TARGETS), metavar="slow,instant")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="further changes to the demo recipe")
     return parser.parse_args()
 
@@ -142,12 +156,10 @@ def _base(options: argparse.Namespace, repeat: int) -> Path:
     return folder
 
 
-def _run(options: argparse.Namespace, base: Path, repeat: int, tools: str, mode: str) -> Arm:
-    name = f"{tools}-{mode}-{repeat}"
+def _run(options: argparse.Namespace, base: Path, repeat: int, name: str, mode: Sequence[str]) -> Arm:
     folder = options.out / name
     if not (folder / "summary.json").exists():
-        latency = options.latency if tools == "slow" else 0.0
-        own = (f"seed={repeat}", f"num_steps={options.steps}", f"envs.search_latency_s={latency}", *MODES[mode])
+        own = (f"seed={repeat}", f"num_steps={options.steps}", *mode)
         _prepare(base, folder, _overrides(options, name, *own))
         _agentflow("resume", str(folder))
     return _arm(folder, load_run_config(DEFAULT_RECIPE, _overrides(options, name)).rollout.group_size)
@@ -187,7 +199,7 @@ def _arm(folder: Path, group_size: int) -> Arm:
         learner_wait=sum(row["learner/wait_s"] for row in rows) / sum(row["time/step_s"] for row in rows),
         staleness=facts["staleness"]["mean"],
         finished=round(sum(row["rollout/trajectories"] for row in rows)),
-        right=round(sum(row["rollout/solve_rate"] * row["rollout/trajectories"] for row in rows)),
+        right=round(sum(row.get("rollout/solve_rate", 0.0) * row["rollout/trajectories"] for row in rows)),
         held_out=tuple(outcomes),
         limit=facts["bottleneck"]["text"] if facts["bottleneck"] else "",
     )
@@ -220,12 +232,19 @@ def _table(found: dict[tuple[str, str], list[Arm]]) -> str:
 
 
 def _comparison(fast: Sequence[Arm], slow: Sequence[Arm], name: str, target: float) -> str:
-    ratios = [one.trained_per_s / other.trained_per_s for one, other in zip(fast, slow, strict=True)]
+    def ratio(rate: Callable[[Arm], float]) -> str:
+        return _spread([rate(one) / rate(other) for one, other in zip(fast, slow, strict=True)])
+
     paired = compare_paired(
         [right for arm in slow for right in arm.held_out], [right for arm in fast for right in arm.held_out]
     )
     same = "equal within the interval" if paired.ci95[0] <= 0 <= paired.ci95[1] else "NOT equal"
-    return f"{name}: {_spread(ratios)}x (target {target:g}x); held-out solve rates {same}: {paired.verdict}"
+    return (
+        f"{name}: {ratio(lambda arm: arm.trained_per_s)}x trained trajectories/s (target {target:g}x), "
+        f"{ratio(lambda arm: arm.steady_per_s)}x without each run's first step, "
+        f"{ratio(lambda arm: arm.finished_per_s)}x finished trajectories/s; "
+        f"held-out solve rates {same}: {paired.verdict}"
+    )
 
 
 def _spread(values: Sequence[float]) -> str:

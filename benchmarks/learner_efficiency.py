@@ -9,9 +9,8 @@ over a token's own ancestors, and the output head at trained contexts.
 
 import math
 import os
+import sys
 import time
-
-os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from learner.batching import build_batch
 from learner.learner import Learner
 from learner.packing import pack
 from learner.types import GrammarSpan, TrainingSample
+from ray_jobs.claims import training_env
 from ray_jobs.cli import DEFAULT_RECIPE
 from ray_jobs.preflight import resolve_model
 from rollout.chat import ChatFormat
@@ -61,7 +61,7 @@ def sibling_samples(chat: ChatFormat, group_size: int = 8, num_groups: int = 2) 
             samples.append(
                 TrainingSample(
                     trajectory_id=f"{generated.task.id}/{sibling}",
-                    policy_versions=np.where(loss_mask, 0, -1),
+                    ages=np.where(loss_mask, 0, -1),
                     token_ids=np.array(ids),
                     loss_mask=loss_mask,
                     rollout_logprobs=np.where(loss_mask, np.float32(-1), np.float32(0)),
@@ -90,7 +90,11 @@ def useful_flops(learner: Learner, samples: list[TrainingSample]) -> float:
 
 
 def main() -> None:
-    torch.set_num_threads(os.cpu_count() or 1)
+    num_threads = os.cpu_count() or 1
+    if not (environment := training_env(num_threads, "cpu")).items() <= os.environ.items():
+        # As in the learner's actor: an allocator and a thread pool read these when a process starts.
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | environment)
+    torch.set_num_threads(num_threads)
     config = load_run_config(DEFAULT_RECIPE)
     # The samples' log-probs are made up: the guard would refuse every step that is to be timed.
     unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)

@@ -26,7 +26,7 @@ from benchmarks.simulated_parts import GroupShape, SimulatedLearner, SimulatedWo
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cast import Cast
-from ray_jobs.chaos import PARTS
+from ray_jobs.chaos import part_of
 from ray_jobs.console import Console
 from ray_jobs.phases import cold_start
 from ray_jobs.run import Run
@@ -95,6 +95,7 @@ def make_config(folder: Path, workers: int, num_steps: int) -> RunConfig:
             "rollout.engine.num_threads=1",
             "learner.num_threads=1",
             "cold_start.num_demonstrations=0",
+            "cluster.patience_s=300",
         ],
     )
 
@@ -110,7 +111,7 @@ def measure(workers: int, shape: GroupShape, num_steps: int, padding: int) -> Me
                 build_worker=partial(SimulatedWorker, shape=shape),
             )
             for index in range(workers):
-                cast.start_worker(index, patience_s=300.0)
+                cast.start_worker(index)
             cast.wait_until_ready()
             run = Run(config=config, console=Console(), folder=run_folder, cast=cast)
             cold_start(run)
@@ -147,8 +148,7 @@ def _processes() -> dict[str, list[int]]:
     """This process, the actors that it started, and under `ray` all else that Ray runs for them."""
     found: dict[str, list[int]] = {"driver": [os.getpid()]}
     for process in psutil.Process().children(recursive=True):
-        title = " ".join(process.cmdline())
-        kind = next((part for part, prefix in PARTS.items() if title.startswith(prefix)), "ray")
+        kind = part_of(" ".join(process.cmdline())) or "ray"
         found.setdefault(kind, []).append(process.pid)
     return found
 

@@ -139,6 +139,8 @@ class SimulatedLearner:
     """Adds one to the weight of every group in a batch. `padding` bytes make its adapter as heavy as a real one's;
     `canary` False leaves the proof of an engine's weights to the digest."""
 
+    writes = True
+
     def __init__(self, *, num_groups: int = 4096, step_s: float = 0.0, padding: int = 0, canary: bool = True) -> None:
         import torch
 
@@ -165,8 +167,7 @@ class SimulatedLearner:
         for ordinal in {int(sample.trajectory_id.lstrip("g").partition("/")[0]) for sample in samples}:
             self._weights.grad[ordinal] = -1.0
         self.optimizer.step()
-        oldest = self.policy_version if batch.oldest_policy_version is None else batch.oldest_policy_version
-        age = float(self.policy_version - oldest)
+        age = float(batch.max_age)
         self.policy_version += 1
         self.num_steps_done += 1
         metrics = {

@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,7 @@ def main() -> None:
     import torch
     import transformers
     import trl
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import AutoTokenizer
 
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["num_threads"])
@@ -35,51 +33,40 @@ def main() -> None:
     # The trainer tokenises prompts itself: they must come out as the very tokens that the other side sends.
     for prompt in job["prompts"]:
         assert tokenizer(prompt["text"]).input_ids == prompt["token_ids"], prompt["text"]
+    ends: list[float] = []
+    trainer = make_trainer(job, tokenizer, ends)
+    trainer.train()
+    logs = [row for row in trainer.state.log_history if "completions/mean_length" in row][1:]
+
+    def mean(name: str) -> float:
+        return sum(row[name] for row in logs) / len(logs)
+
+    result = {
+        "step_s": [end - start for start, end in pairwise(ends)],
+        "trajectories_per_step": job["groups"] * job["group_size"],
+        "tokens_per_completion": mean("completions/mean_length"),
+        "reward": mean("reward"),
+        "without_signal": mean("frac_reward_zero_std"),
+        "versions": {one.__name__: one.__version__ for one in (trl, transformers, torch)},
+    }
+    print(json.dumps(result))
+
+
+def make_trainer(job: dict[str, Any], tokenizer: Any, ends: list[float]) -> Any:
+    """A GRPOTrainer that notes in `ends` when each step, generation and update, was over."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
 
     class Clock(TrainerCallback):
-        """When each step ended, generation and update included."""
-
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.ends.append(time.perf_counter())
+            ends.append(time.perf_counter())
 
-    clock, per_step = Clock(), job["groups"] * job["group_size"]
-    trainer = GRPOTrainer(
+    return GRPOTrainer(
         model=job["model_path"],
         reward_funcs=flip_coins,
-        args=GRPOConfig(
-            output_dir=job["output_dir"],
-            model_init_kwargs={"dtype": job["dtype"]},
-            use_cpu=True,
-            bf16=True,
-            gradient_checkpointing=False,
-            loss_type="dapo",
-            beta=0.0,
-            epsilon=job["clip_low"],
-            epsilon_high=job["clip_high"],
-            learning_rate=job["learning_rate"],
-            lr_scheduler_type="constant",
-            max_grad_norm=job["max_grad_norm"],
-            num_generations=job["group_size"],
-            generation_batch_size=per_step,
-            per_device_train_batch_size=job["microbatch"],
-            gradient_accumulation_steps=per_step // job["microbatch"],
-            max_completion_length=job["max_tokens"],
-            temperature=job["temperature"],
-            top_p=1.0,
-            top_k=0,
-            max_steps=job["steps"],
-            shuffle_dataset=False,
-            logging_steps=1,
-            log_completions=False,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            seed=job["seed"],
-        ),
+        args=settings(job),
         train_dataset=Dataset.from_list([{"prompt": prompt["text"]} for prompt in job["prompts"]]),
         peft_config=LoraConfig(
             r=job["lora_rank"],
@@ -89,19 +76,45 @@ def main() -> None:
             task_type="CAUSAL_LM",
         ),
         processing_class=tokenizer,
-        callbacks=[clock],
+        callbacks=[Clock()],
     )
-    trainer.train()
-    logs = [row for row in trainer.state.log_history if "completions/mean_length" in row]
-    result = {
-        "step_s": [end - start for start, end in zip(clock.ends, clock.ends[1:], strict=False)],
-        "trajectories_per_step": per_step,
-        "tokens_per_completion": sum(row["completions/mean_length"] for row in logs[1:]) / len(logs[1:]),
-        "reward": sum(row["reward"] for row in logs[1:]) / len(logs[1:]),
-        "without_signal": sum(row["frac_reward_zero_std"] for row in logs[1:]) / len(logs[1:]),
-        "versions": {one.__name__: one.__version__ for one in (trl, transformers, torch)},
-    }
-    print(json.dumps(result))
+
+
+def settings(job: dict[str, Any]) -> Any:
+    from trl import GRPOConfig
+
+    per_step = job["groups"] * job["group_size"]
+    return GRPOConfig(
+        output_dir=job["output_dir"],
+        model_init_kwargs={"dtype": job["dtype"]},
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        loss_type="dapo",
+        beta=0.0,
+        epsilon=job["clip_low"],
+        epsilon_high=job["clip_high"],
+        learning_rate=job["learning_rate"],
+        lr_scheduler_type="constant",
+        max_grad_norm=job["max_grad_norm"],
+        num_generations=job["group_size"],
+        generation_batch_size=per_step,
+        per_device_train_batch_size=job["microbatch"],
+        gradient_accumulation_steps=per_step // job["microbatch"],
+        max_completion_length=job["max_tokens"],
+        temperature=job["temperature"],
+        top_p=1.0,
+        top_k=0,
+        max_steps=job["steps"],
+        shuffle_dataset=False,
+        logging_steps=1,
+        log_completions=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        seed=job["seed"],
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,18 @@
 """The world the agent acts in: task mix, tools, code sandbox."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
 
 from configs.base import Config
+from configs.judge import LOOPBACK
+
+BUILT_IN_ACTIONS = (
+    *("think", "search", "code", "answer"),
+    *("wikipedia_search", "web_search", "google_search", "base_generator"),
+)
+_ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class SandboxConfig(Config):
@@ -14,13 +22,92 @@ class SandboxConfig(Config):
     """Address-space limit of one code process."""
 
 
+class WebConfig(Config):
+    """What comes from outside: searches, pages, and the results of one's own tools."""
+
+    finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
+    """Who finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY and
+    GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY."""
+    wikipedia_url: str = Field(default="https://en.wikipedia.org/w/api.php", pattern=r"^https?://\S+$")
+    """The wiki's api.php: another language, or a mirror of one's own."""
+    max_results: int = Field(default=3, ge=1, le=10)
+    """Pages per search, and passages that `web_search` shows."""
+    time_limit_s: float = Field(default=30.0, gt=0, le=600)
+    """Wall-clock limit of one call, attempts and pauses included."""
+    requests_per_minute: float = Field(default=60.0, gt=0, le=100_000)
+    """Each service is asked no faster than this by one worker."""
+    pages_per_minute: float = Field(default=120.0, gt=0, le=100_000)
+    """Pages are fetched no faster than this by one worker."""
+    max_page_bytes: int = Field(default=1_000_000, ge=1000, le=50_000_000)
+    """A page is cut there, also after decompression."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Servers, each "host:port", that pages may be fetched from although they are not on the public internet."""
+    blocked_hosts: tuple[str, ...] = (
+        *("artofproblemsolving.com", "huggingface.co", "kaggle.com", "4nums.com", "github.com"),
+        "githubusercontent.com",
+    )
+    """Hosts, with their subdomains, that print benchmarks together with the answers: nothing of theirs is read."""
+    blocked_questions: str | None = None
+    """File of held-out questions, one a line, plain or JSON with `question`: a result that holds one is left out."""
+    cache_entries: int = Field(default=1024, ge=0)
+    """Results that a worker keeps of each tool in memory, for an hour; 0 keeps none."""
+
+
+class OwnToolConfig(Config):
+    source: str = Field(pattern=r"^(mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
+    """`package.module:Class`, a class with the parts of `envs.types.Tool`; or a tool of an MCP server,
+    `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
+    description: str = ""
+    """What the planner is told of it in a few words; a class says so itself, an MCP server's own words are not used."""
+
+    @model_validator(mode="after")
+    def _outsiders_are_described(self) -> "OwnToolConfig":
+        if self.source.startswith("mcp:") != bool(self.description):
+            raise ValueError("an MCP server's tool needs a description, and a class brings its own")
+        return self
+
+
+class RecordingConfig(Config):
+    path: str | None = None
+    """File of tool results as JSON lines; none: nothing is recorded. Not for tools that remember earlier calls."""
+    mode: Literal["record", "replay"] = "record"
+    """`record` asks what the file lacks and writes it down; `replay` asks nobody, and an attempt at a task that needs
+    what the file lacks ends unscored."""
+
+
+class BaseGeneratorConfig(Config):
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^\s@?#]+[^\s@?#/]$")
+    """Root of a server that speaks the OpenAI chat-completions protocol; none: the run's own frozen base model."""
+    model: str = ""
+    """The server's name of the model."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the API key; none sends no key."""
+    max_tokens: int = Field(default=128, ge=1, le=8192)
+    """Length limit of an answer."""
+
+    @model_validator(mode="after")
+    def _server_is_whole_and_safe(self) -> "BaseGeneratorConfig":
+        if self.base_url is not None and not self.model:
+            raise ValueError("base_url needs model, the server's name of the model to ask")
+        if self.base_url is not None and self.api_key_env is not None:
+            url = TypeAdapter(HttpUrl).validate_python(self.base_url)
+            if url.scheme != "https" and url.host not in LOOPBACK:
+                raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
+        return self
+
+
 class EnvsConfig(Config):
     mix: dict[str, float] = {"lookup": 0.6, "two_lookup": 0.4}
-    """Data set name -> share of the tasks."""
+    """Data set name -> share of the tasks. Generated: arith, lookup, two_lookup, branch, game24; from `data_path`:
+    own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
     data_path: str | None = None
-    """Local file for data sets that are not generated (AIME, Game of 24)."""
-    actions: tuple[Literal["think", "search", "code", "answer"], ...] = ("think", "search", "code", "answer")
-    """Actions in the planner's grammar; `answer` is always needed."""
+    """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines of one's own (`own_text`,
+    `own_integer`, `own_math`, `own_choice`)."""
+    actions: tuple[str, ...] = ("think", "search", "code", "answer")
+    """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
+    Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""
+    tools: dict[str, OwnToolConfig] = {}
+    """Further actions by name: tools of one's own, and of MCP servers."""
     search: Literal["offline", "tavily"] = "offline"
     """`offline` searches the generated catalogue; `tavily` needs TAVILY_API_KEY."""
     search_latency_s: float = Field(default=0.0, ge=0, le=60)
@@ -31,6 +118,9 @@ class EnvsConfig(Config):
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
     sandbox: SandboxConfig = SandboxConfig()
+    web: WebConfig = WebConfig()
+    recording: RecordingConfig = RecordingConfig()
+    base_generator: BaseGeneratorConfig = BaseGeneratorConfig()
 
     @field_validator("mix")
     @classmethod
@@ -44,4 +134,18 @@ class EnvsConfig(Config):
     def _can_answer(cls, actions: tuple[str, ...]) -> tuple[str, ...]:
         if "answer" not in actions:
             raise ValueError("actions must contain 'answer', or no task could ever end")
+        if len(set(actions)) != len(actions):
+            raise ValueError("an action stands twice")
         return actions
+
+    @model_validator(mode="after")
+    def _actions_are_known(self) -> "EnvsConfig":
+        for name in self.tools:
+            if name in BUILT_IN_ACTIONS or not _ACTION_NAME.fullmatch(name):
+                raise ValueError(f"tools.{name}: a name is at most 40 of a-z, 0-9 and _, and none of the built-in ones")
+        unknown = [action for action in self.actions if action not in (*BUILT_IN_ACTIONS, *self.tools)]
+        if unknown:
+            raise ValueError(
+                f"actions: '{unknown[0]}' is not built in ({', '.join(BUILT_IN_ACTIONS)}) and not among envs.tools"
+            )
+        return self

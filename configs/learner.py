@@ -48,10 +48,14 @@ class LearnerConfig(Config):
     schedule: Literal["constant", "linear"] = "constant"
     """After the warm-up: `constant`, or falling in a straight line to zero after the last train step."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decay of the adapter's weights."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm beyond which the gradient is scaled down."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """How far below 1 a token's ratio may fall before a negative advantage stops pushing it; in `grpo` and `flow_grpo`
+    also how far above 1 it may rise."""
     clip_high: float = Field(default=0.28, gt=0)
+    """How far above 1 a ratio may rise before a positive advantage stops pushing it (`dapo`)."""
     correction: CorrectionConfig = CorrectionConfig()
     guard: GuardConfig = GuardConfig()
     overlong: Literal["none", "soft", "filter"] = "none"
@@ -59,10 +63,22 @@ class LearnerConfig(Config):
     overlong_cache_tokens: int = Field(default=16, ge=0)
     """Length before the limit over which the soft penalty grows from 0 to -1."""
     microbatch_tokens: int = Field(default=1024, ge=64)
-    """Most distinct tokens of one forward pass; shared prefixes count once."""
+    """Most distinct tokens of one forward pass; shared prefixes count once. A longer trajectory goes alone."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what it computed: a fraction of the memory for
+    about a third more work. What long trajectories on one card need."""
+    logit_chunk_tokens: int = Field(default=128, ge=1)
+    """Positions whose logits (one number per word of the vocabulary each) exist at a time."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the learner."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the learner computes; `cuda` needs a GPU and the `gpu` extra."""
+    num_workers: int = Field(default=1, ge=1)
+    """Processes (ranks) that share out the microbatches of a train step; on `cuda` each has a card."""
+    zero_stage: Literal[1, 2, 3] = 1
+    """What the ranks share out besides (DeepSpeed ZeRO). 1: the optimizer's moments. 2: the adapter's gradients too,
+    which are as small. 3: all weights, the frozen base too, which are gathered layer by layer in every pass: for a
+    base that leaves no room on one card. Without effect where num_workers is 1."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Train steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)

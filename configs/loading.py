@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,14 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(_describe(detail) for detail in error.errors())) from None
+
+
+def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """The configuration with other values at these dotted keys, checked again. Raises pydantic's ValidationError."""
+    values = config.model_dump()
+    for key, value in changes.items():
+        _set(values, key, value)
+    return RunConfig.model_validate(values)
 
 
 def render_config(config: RunConfig) -> str:
@@ -75,14 +83,21 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override '{override}' must look like learner.learning_rate=2e-6")
-    *parents, leaf = key.strip().split(".")
+    try:
+        _set(values, key.strip(), _parse_value(text.strip()))
+    except ConfigError as error:
+        raise ConfigError(f"override '{override}': {error}") from None
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
     table = values
     for parent in parents:
         child = table.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"override '{override}': '{parent}' is a value, not a table")
+            raise ConfigError(f"'{parent}' is a value, not a table")
         table = child
-    table[leaf] = _parse_value(text.strip())
+    table[leaf] = value
 
 
 def _parse_value(text: str) -> Any:

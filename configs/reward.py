@@ -47,25 +47,31 @@ class PrmConfig(Config):
     num_layers: int | None = Field(default=None, ge=1)
     """Keep only the first so many layers of the base, for speed on a CPU; none keeps all."""
     lora_rank: int = Field(default=16, ge=1, le=512)
+    """Rank r of the PRM's adapter."""
     lora_alpha: float = Field(default=32.0, gt=0)
+    """Its scale's numerator; the delta of a weight is alpha / r * B A."""
     max_tokens: int = Field(default=1024, ge=32)
     """Tokens of one step's text; older context is cut, never the decision."""
     held_out_share: float = Field(default=0.25, gt=0, lt=1)
     """Share of the tasks whose steps the PRM never sees in training."""
-    junk_share: float = Field(default=0.25, ge=0, le=1)
+    junk_share: float = Field(default=0.5, ge=0, le=1)
     """Worthless decisions with label 0 added to the training steps, as a share of them."""
     spoilt_share: float = Field(default=0.5, ge=0, le=2)
     """Copies of right steps with one digit or word changed and label 0, as a share of the right steps."""
     num_epochs: int = Field(default=3, ge=1)
+    """Times that every training step is gone through."""
     batch_tasks: int = Field(default=4, ge=1)
     """Tasks whose steps make one optimizer step."""
     learning_rate: float = Field(default=2e-4, gt=0)
     """AdamW's step size for the adapter; the head's is ten times that. It falls linearly to zero."""
     microbatch_tokens: int = Field(default=2048, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what it computed, for less memory."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the PRM."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the PRM computes; `cuda` needs a GPU and the `gpu` extra."""
 
 
 class AlarmConfig(Config):

@@ -23,6 +23,9 @@ class EngineConfig(Config):
     """When a trajectory takes up new weights: at its next `turn`, or never (`trajectory`; needs `native`)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and activations of the engine."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Cards of one machine over which each engine spreads every layer, for a model that one card does not hold. Beyond
+    1 it needs `cuda` and `native`, and an engine has its cards for itself."""
     max_num_seqs: int = Field(default=64, ge=1)
     """Requests decoded together."""
     max_model_len: int = Field(default=1024, ge=64)
@@ -31,11 +34,22 @@ class EngineConfig(Config):
     """Memory for the KV cache."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the engine."""
+    metrics: bool = False
+    """Send vLLM's own metrics through Ray's, for Prometheus; they cost a little time in every engine step."""
 
     @model_validator(mode="after")
     def _pinning_needs_several_versions(self) -> "EngineConfig":
         if self.refresh == "trajectory" and self.adapter_mode == "merged":
             raise ValueError("refresh = 'trajectory' needs adapter_mode = 'native': a merged engine has one version")
+        return self
+
+    @model_validator(mode="after")
+    def _spread_engines_are_on_cards(self) -> "EngineConfig":
+        if self.tensor_parallel > 1 and (self.device, self.adapter_mode) != ("cuda", "native"):
+            raise ValueError(
+                f"tensor_parallel = {self.tensor_parallel} needs device = 'cuda' and adapter_mode = 'native', not "
+                f"'{self.device}' and '{self.adapter_mode}': merged weights are replaced in one process only"
+            )
         return self
 
 

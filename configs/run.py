@@ -2,27 +2,26 @@
 
 from pydantic import Field, model_validator
 
+from configs.backend import BackendConfig
 from configs.base import Config
+from configs.card import CardConfig
 from configs.cluster import ClusterConfig
 from configs.envs import EnvsConfig
+from configs.evaluation import EvaluationConfig
 from configs.learner import ColdStartConfig, LearnerConfig
+from configs.memory import MemoryConfig
 from configs.model import ModelConfig
 from configs.reward import CollectConfig, LabelConfig, PrmConfig, RewardConfig
 from configs.rollout import RolloutConfig
-
-
-class EvaluationConfig(Config):
-    num_tasks: int = Field(default=300, ge=1)
-    """Held-out tasks on which the cold-started and the trained policy are compared, paired."""
-    num_untouched_tasks: int = Field(default=100, ge=0)
-    """The first so many of the same tasks are also given to the untouched model."""
 
 
 class RunConfig(Config):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Folder of the run below `output_dir`."""
     output_dir: str = "runs"
+    """Folder of all runs, from the one the command is called in."""
     seed: int = Field(default=0, ge=0)
+    """Decides tasks, demonstrations, the adapter's start and sampling; equal in what is to be compared."""
     num_steps: int = Field(default=12, ge=0)
     """Train steps (optimizer steps of the RL phase)."""
     batch_groups: int = Field(default=4, ge=1)
@@ -30,7 +29,7 @@ class RunConfig(Config):
     pipeline_depth: int = Field(default=1, ge=0)
     """Batches that rollouts may run ahead (D). 0 is synchronous and bit-reproducible."""
     max_staleness: int = Field(default=8, ge=0)
-    """Tokens that are more versions older than the learner than this are left out of the loss (S)."""
+    """Tokens of weights that are more train steps old than this are left out of the loss (S)."""
     max_tasks: int | None = Field(default=None, ge=1)
     """Tasks to draw at most: the run ends when all of them are trained or dropped, however few steps that took."""
     max_empty_batches: int = Field(default=10, ge=1)
@@ -45,7 +44,23 @@ class RunConfig(Config):
     learner: LearnerConfig = LearnerConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
+    memory: MemoryConfig = MemoryConfig()
+    backend: BackendConfig = BackendConfig()
+    """What `solve` and `evaluate` ask; training samples in its own engines, whatever stands here."""
+
+    @property
+    def shares_card(self) -> bool:
+        """Whether learner, PRM and first rollout worker divide one card that is reserved for them."""
+        learner, engine = self.learner, self.rollout.engine
+        alone = learner.num_workers == 1 and engine.tensor_parallel == 1
+        return self.card.shared and alone and learner.device == engine.device == "cuda"
+
+    @property
+    def evaluation_mix(self) -> dict[str, float]:
+        """The shares of the held-out tasks."""
+        return self.envs.mix if self.evaluation.mix is None else self.evaluation.mix
 
     @model_validator(mode="after")
     def _frozen_modules_have_frozen_weights(self) -> "RunConfig":
@@ -54,6 +69,22 @@ class RunConfig(Config):
             raise ValueError(
                 "rollout.verifier/generator.kind = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
+            )
+        asks_base = "base_generator" in self.envs.actions and self.envs.base_generator.base_url is None
+        if asks_base and self.backend.kind == "vllm" and self.rollout.engine.adapter_mode == "merged":
+            raise ValueError(
+                "envs.actions with 'base_generator' needs envs.base_generator.base_url, or rollout.engine.adapter_mode "
+                "= 'native': a merged engine holds no frozen weights to ask"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_serves_all_workers(self) -> "RunConfig":
+        most = max(self.rollout.num_workers, self.rollout.max_workers or 0)
+        if self.memory.enabled and self.memory.serves_one_worker and most > 1:
+            raise ValueError(
+                f"memory.location = '{self.memory.location}' is a folder, which one rollout worker can use, and there "
+                f"may be {most}: give the address of a Qdrant server"
             )
         return self
 

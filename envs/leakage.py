@@ -1,4 +1,5 @@
-"""Leaks: training questions that are questions of a test set, in other words or other LaTeX."""
+"""Leaks: training questions that are questions of a test set, in other words or other LaTeX; questions in what was
+retrieved."""
 
 import json
 import re
@@ -24,6 +25,7 @@ CONTAINMENT_LEAK = 0.60
 _SHOWN_CHARS = 80
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _LATEX = re.compile(r"\\(?:begin|end) ?\{[^}]*\}|\\[a-z]+\*?|\\.|[${}]", re.DOTALL)
+_WORD = re.compile(r"[^\W_]+")
 _NOT_COMPARED = re.compile(r"[^\w+\-*/=<>^|!%]|_")
 _ASK = r"\b(?:find|compute|determine|calculate|evaluate|what is)"
 _VARIABLES = r"\b[a-z]\b(?:[ ,]+(?:and )?[a-z]\b)*"
@@ -91,6 +93,54 @@ def write_leak_report(path: Path, checks: Sequence[LeakCheck], test_questions: S
         "review": [_entry(check, test_questions) for check in checks if check.verdict == "review"],
     }
     path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieved:
+    """What the tools of one attempt at a task brought in."""
+
+    id: str
+    question: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalAudit:
+    """How much of each question was found in what was retrieved for it.
+
+    `shares`: for each attempt, its id and a number in [0, 1]. `num_searched` attempts retrieved anything. `leaked` are
+    the ids of those with a share of at least CONTAINMENT_LEAK: the question itself was found, most likely with its
+    answer.
+    """
+
+    shares: tuple[tuple[str, float], ...]
+    num_searched: int
+    leaked: tuple[str, ...]
+
+
+def audit_retrieved(attempts: Iterable[Retrieved]) -> RetrievalAudit:
+    """The leakage audit of an evaluation, over every attempt whose tools could search."""
+    rows = [(one.id, question_share(one.question, one.texts), any(map(str.strip, one.texts))) for one in attempts]
+    return RetrievalAudit(
+        shares=tuple((id, share) for id, share, _ in rows),
+        num_searched=sum(searched for _, _, searched in rows),
+        leaked=tuple(id for id, share, _ in rows if share >= CONTAINMENT_LEAK),
+    )
+
+
+def question_share(question: str, texts: Iterable[str]) -> float:
+    """The share of a question's character 13-grams that stands in any of `texts`, in [0, 1].
+
+    LaTeX commands, stock phrases, case, spaces and punctuation do not count. 0 for a question too short for one.
+    """
+    found = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
+    return containment(_Text.of(question).long_grams, found)
+
+
+def word_grams(text: str, n: int) -> list[str]:
+    """Every run of `n` words, in order; none in a shorter text. Case, punctuation and LaTeX commands do not count."""
+    words = _WORD.findall(_LATEX.sub(" ", unicodedata.normalize("NFKC", text).casefold()))
+    return [" ".join(words[start : start + n]) for start in range(len(words) - n + 1)]
 
 
 def char_grams(text: str, n: int) -> frozenset[str]:

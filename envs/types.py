@@ -32,10 +32,12 @@ class ToolResult:
 
     `text` is what the planner reads. `error` is None, or the category of a failure that the caller's
     input caused ("timeout", "memory", "syntax", ...): an observation, never an infrastructure fault.
+    `foreign`: the text comes from outside and may be hostile; models read it as a marked quotation.
     """
 
     text: str
     error: str | None = None
+    foreign: bool = False
 
 
 class ToolUnavailableError(RuntimeError):
@@ -43,7 +45,11 @@ class ToolUnavailableError(RuntimeError):
 
 
 class Tool(Protocol):
-    """One action of the planner. `call` raises `ToolUnavailableError` for infrastructure faults only."""
+    """One action of the planner.
+
+    `name` stands in the planner's grammar and `description` in its prompt. `arguments` is the planner's
+    `action_input`, any text at all. `call` raises `ToolUnavailableError` for infrastructure faults only.
+    """
 
     name: str
     description: str

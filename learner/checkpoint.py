@@ -23,19 +23,22 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(learner: Learner, parent: Path, *, keep: int) -> Path:
-    """Write adapter, optimizer and random state of the current version below `parent`, atomically.
+    """Write adapter, optimizer and random state of the current version below `parent`, atomically. Of several ranks,
+    which all call this, one writes; its files are those of a learner in one process.
 
     The manifest is written last, the folder renamed after everything is on disk. Older checkpoints beyond
     `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
     """
-    adapter = learner.adapter()
+    adapter, optimizer = learner.adapter(), learner.optimizer.state_dict()
     target = parent / f"v{adapter.policy_version:06d}"
+    if not learner.writes:
+        return target
     partial = parent / f".{target.name}.{os.getpid()}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / "adapter.safetensors").write_bytes(adapter.data)
-        state = {"optimizer": learner.optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
+        state = {"optimizer": optimizer, "torch_rng": torch.get_rng_state()}
         torch.save(state, partial / "optimizer.pt")
         write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
         shutil.rmtree(target, ignore_errors=True)
@@ -84,6 +87,8 @@ def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
             return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
         except CheckpointError as error:
             faults.append(str(error))
+        except KeyError as missing:
+            faults.append(f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}")
     return None, faults
 
 

@@ -16,7 +16,7 @@ _PER_TOKEN = ("clip_high", "clip_low", "ratio", "logprob_gap_abs", "mismatch_k3"
 def age_sums(
     learner_logprobs: Tensor, rollout_logprobs: Tensor, weights: Tensor, loss_mask: Tensor, ages: Tensor
 ) -> dict[str, float]:
-    """Sums over loss tokens split by age, the learner's policy version minus the one that sampled the token.
+    """Sums over loss tokens split by age, the train steps since the weights that sampled the token.
 
     All `[B, T]`; `weights` are the correction's. The mismatch is k3 = exp(d) - d - 1 with d = learner - rollout
     log-prob, an estimate of KL(rollout || learner). At age 0 both hold the same weights: whatever mismatch there is is
@@ -39,21 +39,19 @@ def age_sums(
         }
 
 
-def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch, policy_version: int) -> dict[str, float]:
-    """The sums of the losses and of `age_sums` as metrics per token; `policy_version` is the one being updated.
+def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str, float]:
+    """The sums of the losses and of `age_sums` as metrics per token.
 
     What is split by age is there only where such tokens are.
     """
     tokens = max(batch.num_loss_tokens, 1)
     sampled = max(batch.num_loss_tokens + batch.num_masked_tokens, 1)
-    oldest = policy_version if batch.oldest_policy_version is None else batch.oldest_policy_version
     metrics = {name: sums.get(name, 0.0) / tokens for name in _PER_TOKEN}
     metrics |= {
         "effective_sample_size": _effective_share(sums, "", tokens),
         "correction_masked_share": sums.get("correction_masked", 0.0) / tokens,
         "stale_masked_share": batch.num_masked_tokens / sampled,
-        "staleness_max": float(policy_version - oldest),
-        "age_max": float(policy_version - oldest),
+        "staleness_max": float(batch.max_age),
         "age_mean": sums.get("age", 0.0) / tokens,
     }
     if sums.get("tokens_age0"):

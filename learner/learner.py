@@ -1,11 +1,13 @@
 """The learner: batches to updates of the policy, and the adapter that each update leaves behind."""
 
 import hashlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,12 +16,16 @@ from configs.model import ModelConfig
 from learner.corrections import Correction
 from learner.guard import age_sums, off_policy_metrics, refusal
 from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
+from learner.optim import LocalAdamW, Optimizer, Ranks
 from learner.packing import pack, split_microbatches
 from learner.policy import Policy
-from learner.samples import scoring_sample
+from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
 from rollout.canary import TEXT as CANARY_TEXT
 from rollout.canary import Canary
+
+NOTHING = scoring_sample([0, 0])
+"""What a rank computes while others still have samples."""
 
 
 class Learner:
@@ -27,7 +33,8 @@ class Learner:
 
     `off_policy` switches the configured correction on; without it a batch is taken to be sampled by the very
     weights it updates. `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
-    that were skipped.
+    that were skipped. `ranks` says which of the processes this is that learn together; they have joined
+    (`data_parallel`), and all of them are asked the same things in the same order.
     """
 
     def __init__(
@@ -39,20 +46,34 @@ class Learner:
         off_policy: bool,
         seed: int,
         mixed_precision: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config = config
         self._correction = Correction(**config.correction.model_dump()) if off_policy else Correction(kind="bypass")
-        self.policy = Policy(model_path, model, device=config.device, seed=seed, mixed_precision=mixed_precision)
+        self.policy = Policy(
+            model_path,
+            model,
+            device=config.device,
+            seed=seed,
+            mixed_precision=mixed_precision,
+            gradient_checkpointing=config.gradient_checkpointing,
+            logit_chunk_tokens=config.logit_chunk_tokens,
+        )
         self.policy_version = 0
+        self._step_logprobs: dict[str, np.ndarray] = {}
+        self.optimizer = self._build_optimizer(ranks)
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes files and publishes: of several ranks, the first does."""
+        return self.optimizer.writes
 
     def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0, num_steps: int | None = None) -> None:
         """Forget the moments: the cold start's have no meaning for RL. The step size rises over `warmup_steps` and,
         with `num_steps`, falls in a straight line that is zero after so many steps."""
-        self.optimizer = torch.optim.AdamW(
-            self.policy.trainable_parameters(), lr=learning_rate, weight_decay=self.config.weight_decay
-        )
+        self.optimizer.reset(learning_rate)
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
         self._num_steps = num_steps
@@ -62,9 +83,10 @@ class Learner:
         """One RL update, one new version. A step that the guard refuses, or a batch without loss tokens, changes
         nothing but the version and the place in the schedule, and says so."""
         started = time.perf_counter()
+        self._step_logprobs = {}
         sums = self._accumulate(batch.microbatches, lambda rows: self._rl_loss(rows, batch))
-        metrics = off_policy_metrics(sums, batch, self.policy_version)
-        metrics |= {"loss": sums["loss"], "grad_norm": self._clip_gradient()}
+        metrics = off_policy_metrics(sums, batch)
+        metrics |= {"loss": sums["loss"], "grad_norm": self.optimizer.clipped_norm(self.config.max_grad_norm)}
         skipped = refusal(metrics, batch, self.config.guard)
         self._finish_step(update=skipped is None)
         self.policy_version += 1
@@ -76,7 +98,12 @@ class Learner:
             "learner/packed_tokens": sums["packed_tokens"],
             "learner/sequence_tokens": sums["sequence_tokens"],
         }
-        return StepResult(policy_version=self.policy_version, metrics=metrics, skipped=skipped)
+        return StepResult(
+            policy_version=self.policy_version,
+            metrics=metrics,
+            skipped=skipped,
+            learner_logprobs=self._all_logprobs(),
+        )
 
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
         """One supervised update: mean negative log-likelihood of the trained tokens. No new version.
@@ -92,7 +119,11 @@ class Learner:
             return -self.policy.logprobs(rows).sum() / num_tokens, {}
 
         sums = self._accumulate(split_microbatches(samples, self.config.microbatch_tokens), loss)
-        grad_norm = self._clip_gradient(error_if_nonfinite=True)
+        grad_norm = self.optimizer.clipped_norm(self.config.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise RuntimeError(
+                f"cold_start/grad_norm must be finite, it is {grad_norm}; lower cold_start.learning_rate"
+            )
         self._finish_step(update=True)
         metrics = {
             "cold_start/loss": sums["loss"],
@@ -106,13 +137,12 @@ class Learner:
         """The current adapter as bytes, with their digest and canary."""
         import safetensors.torch
 
-        data = safetensors.torch.save(self.policy.adapter_state())
-        return Adapter(
-            policy_version=self.policy_version,
-            data=data,
-            digest=hashlib.sha256(data).hexdigest(),
-            canary=self._canary(),
-        )
+        with self.optimizer.whole():
+            data = safetensors.torch.save(self.policy.adapter_state())
+        digest = hashlib.sha256(data).hexdigest()
+        if len(digests := set(self.optimizer.gather(digest))) > 1:
+            raise RuntimeError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
+        return Adapter(policy_version=self.policy_version, data=data, digest=digest, canary=self._canary())
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
@@ -121,8 +151,16 @@ class Learner:
         digest = hashlib.sha256(adapter.data).hexdigest()
         if digest != adapter.digest:
             raise ValueError(f"adapter v{adapter.policy_version}: digest {digest[:12]} != {adapter.digest[:12]}")
-        self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
+        with self.optimizer.whole(write=True):
+            self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
+
+    def _build_optimizer(self, ranks: Ranks | None) -> Optimizer:
+        if ranks is None:
+            return LocalAdamW(self.policy.trainable_parameters(), weight_decay=self.config.weight_decay)
+        from learner.data_parallel import ShardedAdamW
+
+        return ShardedAdamW(self.policy, self.config, ranks)
 
     def _canary(self) -> Canary:
         """Log-probs of the canary text, at temperature 1 and without a grammar."""
@@ -134,13 +172,13 @@ class Learner:
     def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a microbatch and the sums that its tokens add to the step's."""
         learner = self.policy.logprobs(rows)
-        rollout, advantages, mask, turn_ids, versions = (
+        self._step_logprobs |= trained_logprobs(rows, learner)
+        rollout, advantages, mask, turn_ids, ages = (
             _padded([getattr(row, name) for row in rows], learner.shape[1], learner.device)
-            for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "policy_versions")
+            for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
         ref = self._ref_logprobs(rows)
         output = self._objective((learner, rollout, advantages, mask), batch, turn_ids=turn_ids, ref_logprobs=ref)
-        ages = self.policy_version - versions
         return output.loss, output.metrics | age_sums(learner, rollout, output.weights, mask, ages)
 
     def _objective(
@@ -193,34 +231,41 @@ class Learner:
         microbatches: Sequence[Sequence[TrainingSample]],
         loss_of: Callable[[Sequence[TrainingSample]], tuple[Tensor, dict[str, float]]],
     ) -> dict[str, float]:
-        """Backward through every microbatch; sums of losses and metrics."""
+        """Backward through every microbatch, with other ranks where there are some; sums of losses and metrics."""
         sums: dict[str, float] = defaultdict(float)
-        for rows in microbatches:
-            loss, metrics = loss_of(rows)
-            loss.backward()
+        share = self.optimizer.share(microbatches)
+        for number, rows in enumerate(share, start=1):
+            loss, metrics = loss_of(rows or [NOTHING])
+            self.optimizer.backward(loss if rows else 0 * loss, last=number == len(share))
+            if not rows:
+                continue
             for name, value in metrics.items():
                 sums[name] += value
             sums["loss"] += float(loss.detach())
             sums["packed_tokens"] += len(pack(rows).token_ids)
             sums["sequence_tokens"] += sum(len(row.token_ids) for row in rows)
-        return sums
+        total: dict[str, float] = defaultdict(float)
+        # In the order of ranks: each gets the very same numbers, and decides alike.
+        for one in self.optimizer.gather(dict(sums)):
+            for name, value in one.items():
+                total[name] += value
+        return total
 
-    def _clip_gradient(self, *, error_if_nonfinite: bool = False) -> float:
-        """Scale the gradient down to its largest norm; returns the norm that it had."""
-        parameters = self.policy.trainable_parameters()
-        norm = torch.nn.utils.clip_grad_norm_(
-            parameters, self.config.max_grad_norm, error_if_nonfinite=error_if_nonfinite
-        )
-        return float(norm)
+    def _all_logprobs(self) -> dict[str, np.ndarray]:
+        """Those of all ranks' samples."""
+        gathered: dict[str, np.ndarray] = {}
+        for own in self.optimizer.gather(self._step_logprobs):
+            gathered |= own
+        gathered.pop(NOTHING.trajectory_id, None)
+        return gathered
 
     def _finish_step(self, *, update: bool) -> None:
         """Go on in the schedule, update the weights unless the step is skipped, clear the gradient."""
         self.num_steps_done += 1
         if update:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate * self._schedule()
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.update(self._learning_rate * self._schedule())
+        else:
+            self.optimizer.discard()
 
     def _schedule(self) -> float:
         """The share of the step size at this step: rising over the warm-up, falling over the steps planned."""

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-CHUNK_CONTEXTS = 128
-
 Constrain = Callable[[Tensor, int, int], None]
 """`constrain(logits, start, end)`: set to -inf, in place, the logits `[end - start, V]` of tokens that the
 sampler's grammar did not allow after contexts start to end."""
@@ -19,13 +17,16 @@ def token_logprobs(
     constrain: Constrain,
     context_of: Tensor,
     tokens: Tensor,
+    *,
+    chunk_contexts: int,
 ) -> Tensor:
     """Float32 log-softmax of `hidden @ head_weight.T / temperature` over the tokens left by `constrain`, at `tokens`.
 
     hidden `[C, H]`, head_weight `[V, H]` (frozen), temperatures `[C]`, context_of and tokens `[N]`: returns
-    `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`.
+    `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`. The logits of
+    `chunk_contexts` contexts exist at a time, `[chunk_contexts, V]`; the result does not depend on it.
     """
-    return _TokenLogprobs.apply(hidden, head_weight, temperatures, constrain, context_of, tokens)
+    return _TokenLogprobs.apply(hidden, head_weight, temperatures, constrain, context_of, tokens, chunk_contexts)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -42,11 +43,12 @@ class _TokenLogprobs(torch.autograd.Function):
         constrain: Constrain,
         context_of: Tensor,
         tokens: Tensor,
+        chunk_contexts: int,
     ) -> Tensor:
         result = torch.empty(len(tokens), device=hidden.device)
         expected = torch.empty(hidden.shape, device=hidden.device)
-        for start in range(0, len(hidden), CHUNK_CONTEXTS):
-            end = min(start + CHUNK_CONTEXTS, len(hidden))
+        for start in range(0, len(hidden), chunk_contexts):
+            end = min(start + chunk_contexts, len(hidden))
             logits = (hidden[start:end].to(head_weight.dtype) @ head_weight.T).float()
             logits.div_(temperatures[start:end, None])
             constrain(logits, start, end)
@@ -69,4 +71,4 @@ class _TokenLogprobs(torch.autograd.Function):
         result = expected.mul(-mass[:, None])
         result.index_add_(0, context_of, head_weight[tokens].float() * grad[:, None])
         result.div_(temperatures[:, None])
-        return result.to(ctx.hidden_dtype), None, None, None, None, None  # type: ignore[attr-defined]
+        return result.to(ctx.hidden_dtype), None, None, None, None, None, None  # type: ignore[attr-defined]

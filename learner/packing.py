@@ -10,6 +10,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+BLOCK_NODES = 128
+"""Nodes of a row whose attention is computed together."""
+
 
 class TokenSequence(Protocol):
     """Anything that is a token sequence of the forward pass: `token_ids` is `[T]`."""
@@ -83,7 +86,7 @@ def _grow(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
     batch: list[Sample] = []
     size = 0
     for sample in samples:
-        added = len(sample.token_ids) - (_common_prefix(batch[-1], sample) if batch else 0)
+        added = len(sample.token_ids) - (common_prefix(batch[-1], sample) if batch else 0)
         if batch and size + added > max_tokens:
             yield batch
             batch, size, added = [], 0, len(sample.token_ids)
@@ -93,7 +96,7 @@ def _grow(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
         yield batch
 
 
-def _common_prefix(left: TokenSequence, right: TokenSequence) -> int:
+def common_prefix(left: TokenSequence, right: TokenSequence) -> int:
     length = min(len(left.token_ids), len(right.token_ids))
     differs = np.nonzero(left.token_ids[:length] != right.token_ids[:length])[0]
     return int(differs[0]) if len(differs) else length

@@ -20,7 +20,15 @@ class Policy(Backbone):
     """The backbone under the sampler's temperature and grammar; softmax in float32."""
 
     def __init__(
-        self, model_path: Path, config: ModelConfig, *, device: str, seed: int, mixed_precision: bool = True
+        self,
+        model_path: Path,
+        config: ModelConfig,
+        *,
+        device: str,
+        seed: int,
+        mixed_precision: bool = True,
+        gradient_checkpointing: bool = False,
+        logit_chunk_tokens: int = 128,
     ) -> None:
         super().__init__(
             model_path,
@@ -30,7 +38,9 @@ class Policy(Backbone):
             device=device,
             seed=seed,
             mixed_precision=mixed_precision,
+            gradient_checkpointing=gradient_checkpointing,
         )
+        self._logit_chunk_tokens = logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> Tensor:
@@ -45,6 +55,7 @@ class Policy(Backbone):
             self._constraint(targets),
             self.tensor(targets.context_of),
             self.tensor(targets.tokens),
+            chunk_contexts=self._logit_chunk_tokens,
         )
         shape = (len(samples), max(len(sample.token_ids) for sample in samples))
         where = self.tensor(targets.rows), self.tensor(targets.columns)

@@ -1,6 +1,7 @@
 """Trajectories to training samples: the engine's own tokens and log-probs, laid out on one axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +14,15 @@ def build_samples(
     turn_advantages: Sequence[Sequence[float]],
     *,
     temperature: float,
-    min_policy_version: int | None = None,
+    version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
     """One sample per trajectory that has a non-zero advantage; all tokens of a turn share the turn's.
 
     `turn_advantages` holds one list per trajectory with one number per planner turn. A trajectory whose every token is
-    older than `min_policy_version` still gives a sample, so that its masked tokens are counted; a batch leaves it out.
+    too old still gives a sample, so that its masked tokens are counted; a batch leaves it out.
     """
     return [
-        build_sample(trajectory, advantages, temperature=temperature, min_policy_version=min_policy_version)
+        build_sample(trajectory, advantages, temperature=temperature, version_ages=version_ages)
         for trajectory, advantages in zip(group.trajectories, turn_advantages, strict=True)
         if any(advantages)
     ]
@@ -32,19 +33,22 @@ def build_sample(
     turn_advantages: Sequence[float],
     *,
     temperature: float,
-    min_policy_version: int | None = None,
+    version_ages: Mapping[int, int] | None = None,
 ) -> TrainingSample:
     """Lay the planner's turns on one axis. Raises ValueError where a turn's prompt does not continue the
     tokens before it: training on that would train on a context nobody sampled in.
 
-    Tokens that a version before `min_policy_version` sampled are taken out of the loss mask (None: no token is), one
-    by one: what comes after them in the same turn, from newer weights, is trained.
+    `version_ages` tells the age of each version's weights in train steps (None: all are the learner's own). Tokens of
+    a version that it lacks are too old and are taken out of the loss mask, one by one: what comes after them in the
+    same turn, from newer weights, is trained. Raises ValueError for a trajectory that a server sampled: without its
+    log-probs there is nothing to train on.
     """
+    _require_tokens(trajectory)
     turns = trajectory.planner_turns
     last = turns[-1]
     token_ids = np.array(last.prompt_token_ids + last.completion.token_ids, dtype=np.int64)
     sampled = np.zeros(len(token_ids), dtype=bool)
-    versions = np.full(len(token_ids), -1, dtype=np.int64)
+    ages = np.full(len(token_ids), -1, dtype=np.int64)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     advantages = np.zeros(len(token_ids), dtype=np.float32)
     turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
@@ -54,15 +58,15 @@ def build_sample(
         turn_ids[start:end] = index
         if turn.trainable:
             sampled[start:end] = True
-            versions[start:end] = turn.completion.token_versions
+            ages[start:end] = _ages_of(turn, version_ages)
             advantages[start:end] = advantage
             logprobs[start:end] = turn.completion.logprobs
         if turn.grammar is not None:
             spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
-    trained = sampled if min_policy_version is None else sampled & (versions >= min_policy_version)
+    trained = sampled & (ages >= 0)
     return TrainingSample(
         trajectory_id=trajectory.id,
-        policy_versions=np.where(trained, versions, -1),
+        ages=ages,
         token_ids=token_ids,
         loss_mask=trained,
         rollout_logprobs=np.where(trained, logprobs, np.float32(0)),
@@ -74,6 +78,20 @@ def build_sample(
     )
 
 
+def _require_tokens(trajectory: Trajectory) -> None:
+    if trajectory.served:
+        raise ValueError(
+            f"trajectory {trajectory.id} was answered by a server, without token ids and log-probs: it can never be "
+            "trained on"
+        )
+
+
+def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
+    """Of each token; -1 for those that are too old."""
+    versions = turn.completion.token_versions
+    return [0] * len(versions) if version_ages is None else [version_ages.get(version, -1) for version in versions]
+
+
 def _turn_span(turn: Turn, token_ids: np.ndarray, trajectory_id: str) -> tuple[int, int]:
     start = len(turn.prompt_token_ids)
     end = start + len(turn.completion.token_ids)
@@ -83,6 +101,15 @@ def _turn_span(turn: Turn, token_ids: np.ndarray, trajectory_id: str) -> tuple[i
     return start, end
 
 
+def trained_logprobs(rows: Sequence[TrainingSample], logprobs: Any) -> dict[str, np.ndarray]:
+    """The log-probs of each sample's trained tokens, by trajectory, as float32 `[num_loss_tokens]`. `logprobs` is a
+    tensor `[B, T]`, on any device."""
+    values = logprobs.detach().float().cpu().numpy()
+    return {
+        row.trajectory_id: line[: len(row.loss_mask)][row.loss_mask] for row, line in zip(rows, values, strict=True)
+    }
+
+
 def scoring_sample(token_ids: Sequence[int]) -> TrainingSample:
     """Plain text as a sample, every token but the first of which has a log-prob; nothing to train."""
     count = len(token_ids)
@@ -90,7 +117,7 @@ def scoring_sample(token_ids: Sequence[int]) -> TrainingSample:
     mask[0] = False
     return TrainingSample(
         trajectory_id="",
-        policy_versions=np.full(count, -1, dtype=np.int64),
+        ages=np.full(count, -1, dtype=np.int64),
         token_ids=np.array(token_ids, dtype=np.int64),
         loss_mask=mask,
         rollout_logprobs=np.zeros(count, dtype=np.float32),

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from learner.packing import BLOCK_NODES
 
 ATTENTION = "agentflow_tree"
-BLOCK_NODES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBlock:
-    """Nodes `[start, end)` attend to the nodes `keys` `[K]` where `mask` `[end - start, K]` is True."""
+    """Nodes `[start, end)` read the nodes `keys` `[K]`. `mask` `[end - start, K]` is added to the scores: 0 or -inf."""
 
     start: int
     end: int
@@ -37,7 +39,7 @@ def plan_attention(mask: np.ndarray, device: torch.device) -> tuple[AttentionBlo
                 start=start,
                 end=start + len(rows),
                 keys=torch.from_numpy(keys).to(device),
-                mask=torch.from_numpy(rows[:, keys]).to(device),
+                mask=torch.from_numpy(np.where(rows[:, keys], np.float32(0), np.float32("-inf"))).to(device),
             )
         )
     return tuple(blocks)
@@ -50,25 +52,89 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
+    scaling: float,
     tree_blocks: Sequence[AttentionBlock] = (),
+    tree_recompute: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`; returns `[1, N, heads, d]`."""
-    repeats = query.shape[1] // key.shape[1]
-    parts = [
-        torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, block.start : block.end],
-            key.index_select(2, block.keys).repeat_interleave(repeats, dim=1),
-            value.index_select(2, block.keys).repeat_interleave(repeats, dim=1),
-            attn_mask=block.mask[None, None],
-            dropout_p=dropout,
-            scale=scaling,
-        )
-        for block in tree_blocks
-    ]
+    """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`; returns `[1, N, heads, d]`.
+
+    Every block keeps its own copy of the keys and values that it reads for the backward pass, together some
+    N / 256 times the keys and values, and on a CPU its weights, `heads * N * K` numbers; with `tree_recompute` it makes
+    them again there instead.
+    """
+    attend = _attend_on_cpu if query.device.type == "cpu" else _attend
+    parts = []
+    for block in tree_blocks:
+        inputs = block, query, key, value, scaling
+        if tree_recompute:
+            parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(attend(*inputs))
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _attend(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """`[1, heads, end - start, d]`: what the nodes of a block read, by torch's fused kernel."""
+    repeats = query.shape[1] // key.shape[1]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query[:, :, block.start : block.end],
+        key.index_select(2, block.keys).repeat_interleave(repeats, dim=1),
+        value.index_select(2, block.keys).repeat_interleave(repeats, dim=1),
+        attn_mask=block.mask.to(query.dtype)[None, None],
+        scale=scale,
+    )
+
+
+def _attend_on_cpu(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """The same in four products. The fused CPU kernel spends three times as long on the backward pass of such blocks,
+    and would be given each key once per head that shares it."""
+    _, heads, _, width = query.shape
+    num_nodes, kv_heads = block.end - block.start, key.shape[1]
+    shared = (kv_heads, heads // kv_heads * num_nodes, width)
+    mask = block.mask.repeat(heads // kv_heads, 1)[None]
+    read = _Attention.apply(
+        query[0, :, block.start : block.end].reshape(shared),
+        key[0].index_select(1, block.keys),
+        value[0].index_select(1, block.keys),
+        mask,
+        scale,
+    )
+    return read.view(1, heads, num_nodes, width)
+
+
+class _Attention(torch.autograd.Function):
+    """Softmax(scale q k^T + mask) v for q `[B, Q, d]`, k and v `[B, K, d]`, mask `[1, Q, K]` in float32.
+
+    Scores and softmax in float32 whatever q is in, as the fused kernels have them; products with the weights in q's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+    ) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            scores = torch.baddbmm(mask, query.float(), key.float().transpose(1, 2), alpha=scale)
+            weights = torch.softmax(scores, dim=-1).to(value.dtype)
+            ctx.save_for_backward(query, key, value, weights)
+            ctx.scale = scale  # type: ignore[attr-defined]
+            return torch.bmm(weights, value)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        query, key, value, weights = ctx.saved_tensors  # type: ignore[attr-defined]
+        by_weight = torch.bmm(grad, value.transpose(1, 2)).float()
+        held = weights.float()
+        by_score = torch._softmax_backward_data(by_weight, held, -1, torch.float32)
+        by_score = by_score.mul_(ctx.scale).to(query.dtype)  # type: ignore[attr-defined]
+        return (
+            torch.bmm(by_score, key),
+            torch.bmm(by_score.transpose(1, 2), query),
+            torch.bmm(weights.transpose(1, 2), grad),
+            None,
+            None,
+        )
 
 
 def register() -> str:

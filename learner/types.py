@@ -1,7 +1,7 @@
 """What the learner eats and returns: samples, batches, step results, adapters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,13 +21,14 @@ class GrammarSpan:
 class TrainingSample:
     """One trajectory as one sequence; all arrays are `[T]` over `token_ids`.
 
-    `loss_mask` is True at trained tokens; `policy_versions` says which version sampled each and is -1 elsewhere,
-    `rollout_logprobs` and `advantages` are 0 elsewhere. `turn_ids` numbers the planner turns from 0, -1 outside.
-    `temperature` is the sampler's. `num_masked_tokens` would be trained but for their age.
+    `loss_mask` is True at trained tokens; `ages` says by how many train steps the weights that sampled each are older
+    than the learner's and is -1 elsewhere, `rollout_logprobs` and `advantages` are 0 elsewhere. `turn_ids` numbers the
+    planner turns from 0, -1 outside. `temperature` is the sampler's. `num_masked_tokens` would be trained but for
+    their age.
     """
 
     trajectory_id: str
-    policy_versions: np.ndarray
+    ages: np.ndarray
     token_ids: np.ndarray
     loss_mask: np.ndarray
     rollout_logprobs: np.ndarray
@@ -42,33 +43,35 @@ class TrainingSample:
         return int(self.loss_mask.sum())
 
     @property
-    def oldest_policy_version(self) -> int | None:
-        """None for a sample without a trained token."""
-        return min(self.policy_versions[self.loss_mask].tolist(), default=None)
+    def max_age(self) -> int:
+        """0 for a sample without a trained token."""
+        return max(self.ages[self.loss_mask].tolist(), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
     """The samples of one optimizer step, already cut into microbatches (one forward pass each).
 
-    `num_masked_tokens` were too old to train on. `oldest_policy_version` is None where no trained token is left.
+    `num_masked_tokens` were too old to train on. `max_age` is the oldest trained token's, 0 where none is left.
     """
 
     microbatches: tuple[tuple[TrainingSample, ...], ...]
     num_loss_tokens: int
     num_trajectories: int
     num_masked_tokens: int
-    oldest_policy_version: int | None
+    max_age: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one train step did. `policy_version` is the version of the weights it left behind; `skipped` says in a
-    sentence why these are the weights of before, None where they are not."""
+    sentence why these are the weights of before, None where they are not. `learner_logprobs` are those of the trained
+    tokens before the update, `[num_loss_tokens]` float32 by trajectory."""
 
     policy_version: int
     metrics: Mapping[str, float]
     skipped: str | None = None
+    learner_logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

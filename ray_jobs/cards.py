@@ -32,6 +32,11 @@ def scored_cards(group: Sequence[Record]) -> str:
     return "".join(_card(title, chosen[outcome]) for outcome, title in titles.items() if outcome in chosen)
 
 
+def titled_cards(records: Mapping[str, Record]) -> str:
+    """One card a title."""
+    return "".join(_card(title, record) for title, record in records.items())
+
+
 def _card(title: str, record: Record) -> str:
     right = record.get("outcome", record["reward"]) == 1
     worth = [_worth(*pair) for pair in zip(record.get("prm_scores", ()), record.get("advantages", ()), strict=True)]

@@ -1,36 +1,44 @@
 """The actors of one run: how they are started, where they are placed, and what all of them are asked."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.learner import LearnerActor
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
 from actors.store import StoreActor
 from configs.run import RunConfig
 from envs.types import Task
 from learner.learner import Learner
+from learner.optim import Ranks
+from ray_jobs.claims import (
+    learner_claims,
+    place_learner,
+    start_learner,
+    this_node,
+    thread_env,
+    training_env,
+    worker_claim,
+)
+from ray_jobs.preflight import resolve_model
 from ray_jobs.run_folder import RunFolder
 from reward.prm import prm_settings
 from rollout.adapter_store import AdapterMismatchError
 from rollout.types import Trajectory
 from rollout.worker import Worker
 
-NUM_GPUS = {"cpu": 0.0, "cuda": 0.4}
-"""Share of a card that engine and learner each claim; a PRM claims a quarter of that."""
-
-PLACEMENT_PATIENCE_S = 60.0
 SYNC_PATIENCE_S = 300.0
 
-BuildLearner = Callable[[], Learner]
+BuildLearner = Callable[..., Learner]
 BuildWorker = Callable[[int], Worker]
-"""They make the plain objects, in the processes of their actors; a worker by its index."""
+"""They make the plain objects, in the processes of their actors: a worker by its index, a learner of several ranks by
+which of them it is."""
 
 
 class NoRoomError(RuntimeError):
@@ -50,8 +58,13 @@ class Cast:
         self._build_worker = build_worker
         self._placements: dict[int, PlacementGroup] = {}
         self._by_index: dict[int, Any] = {}
+        self._lives: Counter[str] = Counter()
         self.prm: Any = None
-        self.store: Any = StoreActor.options(scheduling_strategy=_this_node()).remote(config, folder.path)
+        self.store: Any = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
+            config, folder.path
+        )
+        # Its own as long as the run lasts: a worker that waits for room must not take that of a learner that died.
+        self._learner_place = place_learner(config)
         self.learner: Any = self._start_learner()
 
     @property
@@ -74,35 +87,49 @@ class Cast:
         """A process reward model over this base: the one that the recipe names, or one that the run will train."""
         trained = Path(self._config.reward.prm_path) if self._config.reward.prm_path else None
         settings = prm_settings(trained) if trained else self._config.prm
+        on_card = settings.device == "cuda"
+        in_place = on_card and self._config.shares_card
         self.prm = PrmActor.options(
+            name=self._name("prm"),
             num_cpus=0,
-            num_gpus=NUM_GPUS[settings.device] / 4,
-            runtime_env={"env_vars": _thread_env(settings.num_threads)},
+            num_gpus=self._config.card.prm if on_card else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_place) if in_place else "DEFAULT",
+            runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
         ).remote(settings, base, self._config.seed, trained or self._folder.prm)
 
-    def has_room(self) -> bool:
-        """Whether the cluster has free what one more worker claims."""
-        free = ray.available_resources()
-        return all(free.get(name, 0.0) >= amount for name, amount in self._bundle.items())
+    def has_place(self, index: int, *, patience_s: float = 0.0) -> bool:
+        """Whether the cluster keeps room for this worker on one of its machines. It is asked for once and the wish
+        stands, so that a cluster that starts machines on demand knows of it."""
+        if index not in self._placements and not self._beside_learner(index):
+            self._placements[index] = placement_group([self._bundle])
+        place = self._place_of(index)
+        if not patience_s:  # `wait` would give up before Ray has answered
+            return bool(placement_group_table(place)["state"] == "CREATED")
+        return bool(place.wait(patience_s))
 
-    def start_worker(self, index: int, *, patience_s: float = PLACEMENT_PATIENCE_S) -> Any:
-        """A worker in a placement group of its own: a group cannot grow, and workers come and go. Raises NoRoomError
-        when the cluster has no room for it within `patience_s`."""
+    def forget_places(self, wanted: int) -> None:
+        """Give back the room that was asked for and not used, of workers beyond so many."""
+        for index in [one for one in self._placements if one >= wanted and one not in self._by_index]:
+            remove_placement_group(self._placements.pop(index))
+
+    def start_worker(self, index: int) -> Any:
+        """A worker in a placement group of its own: a group cannot grow, and workers come and go. Only the first may
+        stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
+        `cluster.patience_s`."""
         bundle = self._bundle
-        placement = placement_group([bundle])
-        if not placement.wait(patience_s):
-            remove_placement_group(placement)
+        if not self.has_place(index, patience_s=self._config.cluster.patience_s):
+            self._leave(index)
             raise NoRoomError(
-                f"no room for rollout worker {index}: it claims {bundle}, of which the cluster has "
-                f"{ {name: ray.available_resources().get(name, 0.0) for name in bundle} } free; "
-                "lower rollout.num_workers or add a node"
+                f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
+                f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
+                "cluster.patience_s to as long as a node takes to start"
             )
-        self._placements[index] = placement
         self._by_index[index] = RolloutWorkerActor.options(
+            name=self._name(f"rollout-{index}"),
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement),
-            runtime_env={"env_vars": _thread_env(self._config.rollout.engine.num_threads)},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._place_of(index)),
+            runtime_env={"env_vars": thread_env(self._config.rollout.engine.num_threads)},
         ).remote(
             self._config, index, self.store, self.prm if self.prm_judges else None, partial(self._build_worker, index)
         )
@@ -111,16 +138,31 @@ class Cast:
     def stop_worker(self, index: int) -> None:
         """End a worker's process and free its place."""
         ray.kill(self._by_index.pop(index))
-        remove_placement_group(self._placements.pop(index))
+        self._leave(index)
 
     def restart_learner(self) -> None:
         ray.kill(self.learner)
         self.learner = self._start_learner()
 
     def wait_until_ready(self) -> None:
-        """Returns when every actor is up; they load side by side."""
-        loading = [self.learner, *self.workers, *([self.prm] if self.prm else [])]
-        ray.get([actor.ready.remote() for actor in loading])
+        """Returns when every actor is up; they load side by side. Raises NoRoomError where the learner has no room
+        within `cluster.patience_s`, or cannot write where the run does."""
+        if not self._learner_place.wait(self._config.cluster.patience_s):
+            claim, *others = learner_claims(self._config)
+            times = f", {len(others) + 1} times," if others else ""
+            raise NoRoomError(
+                f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
+                f"{_amounts(ray.available_resources(), claim)} free; add a node, or set "
+                "cluster.patience_s to as long as a node takes to start"
+            )
+        writing = {"learner": self.learner} | ({"PRM": self.prm} if self.prm else {})
+        ray.get([actor.ready.remote() for actor in (*writing.values(), *self.workers)])
+        for name, actor in writing.items():
+            if not ray.get(actor.__ray_call__.remote(_sees, self._folder.path)):
+                raise NoRoomError(
+                    f"the {name} runs on a machine that does not see the run folder '{self._folder.path}', where it "
+                    "keeps its checkpoints; set output_dir to a folder that all machines share"
+                )
 
     def newest_version(self) -> int:
         """The version that was published last, -1 where none was."""
@@ -151,21 +193,38 @@ class Cast:
                 f"a rollout worker did not take up version {newest} within {SYNC_PATIENCE_S:.0f} s; resume the run"
             ) from error
 
+    def give_back(self) -> None:
+        """Give back all room of a cluster that outlives the run; its actors have ended."""
+        self.forget_places(0)
+        remove_placement_group(self._learner_place)
+
     def close(self) -> None:
         """End engines and sandboxes in order; the cluster's end would only kill them."""
         ray.get([worker.close.remote() for worker in self.workers])
 
     @property
     def _bundle(self) -> dict[str, float]:
-        bundle = {"CPU": 1.0, "GPU": NUM_GPUS[self._config.rollout.engine.device]}
-        return {name: amount for name, amount in bundle.items() if amount}
+        return worker_claim(self._config)
+
+    def _beside_learner(self, index: int) -> bool:
+        return index == 0 and self._config.shares_card
+
+    def _place_of(self, index: int) -> PlacementGroup:
+        return self._learner_place if self._beside_learner(index) else self._placements[index]
+
+    def _leave(self, index: int) -> None:
+        if not self._beside_learner(index):
+            remove_placement_group(self._placements.pop(index))
+
+    def _name(self, role: str) -> str:
+        """What Ray's dashboard calls an actor. Ray frees the name of one that was killed late, so each life of a role
+        has its own."""
+        self._lives[role] += 1
+        life = f"#{self._lives[role]}" if self._lives[role] > 1 else ""
+        return f"agentflow:{self._config.name}:{role}{life}"
 
     def _start_learner(self) -> Any:
-        return LearnerActor.options(
-            num_cpus=1,
-            num_gpus=NUM_GPUS[self._config.learner.device],
-            runtime_env={"env_vars": _thread_env(self._config.learner.num_threads)},
-        ).remote(self._config, self._build_learner)
+        return start_learner(self._config, self._build_learner, self._learner_place, self._name("learner"))
 
 
 def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base: Path | None) -> Cast:
@@ -180,25 +239,31 @@ def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base:
     if prm_base:
         cast.start_prm(prm_base)
     for index in range(config.rollout.num_workers):
+        # All are asked for before one is waited for: a cluster that starts machines starts them together.
+        cast.has_place(index)
+    for index in range(config.rollout.num_workers):
         cast.start_worker(index)
     cast.wait_until_ready()
     return cast
 
 
-def _build_learner(config: RunConfig, model_path: Path) -> Learner:
-    return Learner(model_path, config.model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
+def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    return {name: resources.get(name, 0.0) for name in names}
+
+
+def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None) -> Learner:
+    model, off_policy = _model_here(config.model.path, model_path), config.pipeline_depth > 0
+    return Learner(model, config.model, config.learner, off_policy=off_policy, seed=config.seed, ranks=ranks)
 
 
 def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:
-    return Worker(config, model_path, index=index)
+    return Worker(config, _model_here(config.model.path, model_path), index=index)
 
 
-def _this_node() -> NodeAffinitySchedulingStrategy:
-    """The store's files are on the driver's disk."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+def _sees(_: Any, folder: Path) -> bool:
+    return folder.is_dir()
 
 
-def _thread_env(num_threads: int) -> dict[str, str]:
-    """Ray would give an actor one thread. Waiting threads must soon sleep: where engine and learner share
-    the cores, spinning ones cost both of them most of their speed."""
-    return {"OMP_NUM_THREADS": str(num_threads), "GOMP_SPINCOUNT": "1000"}
+def _model_here(name: str, drivers: Path) -> Path:
+    """The model's folder on this machine, which need not be the driver's: there it may have to be downloaded, too."""
+    return drivers if drivers.exists() else resolve_model(name)

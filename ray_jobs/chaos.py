@@ -24,12 +24,12 @@ from rollout.ledger import Ledger
 from rollout.records import read_records
 
 PARTS = {
-    "rollout": "ray::RolloutWorkerActor",
-    "prm": "ray::PrmActor",
-    "learner": "ray::LearnerActor",
-    "store": "ray::StoreActor",
+    "rollout": "RolloutWorkerActor",
+    "prm": "PrmActor",
+    "learner": "Learner",
+    "store": "StoreActor",
 }
-"""What Ray calls the processes of a run's actors."""
+"""What stands in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"
 """With the driver goes all that it started, as when a machine goes down."""
 
@@ -82,10 +82,8 @@ class Job:
             return {}
         found: dict[str, list[int]] = {EVERYTHING: [self.process.pid]}
         for pid in _descendants(self.process.pid):
-            title = _title(pid)
-            for part, prefix in PARTS.items():
-                if title.startswith(prefix):
-                    found.setdefault(part, []).append(pid)
+            if part := part_of(_title(pid)):
+                found.setdefault(part, []).append(pid)
         return found
 
     def kill(self, part: str, pid: int) -> None:
@@ -98,6 +96,11 @@ class Job:
         if part == EVERYTHING:
             self.process.wait()
         self.kills[part] += 1
+
+
+def part_of(title: str) -> str | None:
+    """The part that a process of Ray with this title is. While an actor starts, its name stands before its class."""
+    return next((part for part, name in PARTS.items() if title.startswith("ray::") and name in title), None)
 
 
 def run_chaos(config: RunConfig, start: Sequence[str], *, kills: int, seed: int, parts: Sequence[str] | None) -> int:

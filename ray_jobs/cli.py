@@ -5,12 +5,21 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from ray_jobs import commands
+from ray_jobs.evaluation_options import add_compare_options, add_evaluation_options
+from ray_jobs.export_options import add_export_options
+from ray_jobs.plan_options import add_plan_options
 from ray_jobs.simulate_options import add_simulate_options
+from ray_jobs.submit_options import add_address, add_submit_options
+from ray_jobs.view_options import add_view_options
 
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
+
+Adding: TypeAlias = "argparse._SubParsersAction[Any]"
+"""Where commands are added to."""
 
 # By name: importing the modules that define them would import torch and Ray.
 USER_ERRORS = (
@@ -18,6 +27,11 @@ USER_ERRORS = (
     "AdapterStoreError",
     "BudgetExceededError",
     "ChatError",
+    "CheckerError",
+    "ClusterError",
+    "JobError",
+    "ComparisonError",
+    "EvaluationError",
     "LabellingStoppedError",
     "NothingCollectedError",
     "PrmError",
@@ -26,12 +40,21 @@ USER_ERRORS = (
     "CheckpointError",
     "RunCutOffError",
     "RunFolderError",
+    "BackendError",
+    "ExportError",
+    "TraceError",
     "SandboxRefusedError",
+    "ToolSetupError",
+    "ServerRefusedError",
     "ChaosError",
     "CrashLoopError",
     "LedgerError",
+    "McpAddressError",
+    "MemoryUnavailableError",
     "NoRoomError",
+    "PlanError",
     "StarvedError",
+    "ViewError",
 )
 
 QUIET = {
@@ -92,7 +115,21 @@ def _parser() -> argparse.ArgumentParser:
         prog="agentflow", description="Asynchronous RL on Ray for the planner of a tool-using agent."
     )
     adding = parser.add_subparsers(required=True, metavar="COMMAND")
+    # The order is that of `agentflow --help`.
+    _add_training(adding)
+    _add_jobs(adding)
+    _add_chaos(adding)
+    _add_evaluation(adding)
+    _add_prm(adding)
+    _add_planning(adding)
+    _add_policies(adding)
+    _add_tools(adding)
+    add_view_options(adding)
+    _add_doctor(adding)
+    return parser
 
+
+def _add_training(adding: Adding) -> None:
     train = adding.add_parser("train", help="train a planner as a recipe says, and report")
     _add_recipe(train, positional=True)
     train.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
@@ -110,6 +147,31 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run, below runs/")
     resume.set_defaults(run=commands.resume)
 
+
+def _add_jobs(adding: Adding) -> None:
+    submit = adding.add_parser("submit", help="run a phase as a job on a Ray cluster, and see what becomes of it")
+    _add_recipe(submit, positional=True)
+    add_submit_options(submit)
+    submit.set_defaults(run=commands.submit)
+
+    status = adding.add_parser("status", help="the jobs of a cluster, or one of them with the end of its log")
+    status.add_argument("job", nargs="?", metavar="JOB", help="as `agentflow submit` named it")
+    add_address(status)
+    status.set_defaults(run=commands.status)
+
+    logs = adding.add_parser("logs", help="the log of a job")
+    logs.add_argument("job", metavar="JOB", help="as `agentflow submit` named it")
+    logs.add_argument("--follow", action="store_true", help="go on until the job has ended")
+    add_address(logs)
+    logs.set_defaults(run=commands.logs)
+
+    stop = adding.add_parser("stop", help="end a job; its run can be resumed")
+    stop.add_argument("job", metavar="JOB", help="as `agentflow submit` named it")
+    add_address(stop)
+    stop.set_defaults(run=commands.stop)
+
+
+def _add_chaos(adding: Adding) -> None:
     chaos = adding.add_parser("chaos", help="run a small job, kill its parts at random, and see whether it is sound")
     _add_recipe(chaos, positional=True)
     chaos.add_argument("--kills", type=int, default=20, help="how many processes to kill (default 20)")
@@ -117,11 +179,21 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("--part", action="append", dest="parts", help="only this part: driver (with all), rollout, ...")
     chaos.set_defaults(run=commands.chaos)
 
-    evaluate = adding.add_parser("evaluate", help="solve held-out tasks with the base model or an adapter")
+
+def _add_evaluation(adding: Adding) -> None:
+    evaluate = adding.add_parser("evaluate", help="solve benchmarks or held-out tasks; goes on where it ended")
     _add_recipe(evaluate, positional=True)
     _add_adapter(evaluate)
+    _add_backend(evaluate)
+    add_evaluation_options(evaluate)
     evaluate.set_defaults(run=commands.evaluate)
 
+    compare = adding.add_parser("compare", help="two evaluations of the same items: paired, tested, and what it proves")
+    add_compare_options(compare)
+    compare.set_defaults(run=commands.compare)
+
+
+def _add_prm(adding: Adding) -> None:
     collect = adding.add_parser("collect", help="collect trajectories of the base model or an adapter, to label")
     _add_recipe(collect, positional=True)
     _add_adapter(collect)
@@ -137,29 +209,62 @@ def _parser() -> argparse.ArgumentParser:
     _add_recipe(train_prm, positional=True)
     train_prm.set_defaults(run=commands.train_prm)
 
+
+def _add_planning(adding: Adding) -> None:
+    plan = adding.add_parser("plan", help="whether a run fits its card: every GiB with its arithmetic")
+    _add_recipe(plan, positional=True)
+    add_plan_options(plan)
+    plan.set_defaults(run=commands.plan)
+
     simulate = adding.add_parser("simulate", help="choose D, S and the number of workers in virtual time")
     _add_recipe(simulate, positional=True)
     add_simulate_options(simulate)
     simulate.set_defaults(run=commands.simulate)
 
+
+def _add_policies(adding: Adding) -> None:
     solve = adding.add_parser("solve", help="solve one question and print the steps as they happen")
     solve.add_argument("question")
     _add_recipe(solve, positional=False)
     _add_adapter(solve)
+    _add_backend(solve)
+    solve.add_argument("--trace", type=Path, metavar="FILE", help="append the trajectory, as training writes them")
     solve.set_defaults(run=commands.solve)
 
+    export = adding.add_parser("export", help="a policy as a merged Hugging Face model, a GGUF file and a Modelfile")
+    add_export_options(export)
+    export.set_defaults(run=commands.export)
+
+    serve = adding.add_parser("serve", help="make an export a model of a running Ollama, and try it")
+    serve.add_argument("export", type=Path, metavar="EXPORT", help="folder that `agentflow export` wrote")
+    serve.add_argument("--model", default="agentflow", help="its name there (default agentflow)")
+    _add_recipe(serve, positional=False)
+    serve.set_defaults(run=commands.serve)
+
+
+def _add_tools(adding: Adding) -> None:
     run_code = adding.add_parser("run-code", help="run a Python file in the sandbox")
     run_code.add_argument("file")
     run_code.add_argument("--timeout", type=float, default=5.0, help="seconds (default 5)")
     run_code.set_defaults(run=commands.run_code)
 
+    serve_tools = adding.add_parser("serve-tools", help="serve a recipe's tools to any MCP client")
+    _add_recipe(serve_tools, positional=True)
+    serve_tools.add_argument(
+        "--transport", choices=("stdio", "http"), default="stdio", help="stdio (default) for one client, http for many"
+    )
+    serve_tools.add_argument("--host", default="127.0.0.1", help="address for http (default 127.0.0.1)")
+    serve_tools.add_argument("--port", type=int, default=8765, help="port for http (default 8765; 0: any free one)")
+    serve_tools.set_defaults(run=commands.serve_tools)
+
+
+def _add_doctor(adding: Adding) -> None:
     doctor = adding.add_parser("doctor", help="what is installed, and what this machine can run")
     says = "prove a recipe's weight sync instead: its learner, its engine, every fault that must be caught"
     doctor.add_argument(
         "--sync", dest="recipe", nargs="?", type=Path, const=DEFAULT_RECIPE, metavar="RECIPE", help=says
     )
     doctor.set_defaults(run=commands.doctor, overrides=[])
-    return parser
 
 
 def _add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
@@ -173,6 +278,11 @@ def _add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
 def _add_adapter(parser: argparse.ArgumentParser) -> None:
     says = "checkpoint folder of a run, or the adapter file in it; `none` (default) is the untouched base model"
     parser.add_argument("--adapter", type=_adapter, metavar="CHECKPOINT", help=says)
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    says = "vllm:FOLDER (a merged model), ollama:MODEL or openai:MODEL; backend.base_url=... says where it listens"
+    parser.add_argument("--backend", metavar="KIND:MODEL", help=says)
 
 
 def _adapter(text: str) -> Path | None:

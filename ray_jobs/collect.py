@@ -8,7 +8,7 @@ from envs.datasets.collection import collection_tasks
 from ray_jobs.collecting import collect_groups, collection_facts
 from ray_jobs.console import Console, sentence
 from ray_jobs.run_folder import run_path
-from ray_jobs.single import open_worker
+from ray_jobs.single import open_policy
 from reward.collected import CollectedGroups
 
 
@@ -17,7 +17,7 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
     console, folder = Console(), run_path(config)
     store = CollectedGroups(folder / "collected")
     tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=folder / "leaks.json")
-    with open_worker(config, adapter) as worker, console.phase("collect", total=len(tasks)) as progress:
+    with open_policy(config, adapter) as worker, console.phase("collect", total=len(tasks)) as progress:
         asyncio.run(collect_groups(tasks, store, config.collect, worker.collect_group, progress.advance))
     console.note(sentence("collected", collection_facts(list(store.trajectories()))))
     console.note(f"trajectories: {folder / 'collected'}")

@@ -11,7 +11,18 @@ if TYPE_CHECKING:
 def _config(options: argparse.Namespace) -> "RunConfig":
     from configs.loading import load_run_config
 
-    return load_run_config(options.recipe, options.overrides)
+    return load_run_config(options.recipe, [*options.overrides, *_backend_overrides(options)])
+
+
+def _backend_overrides(options: argparse.Namespace) -> list[str]:
+    """`--backend KIND:MODEL` in the words of the configuration, which says what is wrong with it."""
+    import json
+
+    kind, _, model = (getattr(options, "backend", None) or "").partition(":")
+    if not kind:
+        return []
+    key = "model.path" if kind == "vllm" else "backend.model"
+    return [f"backend.kind={json.dumps(kind)}", *([f"{key}={json.dumps(model)}"] if model else [])]
 
 
 def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunConfig":
@@ -46,6 +57,31 @@ def resume(options: argparse.Namespace) -> int:
     return 0
 
 
+def submit(options: argparse.Namespace) -> int:
+    from ray_jobs.submit import run_submit
+    from ray_jobs.submit_options import submit_options
+
+    return run_submit(submit_options(options))
+
+
+def status(options: argparse.Namespace) -> int:
+    from ray_jobs.jobs_watch import run_status
+
+    return run_status(options.address, options.job)
+
+
+def logs(options: argparse.Namespace) -> int:
+    from ray_jobs.jobs_watch import run_logs
+
+    return run_logs(options.address, options.job, keep_on=options.follow)
+
+
+def stop(options: argparse.Namespace) -> int:
+    from ray_jobs.jobs_watch import run_stop
+
+    return run_stop(options.address, options.job)
+
+
 def chaos(options: argparse.Namespace) -> int:
     config = _config(options)
     from ray_jobs.chaos import run_chaos
@@ -56,10 +92,28 @@ def chaos(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    config = _checked_config(options, draws_tasks=True)
-    from ray_jobs.evaluate import run_evaluation
+    config = _checked_config(options, draws_tasks=not options.benchmarks)
+    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 
-    run_evaluation(config, options.adapter)
+    run_evaluation(
+        config,
+        EvaluationRequest(
+            adapter=options.adapter,
+            benchmarks=options.benchmarks,
+            data=options.data,
+            whole=not options.part,
+            num_seeds=options.seeds,
+            limit=options.limit,
+            out=options.out,
+        ),
+    )
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    from ray_jobs.compare import run_compare
+
+    run_compare(options.before, options.after, out=options.out, anyway=options.anyway)
     return 0
 
 
@@ -67,7 +121,23 @@ def solve(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=False)
     from ray_jobs.solve import run_solve
 
-    run_solve(config, options.question, options.adapter)
+    run_solve(config, options.question, options.adapter, options.trace)
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    from ray_jobs.export import ExportOptions, run_export
+
+    settings = ExportOptions(formats=options.format, quantization=options.quantize, num_prompts=options.prompts)
+    run_export(options.source, options.recipe, options.to, settings)
+    return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.serve import run_serve
+
+    run_serve(config, options.export, options.model)
     return 0
 
 
@@ -101,6 +171,14 @@ def run_code(options: argparse.Namespace) -> int:
     return run_code(options.file, options.timeout)
 
 
+def serve_tools(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.serve_tools import run_serve_tools
+
+    run_serve_tools(config, transport=options.transport, host=options.host, port=options.port)
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     if options.recipe is not None:
         config = _checked_config(options, draws_tasks=False)
@@ -110,6 +188,13 @@ def doctor(options: argparse.Namespace) -> int:
     from ray_jobs.doctor import run_doctor
 
     return run_doctor()
+
+
+def plan(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from ray_jobs.plan import run_plan
+
+    return run_plan(config, card=options.card, model_config=options.model_config, as_json=options.json)
 
 
 def simulate(options: argparse.Namespace) -> int:

@@ -57,9 +57,9 @@ class PhaseProgress:
         )
         self._task = self._bar.add_task(title, total=total, shown="")
 
-    def advance(self, num: int = 1, **fields: float) -> None:
+    def advance(self, num: int = 1, **fields: float | str) -> None:
         self._done += num
-        shown = "  ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in fields.items())
+        shown = "  ".join(f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items())
         self._bar.update(self._task, advance=num, shown=shown)
         now = time.monotonic()
         if not self._live and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
@@ -139,6 +139,10 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _field(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def _rate_cells(rate: float | None, count: int | None) -> tuple[str, str, str]:

@@ -1,33 +1,207 @@
-"""Evaluate one policy on held-out tasks."""
+"""Evaluate one policy: benchmarks or held-out tasks, every item in the denominator, results as they come."""
 
 import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from configs.run import RunConfig
-from ray_jobs.phases import Evaluation, evaluation_tasks
+from envs.benchmarks.registry import load_benchmark
+from envs.types import Task
+from ray_jobs.evaluation_folder import SUMMARY, EvaluationError, EvaluationFolder, ItemKey, read_evaluation
+from ray_jobs.evaluation_identity import digest_of, identity_of
+from ray_jobs.evaluation_page import write_evaluation_page
+from ray_jobs.evaluation_results import summarize_evaluation
+from ray_jobs.phases import evaluation_tasks
+from ray_jobs.preflight import resolve_model
+from ray_jobs.run_folder import write_json
 from ray_jobs.single import open_worker
-from reward.paired import wilson_interval
+from reward.answer_judge import JUDGED, AnswerJudge
+from reward.scorers import partial_credit, score_answer
+from rollout.records import trajectory_record
+from rollout.solver import Solver
+from rollout.types import Trajectory
 
 
-def run_evaluation(config: RunConfig, adapter: Path | None) -> None:
-    """Greedy, every task in the denominator; prints the solve rate per data set with its 95% interval."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """What is asked for. Without `benchmarks` it is the recipe's held-out tasks; `whole` False takes files that hold a
+    part of a benchmark; `limit` takes so many items of each, the same in every evaluation."""
+
+    adapter: Path | None = None
+    benchmarks: tuple[str, ...] = ()
+    data: Path | None = None
+    whole: bool = True
+    num_seeds: int = 1
+    limit: int | None = None
+    out: Path | None = None
+
+
+def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
+    """Evaluate, or go on where an evaluation was cut off; returns the report. Raises EvaluationError."""
+    _check_settings(config, request)
     console = Console()
-    tasks = evaluation_tasks(config)
-    with console.status("loading the engine"), open_worker(config, adapter) as worker:
-        trajectories = asyncio.run(worker.evaluate(tasks, "evaluate"))
-    evaluation = Evaluation(phase="evaluate", trajectories=tuple(trajectories))
-    table = Table(title=f"Solved by {adapter or 'the base model'}", title_justify="left")
-    for column in ("data set", "solved", "tasks", "95% interval"):
+    tasks = evaluation_items(config, request)
+    served = config.backend.kind != "vllm"
+    model_path = None if served else resolve_model(config.model.path)
+    identity = identity_of(
+        config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
+    )
+    out = request.out or Path(config.output_dir) / f"{config.name}-evaluation-{digest_of(identity)[:8]}"
+    folder = EvaluationFolder(out, identity, seed=config.seed)
+    wanted = [(task, seed) for seed in range(request.num_seeds) for task in tasks]
+    missing = [one for one in wanted if _key(*one) not in folder.done]
+    if len(missing) < len(wanted):
+        console.print(f"{len(wanted) - len(missing)} of {len(wanted)} results are there already")
+    if missing:
+        with console.status("loading the engine"), open_worker(config, request.adapter) as solver:
+            asyncio.run(attempt_all(config, solver, missing, folder, console))
+    return report_evaluation(out, console)
+
+
+def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task]:
+    """The items, benchmark by benchmark. Raises EvaluationError where they cannot be had."""
+    if not request.benchmarks:
+        groups = _by_dataset(evaluation_tasks(config))
+    else:
+        try:
+            groups = {name: load_benchmark(name, request.data, whole=request.whole) for name in request.benchmarks}
+        except (ValueError, OSError, KeyError) as error:
+            raise EvaluationError(_said(error)) from error
+    return [task for name, tasks in groups.items() for task in _some(name, tasks, request.limit)]
+
+
+async def attempt_all(
+    config: RunConfig, solver: Solver, wanted: Sequence[tuple[Task, int]], folder: EvaluationFolder, console: Console
+) -> None:
+    """Every item under its seed, side by side; each result is on disk as soon as it is there."""
+    judge = AnswerJudge(config.evaluation.judge) if config.evaluation.judge else None
+    places = asyncio.Semaphore(solver.max_open)
+    with Progress(console=console, transient=True) as progress:
+        shown = progress.add_task("items", total=len(wanted))
+
+        async def attempt(task: Task, seed: int) -> None:
+            async with places:
+                folder.add(await result_of(config, solver, judge, task, seed))
+            progress.advance(shown)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task, seed in wanted:
+                    group.create_task(attempt(task, seed))
+        except BaseExceptionGroup as errors:
+            # They were cancelled because of the first one; it says what is wrong.
+            raise errors.exceptions[0] from None
+        finally:
+            if judge is not None:
+                await judge.close()
+
+
+async def result_of(
+    config: RunConfig, solver: Solver, judge: AnswerJudge | None, task: Task, seed: int
+) -> dict[str, Any]:
+    """One item: tried again while its engine or tools fail, then scored. A record of `items.jsonl`."""
+    started = time.perf_counter()
+    settings = config.evaluation
+    for attempt in range(1, settings.max_attempts + 1):
+        again = f"#{attempt}" if attempt > 1 else ""
+        trajectory = await solver.attempt(
+            task, f"{task.dataset}/{task.id}/{seed}{again}", temperature=settings.temperature, seed=seed
+        )
+        if trajectory.stop_reason != "infrastructure":
+            break
+    failed = trajectory.stop_reason == "infrastructure"
+    reward = None if failed else score_answer(task, trajectory.answer)
+    asked, judged = await _judged(judge, task, trajectory, reward)
+    return trajectory_record(trajectory, reward=reward, phase="evaluate", step=None) | {
+        "seed": seed,
+        "f1": partial_credit(task, trajectory.answer),
+        "judge_asked": asked,
+        "judged": judged,
+        "attempts": attempt,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def report_evaluation(out: Path, console: Console) -> Path:
+    """Summary, page and table of an evaluation that is complete."""
+    stored = read_evaluation(out)
+    summary = summarize_evaluation(stored)
+    write_json(out / SUMMARY, summary)
+    page = write_evaluation_page(out, stored, summary)
+    console.print(_table(stored.name, summary))
+    if failures := summary["infrastructure_failures"]:
+        console.print(
+            f"[bold]{failures} results are infrastructure failures and count as not solved[/bold]; the same command "
+            "tries only these again"
+        )
+    console.print(f"report: {page}", soft_wrap=True)
+    return page
+
+
+async def _judged(
+    judge: AnswerJudge | None, task: Task, trajectory: Trajectory, reward: float | None
+) -> tuple[bool, bool | None]:
+    if judge is None or task.dataset not in JUDGED or reward != 0.0 or trajectory.answer is None:
+        return False, None
+    return True, await judge.same(task.question, task.answer, trajectory.answer)
+
+
+def _check_settings(config: RunConfig, request: EvaluationRequest) -> None:
+    if request.num_seeds > 1 and config.evaluation.temperature == 0:
+        raise EvaluationError(
+            f"--seeds {request.num_seeds} at evaluation.temperature = 0 are copies of one another; ask for one seed, "
+            "or set evaluation.temperature=0.7"
+        )
+    judge = config.evaluation.judge
+    if judge and judge.api_key_env and not os.environ.get(judge.api_key_env, "").strip():
+        raise EvaluationError(
+            f"evaluation.judge.api_key_env names {judge.api_key_env}, which is not set in the environment; set it, or "
+            "leave it out for a server that needs no key"
+        )
+
+
+def _key(task: Task, seed: int) -> ItemKey:
+    return ItemKey(task.dataset, task.id, seed)
+
+
+def _by_dataset(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.dataset, []).append(task)
+    return groups
+
+
+def _some(name: str, tasks: list[Task], limit: int | None) -> list[Task]:
+    if limit is None or limit >= len(tasks):
+        return tasks
+    return random.Random(f"limit|{name}").sample(tasks, limit)
+
+
+def _said(error: Exception) -> str:
+    """A key by itself is no sentence."""
+    if isinstance(error, KeyError):
+        return f"a row of a benchmark lacks the column {error}; use the original file"
+    return str(error)
+
+
+def _table(name: str, summary: dict[str, Any]) -> Table:
+    table = Table(title=f"Solved by {name}", title_justify="left")
+    for column in ("benchmark", "solved", "items", "95% interval"):
         table.add_column(column)
-    names = sorted({task.dataset for task in tasks})
-    for name in [*names, "all"] if len(names) > 1 else names:
-        right = [
-            ok for one, ok in zip(trajectories, evaluation.right, strict=True) if name in ("all", one.task.dataset)
-        ]
-        low, high = wilson_interval(sum(right), len(right))
-        rate = f"{100 * sum(right) / len(right):.1f}%"
-        table.add_row(name, rate, str(len(right)), f"{100 * low:.1f} to {100 * high:.1f}%")
-    console.print(table)
+    rows = dict(summary["benchmarks"])
+    if len(rows) > 1:
+        rows["all"] = summary
+    for label, row in rows.items():
+        low, high = row["solve_rate_ci95"]
+        interval = f"{100 * low:.1f} to {100 * high:.1f}%"
+        table.add_row(label, f"{100 * row['solve_rate']:.1f}%", str(row["num_items"]), interval)
+    return table

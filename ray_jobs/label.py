@@ -11,7 +11,7 @@ from ray_jobs.console import Console, sentence
 from ray_jobs.labelling import label_steps, labelling_passes
 from ray_jobs.preflight import check_labelling
 from ray_jobs.run_folder import run_path
-from ray_jobs.single import open_worker
+from ray_jobs.single import open_policy
 from reward.collected import CollectedGroups
 from reward.judge import StepJudge
 from rollout.types import Trajectory
@@ -56,7 +56,7 @@ def read_collected(folder: Path) -> list[Trajectory]:
 def _engine(config: RunConfig, adapter: Path | None, dry_run: bool) -> AbstractContextManager[Any]:
     """Only Monte-Carlo needs an engine, to go on from a step."""
     needed = config.label.labeller == "monte_carlo" or config.label.check_share > 0
-    return open_worker(config, adapter) if needed and not dry_run else nullcontext()
+    return open_policy(config, adapter) if needed and not dry_run else nullcontext()
 
 
 def _estimate(config: RunConfig, labeller: Any, num_steps: int, steps: Sequence[Any]) -> str:

@@ -7,15 +7,12 @@ from typing import Any
 
 import ray
 
-from configs.reward import Credit
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks, held_out_tasks
 from envs.types import Task
 from ray_jobs.run import Run
 from reward.collected import outcome_of
-from reward.compose import turn_advantages
 from reward.scorers import score_answer
-from reward.types import ScoredGroup
 from rollout.records import read_records, trajectory_of, trajectory_record
 from rollout.types import Trajectory
 
@@ -37,7 +34,7 @@ class Evaluation:
 def evaluation_tasks(config: RunConfig) -> list[Task]:
     """The held-out tasks of a run: another split, and another seed besides."""
     return held_out_tasks(
-        config.envs.mix,
+        config.evaluation_mix,
         count=config.evaluation.num_tasks,
         seed=config.seed + EVALUATION_SEED_OFFSET,
         path=Path(config.envs.data_path) if config.envs.data_path else None,
@@ -98,7 +95,7 @@ def _imitate(run: Run) -> Mapping[str, Any]:
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
             rate = settings.learning_rate * (1 - step / len(batches))
             result = ray.get(run.cast.learner.imitate_step.remote(batch, rate))
-            run.folder.log_metrics(step, result.metrics)
+            run.log_metrics(step, result.metrics)
             phase.progress.advance(loss=result.metrics["cold_start/loss"])
         ray.get(run.cast.learner.save_checkpoint.remote(run.folder.cold_start))
         phase.facts.update(
@@ -120,18 +117,3 @@ def _play(run: Run, tasks: Sequence[Any]) -> list[Trajectory]:
 
 def _cut(items: Sequence[Trajectory], size: int) -> list[Sequence[Trajectory]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def group_records(scored: ScoredGroup, step: int, *, credit: Credit, prm_weight: float) -> list[dict[str, Any]]:
-    """A trained group as records, for reading why a step got its advantage."""
-    trajectories, rewards = scored.group.trajectories, scored.rewards
-    advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    records = [
-        trajectory_record(trajectory, reward=reward.total, phase="train", step=step)
-        | {"outcome": reward.outcome, "advantages": credited}
-        for trajectory, reward, credited in zip(trajectories, rewards, advantages, strict=True)
-    ]
-    if scored.step_scores is not None:
-        for record, raw in zip(records, scored.step_scores.raw, strict=True):
-            record |= {"prm_scores": list(raw), "prm_digest": scored.step_scores.prm_digest}
-    return records

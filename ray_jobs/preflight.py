@@ -24,6 +24,11 @@ def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
     With `resume` the run folder may hold an unfinished run of the same configuration. Returns the folder of the
     base model. Raises PreflightError.
     """
+    if config.backend.kind != "vllm":
+        raise PreflightError(
+            f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
+            "nothing it samples can be trained on; leave it out"
+        )
     _check_settings(config)
     folder = Path(config.output_dir) / config.name
     if resume and (folder / "config.json").exists():
@@ -39,7 +44,8 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
     _check_settings(config)
     if draws_tasks:
         _check_tasks(config, training=False)
-    _check_model(config)
+    if config.backend.kind == "vllm":
+        _check_model(config)
 
 
 def check_labelling(config: RunConfig) -> None:
@@ -94,31 +100,34 @@ def _demo_model() -> Path:
 
 def _check_settings(config: RunConfig) -> None:
     """What the configuration and the machine say by themselves."""
-    if config.cluster.address is None:
-        # On a cluster that exists already, this machine says nothing about the machines of the actors.
+    if config.cluster.joined is None and config.backend.kind == "vllm":
+        # On a cluster that exists already, or beside a server, this machine says nothing about where models run.
         _check_devices(config)
-    from envs.datasets.registry import LOADERS
-
-    unknown = [name for name in config.envs.mix if name not in LOADERS]
-    if unknown:
-        raise PreflightError(f"envs.mix names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}")
+    check_recipe(config)
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
-    searches_web = "search" in config.envs.actions and config.envs.search == "tavily"
-    if searches_web and not os.environ.get("TAVILY_API_KEY", "").strip():
-        raise PreflightError("envs.search = 'tavily' needs TAVILY_API_KEY in the environment; or use 'offline'")
+    _check_tools(config)
+
+
+def check_recipe(config: RunConfig) -> None:
+    """What the configuration says by itself, wherever it will run. Raises PreflightError."""
+    from envs.datasets.registry import LOADERS
+
+    for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
+        unknown = [name for name in mix if name not in LOADERS]
+        if unknown:
+            raise PreflightError(f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}")
     rank = config.model.lora_rank
     if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
         raise PreflightError(
             f"model.lora_rank = {rank} does not fit rollout.engine.adapter_mode = 'native'; "
             f"use one of {', '.join(map(str, NATIVE_LORA_RANKS))}"
         )
-    if "code" in config.envs.actions:
-        _check_sandbox()
 
 
 def _check_devices(config: RunConfig) -> None:
-    devices = [config.learner.device, *[config.rollout.engine.device] * config.rollout.num_workers]
+    ranks, engines = config.learner.num_workers, config.rollout.num_workers
+    devices = [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
     cores = len(os.sched_getaffinity(0))
     for name, threads in (
         ("rollout.engine.num_threads", config.rollout.engine.num_threads),
@@ -130,8 +139,8 @@ def _check_devices(config: RunConfig) -> None:
     places = max(2, os.cpu_count() or 1)
     if len(devices) > places:
         raise PreflightError(
-            f"rollout.num_workers = {config.rollout.num_workers} and the learner need {len(devices)} CPU cores, "
-            f"this machine has {places}; set rollout.num_workers={places - 1}"
+            f"rollout.num_workers = {engines} and the learner need {len(devices)} CPU cores, "
+            f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
         )
     num_gpus = _num_gpus() if "cuda" in devices else 0
     if "cuda" in devices and num_gpus == 0:
@@ -139,6 +148,15 @@ def _check_devices(config: RunConfig) -> None:
             "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
             "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu"
         )
+    spread = config.rollout.engine.tensor_parallel
+    for key, cards in (
+        ("rollout.engine.tensor_parallel", spread),
+        ("learner.num_workers", ranks if config.learner.device == "cuda" else 1),
+    ):
+        if cards > max(1, num_gpus):
+            raise PreflightError(
+                f"{key} = {cards} needs as many cards, this machine has {num_gpus}; set {key}={num_gpus}"
+            )
     if devices.count("cuda") > ACTORS_PER_GPU * num_gpus:
         raise PreflightError(
             f"{devices.count('cuda')} actors on 'cuda' are more than {ACTORS_PER_GPU} for each of this machine's "
@@ -154,11 +172,19 @@ def _num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _check_sandbox() -> None:
-    from envs.sandbox import Sandbox, SandboxRefusedError
+def _check_tools(config: RunConfig) -> None:
+    from envs.sandbox import SandboxRefusedError
+    from envs.tools.keys import ToolSetupError
+    from envs.tools.toolbox import Toolbox
+
+    async def nobody(prompt: str) -> str:
+        return ""
 
     try:
-        Sandbox().close()
+        # The engine that `base_generator` may ask is there only once the run has begun.
+        Toolbox(config.envs, own_model=nobody if config.backend.kind == "vllm" else None).close()
+    except ToolSetupError as error:
+        raise PreflightError(str(error)) from error
     except SandboxRefusedError as error:
         raise PreflightError(
             f'{error}; without it, leave \'code\' out: envs.actions=\'["think", "search", "answer"]\''
@@ -174,12 +200,17 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
             f"run folder '{folder}' holds a run whose config.json cannot be read ({type(error).__name__}); choose "
             "another name=... or remove the folder"
         ) from error
-    if begun != config:
+    if _work(begun) != _work(config):
         parts = [key for key in RunConfig.model_fields if getattr(begun, key) != getattr(config, key)]
         raise PreflightError(
             f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); give the same ones to "
             "continue it, choose another name=..., or remove the folder"
         )
+
+
+def _work(config: RunConfig) -> RunConfig:
+    """The configuration but for the learner's ranks: its checkpoints know nothing of them."""
+    return config.model_copy(update={"learner": config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})})
 
 
 def _check_run_folder(folder: Path) -> None:
@@ -201,13 +232,26 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
     mix, seed = config.envs.mix, config.seed
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
-        held_out_tasks(mix, count=config.evaluation.num_tasks, seed=seed, path=path)
+        held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path)
         if training:
             TaskSampler(mix, seed=seed, path=path)
+        _check_own_answers({*mix, *config.evaluation_mix}, path)
         if training and config.cold_start.num_demonstrations:
             demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)
     except (ValueError, OSError, KeyError) as error:
-        raise PreflightError(f"the tasks of envs.mix = {_shown(mix)} cannot be drawn: {error}") from error
+        held_out = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
+        raise PreflightError(f"the tasks of envs.mix = {_shown(mix)}{held_out} cannot be drawn: {error}") from error
+
+
+def _check_own_answers(names: set[str], path: Path | None) -> None:
+    """A reference that its own scorer does not take for right can never be met. Raises ValueError."""
+    from envs.datasets.own import OWN, own_tasks
+    from reward.scorers import score_answer
+
+    for name in sorted(names.intersection(OWN)):
+        for task in (task for half in own_tasks(name, path).values() for task in half):
+            if score_answer(task, task.answer.split("\n")[0]) != 1.0:
+                raise ValueError(f"{path}: {task.id} has the answer {task.answer!r}, which is none for '{name}'")
 
 
 def _check_model(config: RunConfig) -> Path:

@@ -74,7 +74,7 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
     with run.phase("train_prm", total=total) as phase:
         for step, loss in enumerate(prm.train.remote(data.train)):
             value = ray.get(loss)
-            run.folder.log_metrics(step, {"train_prm/loss": value})
+            run.log_metrics(step, {"train_prm/loss": value})
             phase.progress.advance(loss=value)
         digest = ray.get(prm.save.remote(run.folder.prm, {"num_steps": len(data.train)}))
         quality = evaluate_prm(

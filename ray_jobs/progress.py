@@ -8,11 +8,23 @@ import ray
 
 from configs.run import RunConfig
 from learner.types import StepResult
-from ray_jobs.bottleneck import Shares, WorkerReading, average_shares, bottleneck, shares_of_step, verdict_metrics
+from ray_jobs.bottleneck import (
+    Limit,
+    Shares,
+    Verdict,
+    WorkerReading,
+    average_shares,
+    bottleneck,
+    shares_of_step,
+    verdict_metrics,
+)
 from ray_jobs.cast import Cast
 from reward.alarms import Alarm, HackingMonitor
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
+
+VERDICT_WINDOW = 3
+"""Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +55,7 @@ def step_metrics(
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
-        "rollout/groups_kept_share": facts.get("kept", 0.0) / max(facts.get("groups", 0.0), 1.0),
+        **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
         "learner/wait_s": times.wait_s,
         "learner/publish_s": times.publish_s,
         "time/step_s": times.step_s,
@@ -57,6 +69,8 @@ class Training:
 
     monitor: HackingMonitor
     rows: list[Mapping[str, float]] = field(default_factory=list)
+    told: Limit | None = None
+    """What `news` said last."""
 
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]]) -> "Training":
@@ -86,20 +100,30 @@ class Training:
 
     @property
     def progress_fields(self) -> dict[str, Any]:
-        last = self.rows[-1]
-        return {
-            "solve_rate": last["rollout/solve_rate"],
-            "kept": last["rollout/groups_kept_share"],
-            "staleness": last["policy/staleness_max"],
-            "step_s": last["time/step_s"],
+        shown = {
+            "solve_rate": "rollout/solve_rate",
+            "kept": "rollout/groups_kept_share",
+            "staleness": "policy/staleness_max",
+            "step_s": "time/step_s",
         }
+        last = self.rows[-1]
+        limit = _verdict(self.rows[-VERDICT_WINDOW:]).limit.replace("_", " ")
+        return {field: last[metric] for field, metric in shown.items() if metric in last} | {"limit": limit}
+
+    def news(self) -> str | None:
+        """Which part limits the run and what to do, where two windows in a row say another part than was told last."""
+        now, before = _verdict(self.rows[-VERDICT_WINDOW:]), _verdict(self.rows[-VERDICT_WINDOW - 1 : -1])
+        if self.num_steps <= VERDICT_WINDOW or now.limit != before.limit or now.limit == self.told:
+            return None
+        self.told = now.limit
+        return f"speed: {now.text}; {now.hint}"
 
     def facts(self, cast: Cast, num_restarts: int) -> dict[str, Any]:
         """The RL phase in numbers, with what only the store knows."""
         counts, totals, troubles = ray.get(cast.store.totals.remote())
         acknowledged = ray.get(cast.store.acknowledgements.remote())
         rollouts: RolloutStatistics = statistics_of(totals)
-        verdict = bottleneck(average_shares([_shares(row) for row in self.rows])) if self.rows else None
+        verdict = _verdict(self.rows) if self.rows else None
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)
         return {
@@ -135,6 +159,10 @@ class Training:
             "alarms": [asdict(alarm) for alarm in self.monitor.alarms],
             "bottleneck": asdict(verdict) if verdict else None,
         }
+
+
+def _verdict(rows: Sequence[Mapping[str, float]]) -> Verdict:
+    return bottleneck(average_shares([_shares(row) for row in rows]))
 
 
 def _shares(row: Mapping[str, float]) -> Shares:

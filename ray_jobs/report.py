@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,12 +11,12 @@ from typing import Any
 
 from ray_jobs.cards import scored_cards, trajectory_cards
 from ray_jobs.charts import Bar, bar_chart, line_chart
-from ray_jobs.prm_page import PRM_STYLE, render_prm_section
+from ray_jobs.page import page_of, percent, shown, table
+from ray_jobs.prm_page import render_prm_section
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
 Record = Mapping[str, Any]
-_STYLE = Path(__file__).with_name("report.css")
 _PHASES = {"eval_untouched": "untouched model", "eval_before": "cold-started", "eval_after": "after RL"}
 _KEY_NUMBERS = {
     "wall_s": "wall time, all phases (s)",
@@ -26,7 +27,7 @@ _KEY_NUMBERS = {
     "rollout_tokens_per_s": "sampled tokens per second",
     "learner_tokens_per_s": "learner tokens per second (shared prefixes once)",
     "learner_wait_s": "learner waited for rollouts (s)",
-    "staleness": "staleness (policy versions)",
+    "staleness": "staleness (train steps)",
     "groups": "groups",
     "versions_published": "policy versions published",
     "versions_acked": "policy versions proven: digest repeated, canary text scored alike",
@@ -61,11 +62,11 @@ def write_report(run_dir: Path) -> Path:
         "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
         "Learning": _curves(run.steps) + _limit(run.summary),
         "The process reward model": _prm(run),
-        "Trajectories to read": trajectory_cards(run.attempts),
+        "Trajectories to read": trajectory_cards(run.attempts) + _viewer(run_dir),
         "Numbers": _numbers(run.summary),
     }
     body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items() if content)
-    page = _page(f"{run_dir.name}: report", f"{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}")
+    page = page_of(f"{run_dir.name}: report", f"{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}")
     path = run_dir / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
@@ -75,17 +76,14 @@ def write_prm_page(folder: Path, quality: Mapping[str, Any]) -> Path:
     """`prm_quality.html`: the quality of a PRM that was trained by itself, outside of a run."""
     path = folder / "prm_quality.html"
     path.write_text(
-        _page("PRM quality", f"<h1>How good is the PRM?</h1>{render_prm_section(quality)}"), encoding="utf-8"
+        page_of("PRM quality", f"<h1>How good is the PRM?</h1>{render_prm_section(quality)}"), encoding="utf-8"
     )
     return path
 
 
-def _page(title: str, body: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE.read_text()}{PRM_STYLE}</style><body>{body}</body></html>"
-    )
+def _viewer(run_dir: Path) -> str:
+    command = escape(f"agentflow view {shlex.quote(str(run_dir))}")
+    return f'<p class="soft">All of them, step by step, with where each advantage came from: <code>{command}</code></p>'
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -101,8 +99,8 @@ def _headline(summary: Mapping[str, Any]) -> str:
     verdict = str(summary.get("verdict") or "Its verdict is missing")
     return (
         "<h1>Did reinforcement learning make the planner better?</h1>"
-        f'<p class="verdict {kind}"><b>{answer}</b> On {_shown(summary.get("num_eval_tasks"))} held-out tasks: '
-        f"<b>{_percent(before)}</b> solved after the cold start, <b>{_percent(after)}</b> after RL. "
+        f'<p class="verdict {kind}"><b>{answer}</b> On {shown(summary.get("num_eval_tasks"))} held-out tasks: '
+        f"<b>{percent(before)}</b> solved after the cold start, <b>{percent(after)}</b> after RL. "
         f"{escape(verdict[0].upper() + verdict[1:])}.</p>"
     )
 
@@ -122,8 +120,10 @@ def _caveats(run: _Run) -> str:
             found.append(f"Of the {row['num']} {name} tasks, none was solved after RL: this was not learned.")
         elif row["after"] < row["before"]:
             found.append(f"On {name}, fewer tasks were solved after RL than before.")
+        if not row.get("trained", True) and row.get("mcnemar_p", 0.0) >= 0.05:
+            found.append(f"On {name}, which was never trained on, RL made no difference that this run shows.")
     if run.summary:
-        seed = _shown(run.summary.get("seed"))
+        seed = shown(run.summary.get("seed"))
         found.append(f"This is one run (seed {seed}). The interval covers the choice of tasks, not other seeds.")
     items = "".join(f"<li>{escape(text)}</li>" for text in found)
     return f'<div class="card caveats"><b>Read it with this in mind</b><ul>{items}</ul></div>' if items else ""
@@ -136,15 +136,15 @@ def _handicap(run: _Run) -> list[str]:
         return []
     said = [
         f"The cold start imitated {count} scripted demonstrations on training tasks, {count - right} of them "
-        f"({_percent(1 - right / count)}) wrong on purpose, so that there was something left to learn. "
+        f"({percent(1 - right / count)}) wrong on purpose, so that there was something left to learn. "
         "The gain is over this handicapped policy."
     ]
-    if run.steps and run.steps[0]["step"] == 1:
+    if run.steps and run.steps[0]["step"] == 1 and "rollout/solve_rate" in run.steps[0]:
         # Before the first train step there is only version 0, so these trajectories are the cold-started policy's.
-        temperature = _shown(run.config.get("rollout", {}).get("temperature"))
+        temperature = shown(run.config.get("rollout", {}).get("temperature"))
         said.append(
             "Evaluation is greedy, which brings out the plan that was shown most often. Sampled with temperature "
-            f"{temperature}, the cold-started policy was right in {_percent(run.steps[0]['rollout/solve_rate'])} of "
+            f"{temperature}, the cold-started policy was right in {percent(run.steps[0]['rollout/solve_rate'])} of "
             "its attempts at training tasks before the first train step."
         )
     return said
@@ -169,10 +169,11 @@ def _bars(summary: Mapping[str, Any]) -> str:
 def _by_dataset(summary: Mapping[str, Any]) -> str:
     rows = []
     for name, row in summary.get("by_dataset", {}).items():
+        label = name if row.get("trained", True) else f"{name} (never trained on)"
         low, high = wilson_interval(round(row["after"] * row["num"]), row["num"])
-        rates = (_percent(row["before"]), _percent(row["after"]), f"{100 * low:.1f} to {100 * high:.1f}%")
-        rows.append((name, str(row["num"]), *rates))
-    return _table(("data set", "tasks", "cold-started", "after RL", "its 95% interval"), rows)
+        rates = (percent(row["before"]), percent(row["after"]), f"{100 * low:.1f} to {100 * high:.1f}%")
+        rows.append((label, str(row["num"]), *rates, f"{row['mcnemar_p']:.2g}" if "mcnemar_p" in row else ""))
+    return table(("data set", "tasks", "cold-started", "after RL", "its 95% interval", "exact McNemar p"), rows)
 
 
 def _endings(attempts: Mapping[str, Mapping[str, Record]]) -> str:
@@ -189,7 +190,7 @@ def _endings(attempts: Mapping[str, Mapping[str, Record]]) -> str:
         counts = (len(records), right, len(records) - right - silent, silent, failed)
         rows.append((label, *map(str, counts), f"{len(turns) / len(records):.1f}"))
     header = ("policy", "tasks", "right", "wrong answer", "no answer", "failed tool calls", "turns per task")
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _curves(steps: Sequence[Record]) -> str:
@@ -197,7 +198,7 @@ def _curves(steps: Sequence[Record]) -> str:
         "rollout/solve_rate": "solve rate while sampling, all drawn groups",
         "rollout/groups_kept_share": "share of groups with signal",
     }
-    staleness = {"policy/staleness_max": "staleness of a batch's oldest trajectory, in policy versions"}
+    staleness = {"policy/staleness_max": "staleness of a batch's oldest token, in train steps"}
     times = {"learner/step_s": "seconds the learner worked", "learner/wait_s": "seconds it waited for rollouts"}
     charts = _chart(steps, rates, top=1.0) + _chart(steps, staleness) + _chart(steps, times)
     return charts + '<p class="soft">All over train steps.</p>'
@@ -223,16 +224,16 @@ def _chart(steps: Sequence[Record], names: Mapping[str, str], *, top: float | No
 
 
 def _numbers(summary: Mapping[str, Any]) -> str:
-    rows = [(label, _shown(summary.get(key))) for key, label in _KEY_NUMBERS.items()]
-    rows += [(f"phase: {name} (s)", _shown(seconds)) for name, seconds in summary.get("phases", {}).items()]
+    rows = [(label, shown(summary.get(key))) for key, label in _KEY_NUMBERS.items()]
+    rows += [(f"phase: {name} (s)", shown(seconds)) for name, seconds in summary.get("phases", {}).items()]
     missing = sorted({*_JUDGED_BY, *_KEY_NUMBERS} - set(summary))
     note = f'<p class="soft">Missing from summary.json: {", ".join(missing)}.</p>' if missing else ""
-    return _table(("", "value"), rows) + note
+    return table(("", "value"), rows) + note
 
 
 def _footer(run: _Run) -> str:
     keys = ("command", "seed", "git_commit", "started", "cpu", "cores", "memory_gib", "platform", "python", "versions")
-    said = {key: escape(_shown(run.origin.get(key))) for key in keys}
+    said = {key: escape(shown(run.origin.get(key))) for key in keys}
     dirty = " with uncommitted changes" if run.origin.get("git_dirty") else ""
     config = escape(json.dumps(run.config, indent=2, ensure_ascii=False))
     return (
@@ -252,32 +253,11 @@ def _prm(run: _Run) -> str:
         return ""
     alarms = run.summary.get("alarms", [])
     said = "".join(f"<li>Step {alarm['step']}: {escape(alarm['message'])}.</li>" for alarm in alarms)
-    weight = _shown(run.summary.get("prm_weight_at_end"))
+    weight = shown(run.summary.get("prm_weight_at_end"))
     count = "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
     watched = f"<p>{count} in training; its weight at the end was {weight}.</p>"
     cards = f"<h3>What it said in training</h3>{scored_cards(run.scored)}" if run.scored else ""
     return render_prm_section(quality) + watched + (f"<ul>{said}</ul>" if said else "") + cards
-
-
-def _percent(rate: float | None) -> str:
-    return "not measured" if rate is None else f"{100 * rate:.1f}%"
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "missing"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {_shown(part)}" for name, part in value.items())
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """The first column is words, the others are numbers."""
-    lines = ""
-    for tag, (first, *others) in [("th", header), *(("td", row) for row in rows)]:
-        numbers = "".join(f'<{tag} class="num">{escape(cell)}</{tag}>' for cell in others)
-        lines += f"<tr><{tag}>{escape(first)}</{tag}>{numbers}</tr>"
-    return f'<div class="scroll"><table>{lines}</table></div>' if rows else ""
 
 
 def _read_run(run_dir: Path) -> _Run:
@@ -296,5 +276,5 @@ def _read_run(run_dir: Path) -> _Run:
             scored = [*(one for one in scored if one["group_id"] == record["group_id"]), record]
         if record["phase"] in attempts:
             attempts[record["phase"]][record["task_id"]] = record
-    steps = [row for row in rows if "rollout/solve_rate" in row]
+    steps = [row for row in rows if "policy/loss" in row]
     return _Run(summary=summary, config=config, origin=origin, steps=steps, attempts=attempts, scored=scored)

@@ -10,9 +10,11 @@ from typing import Any
 import ray
 
 from actors.cluster import start_ray, stop_ray
+from actors.gauges import set_gauges
 from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
+from ray_jobs.metrics import DESCRIPTIONS
 from ray_jobs.preflight import check_before_start, check_labelling, check_same_run, resolve_model
 from ray_jobs.run_folder import RunFolder, run_path
 from reward.alarms import Alarm
@@ -38,6 +40,11 @@ class Run:
             record = PhaseRecord(progress=progress, facts={})
             yield record
         self.folder.finish_phase(name, self.console.phase_seconds[name] + record.seconds_before, record.facts)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Into the run folder, and to whoever watches the cluster."""
+        self.folder.log_metrics(step, metrics)
+        set_gauges(metrics, DESCRIPTIONS, run=self.config.name)
 
     def tell(self, *messages: str | Alarm | None) -> None:
         """What a person who watches should know; None is nothing."""
@@ -75,6 +82,7 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
     with RunFolder.open(config, with_prm=with_prm, resume=resume) as folder:
+        folder.keep_tokenizer(model_path)
         start_ray(config.cluster)
         try:
             with console.phase("start"):

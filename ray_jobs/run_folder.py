@@ -16,12 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
 from configs.run import RunConfig
-from rollout.records import read_records
+from ray_jobs.metrics_distributions import StepDistributions
+from ray_jobs.metrics_texts import StepTexts
+from ray_jobs.tensorboard import Board, rewind_board
+from rollout.records import TOKENIZER, head_of, read_records, whole_lines
 
 _PACKAGES = [
     "ray",
@@ -40,6 +39,7 @@ _PACKAGES = [
 PHASES = "phases.json"
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
+TENSORBOARD = "tb"
 
 
 class RunFolderError(RuntimeError):
@@ -65,8 +65,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._lock = _lock(path)
         with _writing(path):
             self._metrics = (path / METRICS).open("a", encoding="utf-8")
-            self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8")
-            self._events = EventFileWriter(str(path / "tb"))
+            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+            self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
+            self._board = Board(path / TENSORBOARD)
 
     @classmethod
     def create(cls, config: RunConfig, *, with_prm: bool = False) -> "RunFolder":
@@ -74,7 +75,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         path = run_path(config)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "provenance.json", _provenance(config, with_prm=with_prm))
+        write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm))
         write_json(path / "config.json", config.model_dump(mode="json"))
         return cls(path)
 
@@ -100,27 +101,39 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Close every file, even when one of them cannot be."""
         with _writing(self.path), ExitStack() as files:
             files.callback(self._lock.close)
-            files.callback(self._events.close)
+            files.callback(self._board.close)
             files.callback(self._trajectories.close)
             files.callback(self._metrics.close)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
         wall_s = round(time.monotonic() - self._started, 3)
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         with _writing(self.path / METRICS):
             self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
             self._metrics.flush()
-        with _writing(self.path / "tb"):
-            self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-            # By itself the writer waits two minutes, too long for watching a run.
-            self._events.flush()
+        with _writing(self.path / TENSORBOARD):
+            self._board.add_scalars(step, metrics)
+
+    def log_step(self, step: int, records: Iterable[Mapping[str, Any]], *, version_ages: Mapping[int, int]) -> None:
+        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's."""
+        distributions, texts = StepDistributions(version_ages), StepTexts()
+        self.log_trajectories(texts.watch(distributions.watch(records)))
+        with _writing(self.path / TENSORBOARD):
+            self._board.add_histograms(step, distributions.histograms())
+            self._board.add_texts(step, texts.texts())
 
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
         with _writing(self.path / TRAJECTORIES):
             for record in records:
                 self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._trajectories.flush()
+
+    def keep_tokenizer(self, model_path: Path) -> None:
+        """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
+        source, own = model_path / TOKENIZER, self.path / TOKENIZER
+        if source.exists() and not own.exists():
+            with _writing(own):
+                shutil.copyfile(source, own)
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
         """Mark a phase as done; what it brought stands with it."""
@@ -129,24 +142,26 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
-        again, and must not stand there twice. TensorBoard gets the rows that stay. Returns those of the train steps."""
+        again, and must not stand there twice. Returns the metrics that stay of the train steps."""
         self.close()
-        shutil.rmtree(self.path / "tb", ignore_errors=True)
-        kept = [row for row in read_records(self.path / METRICS) if self._metrics_stay(row, step)]
-        trajectories = self.path / TRAJECTORIES
+        metrics, trajectories = self.path / METRICS, self.path / TRAJECTORIES
+        kept = [row for row in read_records(metrics) if self._metrics_stay(row, step)]
         with _writing(self.path):
-            _rewrite(self.path / METRICS, ())
-            _rewrite(trajectories, (row for row in read_records(trajectories) if self._stays(row, step)))
+            _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
+            _rewrite(trajectories, (line for line in whole_lines(trajectories) if self._stays(head_of(line), step)))
+            rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
+        elapsed_s = max([time.monotonic() - self._started, *(row["wall_s"] for row in kept)])
         self.__init__(self.path)  # type: ignore[misc]
-        for row in kept:
-            self.log_metrics(row["step"], {name: row[name] for name in row if name not in ("step", "wall_s")})
+        self._started = time.monotonic() - elapsed_s
         return [row for row in kept if _is_train_step(row)]
 
     def _metrics_stay(self, row: Mapping[str, Any], step: int) -> bool:
-        if _is_train_step(row):
-            return bool(row["step"] <= step)
-        phases = {name.partition("/")[0] for name in row} & {"cold_start", "train_prm"}
-        return phases <= self.finished_phases.keys()
+        return all(self._metric_stays(name, row["step"], step) for name in row if "/" in name)
+
+    def _metric_stays(self, name: str, at: int, step: int) -> bool:
+        """Whether what was logged under a name at a step stays when the run goes back to `step`."""
+        phase = name.partition("/")[0]
+        return phase in self.finished_phases if phase in ("cold_start", "train_prm") else at <= step
 
     def _stays(self, row: Mapping[str, Any], step: int) -> bool:
         return row["step"] <= step if row["phase"] == "train" else row["phase"] in self.finished_phases
@@ -213,30 +228,31 @@ def _read_json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Atomic: the rows take the place of the file's when all are on disk."""
+def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
+    """Atomic: the lines take the place of the file's when all are on disk."""
     partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as lines:
-        for row in rows:
-            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+    with partial.open("wb") as file:
+        file.writelines(lines)
     partial.rename(path)
 
 
-def _provenance(config: RunConfig, *, with_prm: bool) -> dict[str, Any]:
+def provenance(*, seed: int, **facts: Any) -> dict[str, Any]:
+    """How the numbers came to be: command, code, machine and versions, besides what the caller knows."""
     # A copy that is installed inside a foreign repository must not name that one's commit.
     tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
     changes = _git("status", "--porcelain") if tracked else None
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(sys.argv),
-        "with_prm": with_prm,
-        "seed": config.seed,
+        **facts,
+        "seed": seed,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "git_commit": _git("rev-parse", "HEAD") if tracked else None,
+        # A submitted job runs in a copy without its repository.
+        "git_commit": _git("rev-parse", "HEAD") if tracked else os.environ.get("AGENTFLOW_COMMIT"),
         "git_dirty": None if changes is None else bool(changes),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }

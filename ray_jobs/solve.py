@@ -9,10 +9,17 @@ from rich.markup import escape
 from configs.run import RunConfig
 from envs.types import Task
 from ray_jobs.single import open_worker
-from rollout.types import Turn
+from rollout.records import append_record, trajectory_record
+from rollout.types import Trajectory, Turn
 
 
-def run_solve(config: RunConfig, question: str, adapter: Path | None) -> None:
+class TraceError(RuntimeError):
+    """The trace could not be written; the message says why."""
+
+
+def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Path | None) -> None:
+    """`trace` gets one more line, in the format of a run's trajectories.jsonl; there is no gold answer, so no reward.
+    Raises what `open_worker` raises, and TraceError."""
     console = Console()
     task = Task(id="question", dataset="question", question=question, answer="")
     with console.status("loading the engine"), open_worker(config, adapter) as worker:
@@ -27,7 +34,16 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None) -> None:
                 )
 
         trajectory = asyncio.run(worker.solve(task, show))
+    if trace is not None:
+        _append(trace, trajectory)
     if trajectory.answer is None:
         console.print(f"no answer ({trajectory.stop_reason})")
     else:
         console.print(f"[bold green]answer[/bold green] {escape(trajectory.answer)}")
+
+
+def _append(trace: Path, trajectory: Trajectory) -> None:
+    try:
+        append_record(trace, trajectory_record(trajectory, reward=None, phase="solve", step=None))
+    except OSError as error:
+        raise TraceError(f"--trace '{trace}' cannot be written: {error.strerror}; name another file") from error

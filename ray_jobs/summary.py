@@ -34,7 +34,7 @@ def summarize(
         "solve_rate_gain_ci95": list(comparison.ci95),
         "mcnemar_p": comparison.p,
         "verdict": comparison.verdict,
-        "by_dataset": _by_dataset(before, after),
+        "by_dataset": _by_dataset(before, after, run.config.envs.mix),
         "wall_s": sum(phases.values()),
         "train_wall_s": train_wall_s,
         "phases": phases,
@@ -56,14 +56,20 @@ def _rate(right: list[bool]) -> float | None:
     return sum(right) / len(right) if right else None
 
 
-def _by_dataset(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
-    table: dict[str, dict[str, float]] = {}
+def _by_dataset(before: Evaluation, after: Evaluation, mix: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """`trained` is whether training drew from the data set too."""
+    pairs: dict[str, list[tuple[bool, bool]]] = {}
     for trajectory, was_right, is_right in zip(before.trajectories, before.right, after.right, strict=True):
-        row = table.setdefault(trajectory.task.dataset, {"num": 0, "before": 0.0, "after": 0.0})
-        row["num"] += 1
-        row["before"] += was_right
-        row["after"] += is_right
-    for row in table.values():
-        row["before"] /= row["num"]
-        row["after"] /= row["num"]
+        pairs.setdefault(trajectory.task.dataset, []).append((was_right, is_right))
+    table = {}
+    for name, results in pairs.items():
+        comparison = compare_paired(*zip(*results, strict=True))
+        table[name] = {
+            "num": comparison.num_tasks,
+            "before": comparison.before,
+            "after": comparison.after,
+            "gain_ci95": list(comparison.ci95),
+            "mcnemar_p": comparison.p,
+            "trained": mix.get(name, 0.0) > 0,
+        }
     return table

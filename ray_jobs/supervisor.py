@@ -8,12 +8,13 @@ from typing import Any
 import ray
 
 from ray_jobs.bottleneck import WorkerReading
-from ray_jobs.cast import NoRoomError
 from ray_jobs.run import Run
 from rollout.adapter_store import AdapterMismatchError
 
 LOOK_AROUND_S = 2.0
 TEND_EVERY_S = 5.0
+PLACE_PATIENCE_S = 5.0
+"""The room that a dead worker had is free again within that, unless its machine went with it."""
 PROOF_PATIENCE_S = 300.0
 """A worker that has not proven a version so long after its publication is replaced."""
 MAX_DEATHS = 5
@@ -52,6 +53,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._cast.forget_places(0)
         while exc is None and self._runs:
             # Again each time: a store that was killed meanwhile has forgotten it.
             ray.get(self._cast.store.close.remote())
@@ -116,7 +118,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _replace(self, index: int, error: Exception) -> None:
         self._cast.stop_worker(index)
         ray.get(self._cast.store.release.remote(index, f"its worker was lost ({type(error).__name__})"))
-        self._start(index)
+        if self._cast.has_place(index, patience_s=PLACE_PATIENCE_S) or not self._cast.workers:
+            self._start(index)
+        else:
+            self._note(f"going on without rollout worker {index} until the cluster has room for it")
 
     def _tend(self) -> None:
         """Now and then: replace workers that do not follow the policy, start those that the run may have and there is
@@ -127,9 +132,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         for index in ray.get(self._cast.store.overdue.remote(PROOF_PATIENCE_S)):
             self._give_up(index)
         wanted = self._num_wanted()
-        missing = next((index for index in range(wanted) if index not in self._cast.worker_indices), None)
-        if missing is not None and self._cast.has_room() and self._start(missing):
-            self._note(f"rollout worker {missing} joined")
+        for missing in [index for index in range(wanted) if index not in self._cast.worker_indices]:
+            if self._cast.has_place(missing):
+                self._start(missing)
+                self._note(f"rollout worker {missing} joined")
+        self._cast.forget_places(wanted)
         for index in self._cast.worker_indices[wanted:]:
             self._cast.worker(index).drain.remote()
 
@@ -148,17 +155,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._count_death(f"rollout worker {index}", error)
         self._replace(index, error)
 
-    def _start(self, index: int) -> bool:
-        """False where there is no room; `_tend` tries again."""
-        try:
-            self._cast.start_worker(index)
-        except NoRoomError as error:
-            if not self._cast.workers:
-                raise
-            self._note(f"going on without rollout worker {index}: {error}")
-            return False
+    def _start(self, index: int) -> None:
+        """Raises NoRoomError."""
+        self._cast.start_worker(index)
         self._roll_out(index)
-        return True
 
     def _count_death(self, part: str, error: Exception) -> None:
         reason = str(getattr(error, "cause", error)).strip().splitlines()[0][:200]

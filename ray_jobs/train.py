@@ -9,12 +9,13 @@ import ray
 from configs.run import RunConfig
 from learner.checkpoint import newest_checkpoint, oldest_kept_step
 from ray_jobs.console import print_summary
-from ray_jobs.phases import cold_start, evaluate, group_records, load_cold_start
+from ray_jobs.phases import cold_start, evaluate, load_cold_start
 from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
 from ray_jobs.progress import StepTimes, Training, step_metrics
 from ray_jobs.report import write_report
 from ray_jobs.run import Run, finished_summary, open_run
 from ray_jobs.run_folder import run_path
+from ray_jobs.step_records import step_records
 from ray_jobs.summary import summarize
 from ray_jobs.supervisor import LearnerLostError, Supervisor
 from reward.stored import scored_group_of
@@ -86,10 +87,11 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     metrics = step_metrics(batch, result, times, rollouts.readings())
     shown = scored_group_of(batch.payloads[0])
     metrics |= watch_prm(run, shown, step, prm_weight)
-    run.folder.log_metrics(step, metrics)
-    run.folder.log_trajectories(group_records(shown, step, credit=config.reward.credit, prm_weight=prm_weight))
+    run.log_metrics(step, metrics)
+    records = step_records(batch, result, credit=config.reward.credit, prm_weight=prm_weight)
+    run.folder.log_step(step, records, version_ages=batch.version_ages)
     alarms = training.add(metrics)
-    run.tell(batch.warning, result.skipped, *(alarms if cast.prm_judges else ()))
+    run.tell(batch.warning, result.skipped, training.news(), *(alarms if cast.prm_judges else ()))
     if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
         rollouts.learn("save_checkpoint", run.folder.checkpoints)
         ray.get(cast.store.forget.remote(oldest_kept_step(run.folder.checkpoints)))

@@ -1,6 +1,6 @@
 """Rewards to training samples: which credit each trajectory, and each of its steps, receives."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from configs.reward import Credit
 from learner.advantages import (
@@ -23,11 +23,11 @@ def group_samples(
     temperature: float,
     credit: Credit = "outcome",
     prm_weight: float = 0.5,
-    min_policy_version: int | None = None,
+    version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """The training samples of a group, under the recipe's credit, without tokens of versions before the given one."""
+    """The training samples of a group, under the recipe's credit; for `version_ages` see `build_sample`."""
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    return build_samples(scored.group, advantages, temperature=temperature, min_policy_version=min_policy_version)
+    return build_samples(scored.group, advantages, temperature=temperature, version_ages=version_ages)
 
 
 def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> list[list[float]]:

@@ -25,7 +25,7 @@ def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> Gro
     }
     return GroupResult(
         outcomes=scored.outcomes,
-        payload=stored_group(scored) if kept else b"",
+        payload=stored_group(scored),
         versions=_token_versions(trajectories),
         duration_s=duration_s,
         facts={**asdict(group_statistics(scored)), **times},

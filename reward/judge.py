@@ -41,7 +41,7 @@ class StepJudge:
     def __init__(self, config: JudgeConfig, *, receipts: Path, client: ChatClient | None = None) -> None:
         self.name = f"judge:{config.model}"
         self._config = config
-        self._client = client or ChatClient(config)
+        self._client = client or ChatClient(config, section="label.judge")
         self._receipts = Receipts(receipts)
         self.meter = self._client.meter
         self.meter.charge(self._receipts.spent)

@@ -25,11 +25,12 @@ Sleep = Callable[[float], Awaitable[object]]
 _PASSING = (408, 425, 429)
 _ABOUT_THIS_REQUEST = (400, 413, 422)
 _ADVICE = {
-    401: "set a valid key in the variable that label.judge.api_key_env names",
+    401: "set a valid key in the variable that {section}.api_key_env names",
     402: "top up the account's balance",
     403: "the key has no access: check it, and the model",
-    404: "check label.judge.base_url and label.judge.model",
+    404: "check {section}.base_url and {section}.model",
 }
+_OTHER_ADVICE = "check {section}.model and {section}.max_output_tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,9 @@ class CostMeter:
     Prices are US dollars per million tokens. A prompt is reserved at four characters a token, an estimate.
     """
 
-    def __init__(self, config: JudgeConfig) -> None:
+    def __init__(self, config: JudgeConfig, *, section: str) -> None:
         self.spent = Bill()
+        self._section = section
         self._input_price = config.price_per_million_input_tokens / 1e6
         self._output_price = config.price_per_million_output_tokens / 1e6
         self._max_output_tokens = config.max_output_tokens
@@ -116,7 +118,7 @@ class CostMeter:
             raise BudgetExceededError(
                 f"the judge's budget of ${self._max_cost_usd:.4f} is used up: ${spent:.4f} spent, "
                 f"${under_way:.4f} under way, and the next request may cost ${bound.cost_usd:.4f}; "
-                "raise label.judge.max_cost_usd and run again, nothing that was paid is asked twice"
+                f"raise {self._section}.max_cost_usd and run again, nothing that was paid is asked twice"
             )
         self._reserved_usd += bound.cost_usd
 
@@ -132,14 +134,18 @@ class CostMeter:
 class ChatClient:
     """Asks one model of one server, retries what may pass, and charges `meter`.
 
-    `first_pause_s` is the pause before the first retry; it doubles from retry to retry. Raises ValueError when
-    the variable that should hold the key is empty.
+    `section` is the table of the recipe that `config` comes from, for what errors advise. `first_pause_s` is the pause
+    before the first retry; it doubles from retry to retry. Raises ValueError when the variable that should hold the key
+    is empty.
     """
 
-    def __init__(self, config: JudgeConfig, *, first_pause_s: float = 1.0, sleep: Sleep = asyncio.sleep) -> None:
-        self.meter = CostMeter(config)
+    def __init__(
+        self, config: JudgeConfig, *, section: str, first_pause_s: float = 1.0, sleep: Sleep = asyncio.sleep
+    ) -> None:
+        self.meter = CostMeter(config, section=section)
         self._config = config
-        self._key = _key(config.api_key_env)
+        self._section = section
+        self._key = _key(config.api_key_env, section)
         self._first_pause_s = first_pause_s
         self._sleep = sleep
         self._slots = asyncio.Semaphore(config.max_concurrency)
@@ -207,9 +213,10 @@ class ChatClient:
             async with asyncio.timeout(limit_s):
                 response = await self._http.post(f"{self._config.base_url}/chat/completions", json=body)
         except TimeoutError:
-            return self._passing(f"no reply within {limit_s} s; raise label.judge.request_timeout_s", bound)
+            return self._passing(f"no reply within {limit_s} s; raise {self._section}.request_timeout_s", bound)
         except httpx.ConnectError:
-            return self._passing("no connection; check label.judge.base_url and that the server runs", Bill(requests=1))
+            advice = f"check {self._section}.base_url and that the server runs"
+            return self._passing(f"no connection; {advice}", Bill(requests=1))
         except httpx.RequestError as error:
             return self._passing(f"the connection broke ({type(error).__name__})", bound)
         return self._reply(response, bound) if response.status_code == 200 else self._refusal(response)
@@ -232,7 +239,7 @@ class ChatClient:
         status, unbilled = response.status_code, Bill(requests=1)
         if status in _PASSING or status >= 500:
             return self._passing(f"status {status}; run again later", unbilled, _retry_after_s(response))
-        advice = _ADVICE.get(status, "check label.judge.model and label.judge.max_output_tokens")
+        advice = _ADVICE.get(status, _OTHER_ADVICE).format(section=self._section)
         said = f' ("{self._words(response)}")' if status in _ABOUT_THIS_REQUEST else ""
         return ChatError(
             f"{self._config.base_url}: status {status}{said}; {advice}",
@@ -245,12 +252,12 @@ class ChatClient:
         return (words.replace(self._key, "[key]") if self._key else words)[:MAX_QUOTED_CHARS]
 
 
-def _key(variable: str | None) -> str:
+def _key(variable: str | None, section: str) -> str:
     if variable is None:
         return ""
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise ValueError(f"the judge needs an API key: set {variable}, or leave label.judge.api_key_env out")
+        raise ValueError(f"the judge needs an API key: set {variable}, or leave {section}.api_key_env out")
     # What a header cannot carry would be quoted, key and all, by the HTTP client's own error.
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ValueError(f"{variable} holds no API key: it has a character that no key has")

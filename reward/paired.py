@@ -1,8 +1,12 @@
 """Paired comparison of two policies on the same tasks."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+
+NUM_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,72 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**discordant)
 
 
-def wilson_interval(successes: int, count: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (95% by default); (0, 1) where nothing was counted."""
+def compare_means(
+    before: Sequence[float], after: Sequence[float], strata: Sequence[Hashable] | None = None
+) -> PairedComparison:
+    """Compare tasks that were tried several times, by each task's mean score in [0, 1].
+
+    `only_before` counts the tasks with the higher mean before. The test is the exact sign test on these counts, which
+    for one try a task is McNemar's; the interval is `paired_bootstrap`'s. Raises ValueError as `compare_paired`.
+    """
+    if len(before) != len(after) or not before:
+        raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
+    only_before = sum(first > second for first, second in zip(before, after, strict=True))
+    only_after = sum(second > first for first, second in zip(before, after, strict=True))
+    return PairedComparison(
+        num_tasks=len(before),
+        before=sum(before) / len(before),
+        after=sum(after) / len(after),
+        only_before=only_before,
+        only_after=only_after,
+        ci95=paired_bootstrap(before, after, strata),
+        p=mcnemar_exact(only_before, only_after),
+    )
+
+
+def paired_bootstrap(
+    before: Sequence[float], after: Sequence[float], strata: Sequence[Hashable] | None = None, *, seed: int = 0
+) -> tuple[float, float]:
+    """95% percentile interval of the mean of (after - before), tasks drawn again within each stratum."""
+    import numpy as np
+
+    places = strata or [None] * len(before)
+    groups: dict[Hashable, Counter[float]] = {}
+    for place, first, second in zip(places, before, after, strict=True):
+        # Rounded: thirds subtract to values that differ in their last bits only.
+        groups.setdefault(place, Counter())[round(second - first, 9)] += 1
+    rng = np.random.default_rng(seed)
+    total = np.zeros(NUM_RESAMPLES)
+    for counts in groups.values():
+        # Drawing tasks with replacement is drawing how often each difference comes.
+        count = counts.total()
+        drawn = rng.multinomial(count, [share / count for share in counts.values()], size=NUM_RESAMPLES)
+        total += drawn @ np.array(list(counts))
+    low, high = np.quantile(total / len(before), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """Paired tasks in which the exact McNemar test finds a true `gain` with about this power; None for no gain.
+
+    `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
+    squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact
+    test costs: its continuity correction takes one of the discordant tasks away.
+    """
+    if gain == 0:
+        return None
+    share = max(discordant, abs(gain))
+    normal = NormalDist()
+    error, detection = normal.inv_cdf(1 - alpha / 2), normal.inv_cdf(power)
+    spread = error * math.sqrt(share) + detection * math.sqrt(share - gain**2)
+    # Fewer discordant tasks than this cannot be significant, however they fall.
+    fewest = math.floor(math.log2(2 / alpha)) + 1
+    return max(math.ceil((spread / gain) ** 2 + 1 / abs(gain)), math.ceil(fewest / share))
+
+
+def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (95% by default); (0, 1) where nothing was counted. `successes` is a
+    whole number, or a sum of tasks' means over several tries: then the tasks are what was counted."""
     if count == 0:
         return 0.0, 1.0
     rate = successes / count

@@ -67,6 +67,7 @@ class ProcessRewardModel:
             seed=seed,
             mixed_precision=True,
             num_layers=config.num_layers,
+            gradient_checkpointing=config.gradient_checkpointing,
         )
         self.head = torch.nn.Linear(self.backbone.hidden_size, 1).to(self.backbone.device)
         torch.nn.init.zeros_(self.head.weight)

@@ -1,14 +1,21 @@
 """Exact scorers: 1.0 for a right final answer, 0.0 for anything else.
 
-The text comes from a policy that is paid for fooling them: no scorer evaluates it, raises on it, or
-takes more than linear time. A malformed reference is the data set's fault and does raise.
+The text comes from a policy that is paid for fooling them: no scorer evaluates it, raises on it, or takes more than
+linear time, but for the one of AMC, whose library works in a process that is killed. A malformed reference is the
+data set's fault and does raise.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
 from envs.types import Task
+from reward.gaia import score_gaia
 from reward.game24_expression import is_solution
+from reward.math_answer import score_math
+from reward.multiple_choice import score_choice
+from reward.string_match import exact_match, token_f1
+
+SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
 _MAX_CHARS = 64
 _BLANK = " \t\r\n"
@@ -25,9 +32,9 @@ _AIME_GOLD = re.compile(r"[0-9]{1,3}")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,32}|[0-9]{1,3}(?:,[0-9]{3}){1,8})")
 
 
-def score_aime(text: str, gold: str) -> float:
+def score_aime(text: str, gold: str | int) -> float:
     """A bare, boxed or $-wrapped integer; leading zeros and one trailing `.0` are allowed, a sign is not."""
-    if not _AIME_GOLD.fullmatch(gold):
+    if not _AIME_GOLD.fullmatch(str(gold)):
         raise ValueError(f"an AIME reference answer has 1 to 3 digits, got {gold!r}")
     if len(text) > _MAX_CHARS:
         return 0.0
@@ -61,6 +68,13 @@ def score_answer(task: Task, answer: str | None) -> float:
     return _SCORERS[task.dataset](answer, task.answer)
 
 
+def partial_credit(task: Task, answer: str | None) -> float | None:
+    """Token F1 of a short answer; None for data sets whose answers are right or wrong."""
+    if task.dataset not in SHORT_ANSWERS:
+        return None
+    return 0.0 if answer is None else token_f1(answer, task.answer)
+
+
 def _score_game24_task(text: str, gold: str) -> float:
     return score_game24(text, [int(number) for number in gold.split()])
 
@@ -72,4 +86,14 @@ _SCORERS: dict[str, Callable[[str, str], float]] = {
     "branch": score_integer,
     "game24": _score_game24_task,
     "aime": score_aime,
+    "aime24": score_aime,
+    "amc23": score_math,
+    "gaia": score_gaia,
+    "gpqa": score_choice,
+    "medqa": score_choice,
+    **dict.fromkeys(SHORT_ANSWERS, exact_match),
+    "own_text": exact_match,
+    "own_integer": score_integer,
+    "own_math": score_math,
+    "own_choice": score_choice,
 }

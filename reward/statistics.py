@@ -41,10 +41,14 @@ class RolloutStatistics:
         return RolloutStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self) -> Mapping[str, float]:
-        per_trajectory = max(self.trajectories, 1)
+        """No mean of nothing: a resumed run's first batch may have been rolled out before the cut."""
+        count = {"rollout/trajectories": float(self.trajectories)}
+        if not self.trajectories:
+            return count
+        per_trajectory = self.trajectories
         return {
-            "rollout/solve_rate": self.right / max(self.scored, 1),
-            "rollout/trajectories": float(self.trajectories),
+            **count,
+            **({"rollout/solve_rate": self.right / self.scored} if self.scored else {}),
             "rollout/turns": self.turns / per_trajectory,
             "rollout/sampled_tokens": self.sampled_tokens / per_trajectory,
             "rollout/format_errors": self.format_errors / per_trajectory,

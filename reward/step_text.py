@@ -2,13 +2,15 @@
 
 A step's text ends with its decision and never holds the decision's own result, so nothing a tool answers can
 change the score of asking it. Earlier steps are rendered exactly as they were when they were proposed: the text
-of step k is a prefix of the text of step k + 1, and a whole group is scored as one prefix tree.
+of step k is a prefix of the text of step k + 1, and a whole group is scored as one prefix tree. What comes from outside
+stands in quotation marks, as in prompts: a page that imitates a step stays a result.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rollout.quoting import CLOSING, OPENING, shown
 from rollout.types import Trajectory, Turn
 
 PROBLEM = "Problem: {question}\n"
@@ -19,7 +21,7 @@ REJECTED = "Rejected: {text}\n"
 GAP = "[...]\n"
 
 RENDERER_VERSION = hashlib.sha256(
-    "\x00".join((PROBLEM, DECISION, MALFORMED, RESULT, REJECTED, GAP)).encode()
+    "\x00".join((PROBLEM, DECISION, MALFORMED, RESULT, REJECTED, GAP, OPENING, CLOSING)).encode()
 ).hexdigest()
 """Stands in every PRM checkpoint; a PRM trained on another rendering is refused."""
 
@@ -134,4 +136,4 @@ def _decision(index: int, turn: Turn) -> str:
 def _result(turn: Turn) -> str:
     if turn.tool_result is None:
         return REJECTED.format(text=turn.format_error or "")
-    return RESULT.format(text=turn.tool_result.text)
+    return RESULT.format(text=shown(turn.tool_result))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollout.types import TrajectoryGroup
+from rollout.types import Trajectory, TrajectoryGroup
 
 
 class PrmError(RuntimeError):
@@ -44,3 +44,7 @@ class ScoredGroup:
     @property
     def outcomes(self) -> list[float | None]:
         return [reward.outcome for reward in self.rewards]
+
+    @property
+    def solved(self) -> list[Trajectory]:
+        return [one for one, outcome in zip(self.group.trajectories, self.outcomes, strict=True) if outcome == 1.0]

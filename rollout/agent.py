@@ -1,23 +1,26 @@
 """The agent: planner -> executor -> verifier until done, then the generator. One call, one trajectory."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
-from rollout.chat import ChatFormat
-from rollout.engine import Engine, EngineError
+from rollout.chat import Chat
+from rollout.engine import ContextFullError, Engine, EngineError
 from rollout.executor import Executor
 from rollout.generator import Generator
 from rollout.memory import Memory, MemoryEntry
 from rollout.planner import PlannerDialogue, PlannerReply, PlannerSettings
-from rollout.types import StopReason, Trajectory, Turn
+from rollout.types import StopReason, TextCompletion, Trajectory, Turn
 from rollout.verifier import Verifier
 
 ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
 TurnListener = Callable[[Turn], None]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +37,26 @@ class Agent:
     """The modules of the flow. `tools_for_episode` opens fresh tools for every task."""
 
     engine: Engine
-    chat: ChatFormat
+    chat: Chat
     settings: AgentSettings
     tools_for_episode: ToolsForEpisode
     verifier: Verifier
     generator: Generator
 
     async def run(
-        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None
+        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
-        """Play one task to its end. A broken engine or tool, or the time limit, ends it as `infrastructure`:
-        recorded as far as it came, unscorable, never wrong."""
+        """Play one task to its end; the planner reads `hints` with it. A broken engine or tool, or the time limit, ends
+        it as `infrastructure`: recorded as far as it came, unscorable, never wrong."""
         with self.tools_for_episode() as tools:
-            episode = _Episode(self, task, tools, trajectory_id, on_turn)
+            episode = _Episode(self, task, tools, trajectory_id, on_turn, hints)
             try:
                 async with asyncio.timeout(self.settings.timeout_s):
                     answer, stop_reason = await episode.play()
-            except (EngineError, ToolUnavailableError, TimeoutError):
+            except (EngineError, TimeoutError):
+                answer, stop_reason = None, "infrastructure"
+            except ToolUnavailableError as error:
+                _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
                 answer, stop_reason = None, "infrastructure"
             finally:
                 self.engine.release(trajectory_id)
@@ -68,13 +74,21 @@ class _Episode:
     """The state of one run: its dialogue, its memory, its record."""
 
     def __init__(
-        self, agent: Agent, task: Task, tools: list[Tool], trajectory_id: str, on_turn: TurnListener | None
+        self,
+        agent: Agent,
+        task: Task,
+        tools: list[Tool],
+        trajectory_id: str,
+        on_turn: TurnListener | None,
+        hints: str,
     ) -> None:
         self._agent = agent
         self._settings = agent.settings
         self._task = task
         self._trajectory_id = trajectory_id
-        self._dialogue = PlannerDialogue(agent.engine, agent.chat, agent.settings.planner, task, tools, trajectory_id)
+        self._dialogue = PlannerDialogue(
+            agent.engine, agent.chat, agent.settings.planner, task, tools, trajectory_id, hints
+        )
         self._executor = Executor(tools, agent.settings.max_result_chars)
         self._memory = Memory()
         self._on_turn = on_turn
@@ -100,7 +114,10 @@ class _Episode:
             if room < self._settings.planner.max_turn_tokens:
                 return None
             started = time.perf_counter()
-            reply = await self._dialogue.decide(step)
+            try:
+                reply = await self._dialogue.decide(step)
+            except ContextFullError:
+                return None
             self._generate_s = round(time.perf_counter() - started, 4)
             if reply.decision is not None:
                 return reply
@@ -132,13 +149,14 @@ class _Episode:
     def _record_planner(
         self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None, tool_s: float = 0.0
     ) -> None:
+        served = isinstance(reply.completion, TextCompletion)
         self._record(
             Turn(
                 role="planner",
                 prompt_token_ids=reply.prompt_token_ids,
                 completion=reply.completion,
-                trainable=True,
-                grammar=reply.grammar,
+                trainable=not served,
+                grammar=None if served else reply.grammar,
                 thought=reply.decision.thought if reply.decision else "",
                 tool_call=call,
                 tool_result=result,

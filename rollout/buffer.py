@@ -6,15 +6,15 @@ group gives its place back at once; otherwise rollouts would wait for a batch th
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
 from rollout.filters import ending_of
 from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult
-from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version
+from rollout.lifecycle import GroupCounts, GroupResult, State
+from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 from rollout.starvation import StarvationGuard, StarvedError
 
 BIAS_WINDOW = 1000
@@ -22,13 +22,15 @@ BIAS_WINDOW = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The batch of one train step: its scored groups as bytes. Tokens of versions before `oldest_version` are not to
-    be trained on. `facts` are added up over all groups that ended since the batch before; `warning` says where too
-    few groups carry signal."""
+    """The batch of one train step: its scored groups as bytes. `version_ages` tells how many train steps the weights of
+    each version lie behind; tokens of a version that it lacks are not to be trained on. `untrained` are state, reason
+    and bytes of some groups that ended without signal since the batch before, to be looked at; `facts` are added up
+    over all groups that ended since then; `warning` says where too few groups carry signal."""
 
     step: int
     payloads: tuple[bytes, ...]
-    oldest_version: int
+    untrained: tuple[tuple[State, str, bytes], ...] = ()
+    version_ages: Mapping[int, int]
     facts: dict[str, float]
     bias: dict[str, float]
     counts: GroupCounts
@@ -56,6 +58,9 @@ class GroupBuffer:
         self._changed = asyncio.Condition()
         self._admitter = Admitter(settings, ledger, policy_version=policy_version)
         self._guard = StarvationGuard(settings.max_empty_batches * settings.batch_groups, ledger.num_without_signal())
+        if not ledger.published():
+            ledger.publish(policy_version, 0)
+        self._look_at_versions()
         self._closed = False
 
     @property
@@ -152,9 +157,8 @@ class GroupBuffer:
             return Batch(
                 step=step,
                 payloads=tuple(payloads),
-                oldest_version=oldest_trained_version(
-                    self._admitter.policy_version, max_staleness=self._settings.max_staleness
-                ),
+                untrained=tuple(self._ledger.untrained(step)),
+                version_ages=self._version_ages,
                 facts=self._ledger.reported(step),
                 bias=bias_metrics(self._ledger.durations(BIAS_WINDOW)),
                 counts=self._ledger.verify(),
@@ -167,13 +171,13 @@ class GroupBuffer:
         async with self._changed:
             self._ledger.mark_trained(step)
             self._guard.begin_batch()
-            self._move_on(policy_version)
+            self._move_on(step, policy_version)
 
     async def rewind(self, step: int, policy_version: int) -> None:
         """The policy is that of a checkpoint after `step`, published as `policy_version`."""
         async with self._changed:
             self._ledger.rewind(step)
-            self._move_on(policy_version)
+            self._move_on(step, policy_version)
 
     async def close(self) -> None:
         async with self._changed:
@@ -209,13 +213,20 @@ class GroupBuffer:
     def _diagnosis(self) -> str:
         return self._guard.diagnosis(self.counts, self._ledger.reasons())
 
-    def _move_on(self, policy_version: int) -> None:
+    def _look_at_versions(self) -> None:
+        published = self._ledger.published()
+        self._oldest_version = oldest_trained_version(published, max_staleness=self._settings.max_staleness)
+        self._version_ages = version_ages(published, oldest_version=self._oldest_version)
+
+    def _move_on(self, step: int, policy_version: int) -> None:
+        self._ledger.publish(policy_version, step)
+        self._look_at_versions()
         self._admitter.policy_version = max(policy_version, self._admitter.policy_version)
         self._expire_stale()
         self._changed.notify_all()
 
     def _expire_stale(self) -> None:
-        oldest = oldest_trained_version(self._admitter.policy_version, max_staleness=self._settings.max_staleness)
+        oldest = self._oldest_version
         for group in self._ledger.ready():
             stale = fresh_share(group.versions, oldest_version=oldest) < LEAST_FRESH_SHARE
             # A task that takes longer than S versions each time is trained on what is left of it in the end.

@@ -5,7 +5,7 @@ from typing import Any
 from configs.rollout import ModuleConfig
 from configs.run import RunConfig
 from rollout.agent import Agent, AgentSettings, ToolsForEpisode
-from rollout.chat import ChatFormat
+from rollout.chat import Chat, ChatFormat
 from rollout.engine import Engine
 from rollout.generator import Generator, ModelGenerator, RuleGenerator
 from rollout.planner import PlannerSettings
@@ -22,7 +22,7 @@ def build_agent(
     config: RunConfig,
     *,
     engine: Engine,
-    chat: ChatFormat,
+    chat: Chat,
     tools_for_episode: ToolsForEpisode,
     temperature: float,
 ) -> Agent:
@@ -50,9 +50,9 @@ def build_agent(
     )
 
 
-def _build_verifier(config: ModuleConfig, engine: Engine, chat: ChatFormat) -> Verifier:
+def _build_verifier(config: ModuleConfig, engine: Engine, chat: Chat) -> Verifier:
     return RuleVerifier() if config.kind == "rule" else ModelVerifier(engine, chat, config.max_tokens)
 
 
-def _build_generator(config: ModuleConfig, engine: Engine, chat: ChatFormat) -> Generator:
+def _build_generator(config: ModuleConfig, engine: Engine, chat: Chat) -> Generator:
     return RuleGenerator() if config.kind == "rule" else ModelGenerator(engine, chat, config.max_tokens)

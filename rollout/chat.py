@@ -6,9 +6,41 @@ a tool result that contains `<|im_end|>` stays text. A later turn only appends: 
 bridge. Nothing that was sampled is ever tokenised again.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
+
+
+class Chat(Protocol):
+    """How a dialogue becomes what an engine samples from."""
+
+    def prompt(self, system: str, user: str) -> tuple[int, ...]: ...
+
+    def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPieces:
+    """The fixed text of a chat template, in the order of a dialogue. A dialogue without a system message begins with
+    `before_lone_user`."""
+
+    before_system: str
+    before_lone_user: str
+    before_user: str
+    generation: str
+    before_next: str
+    next_generation: str
+
+
+class ServedChat:
+    """For servers that render and tokenise messages themselves: there are no token ids to append."""
+
+    def prompt(self, system: str, user: str) -> tuple[int, ...]:
+        return ()
+
+    def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]:
+        return ()
 
 
 class ChatFormat:
@@ -16,7 +48,8 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        opening = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+        lone_user = {"role": "user", "content": _USER}
+        opening = [{"role": "system", "content": _SYSTEM}, lone_user]
         dialogue = [
             *opening,
             {"role": "assistant", "content": _ASSISTANT},
@@ -27,6 +60,14 @@ class ChatFormat:
         before_user, generation = rest.split(_USER)
         after_assistant = self._render(dialogue).split(_ASSISTANT)[1]
         before_next, next_generation = after_assistant.split(_NEXT)
+        self.pieces = ChatPieces(
+            before_system=before_system,
+            before_lone_user=self._render([lone_user]).split(_USER)[0],
+            before_user=before_user,
+            generation=generation,
+            before_next=before_next,
+            next_generation=next_generation,
+        )
         self._pieces = [self._fixed(piece) for piece in (before_system, before_user, generation)]
         self._bridge = [self._fixed(piece) for piece in (before_next, next_generation)]
         self.eos_token_id = int(tokenizer.eos_token_id)

@@ -40,6 +40,17 @@ def planner_grammar(actions: Sequence[str]) -> str:
     )
 
 
+def planner_schema(actions: Sequence[str]) -> dict[str, Any]:
+    """The same decision as a JSON schema, for servers that constrain by one."""
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "properties": {"thought": text, "action": {"type": "string", "enum": list(actions)}, "action_input": text},
+        "required": list(FIELDS),
+        "additionalProperties": False,
+    }
+
+
 def parse_decision(text: str, actions: Sequence[str] = ACTIONS) -> Decision:
     """Read one decision; anything else is a FormatError.
 

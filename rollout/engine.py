@@ -1,10 +1,10 @@
 """What the agent asks of an inference engine: prompts to completions, and the adapter to sample with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from rollout.types import Completion
+from rollout.types import Completion, Message
 
 BASE_VERSION = -1
 """The policy version of the untouched base model."""
@@ -14,10 +14,24 @@ class EngineError(RuntimeError):
     """The engine cannot serve any more; the trajectory that met it is unscorable, not wrong."""
 
 
+class ContextFullError(EngineError):
+    """The dialogue does not fit the context of the server's model any more."""
+
+
+class BackendError(RuntimeError):
+    """A server that cannot be used as it is set up; the message says what is wrong and what to do. No other request
+    would fare better, so it ends the command instead of a trajectory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One model call of a trajectory. `grammar` is EBNF source; `use_adapter` False asks the frozen base; without a
-    `seed` the sampling continues the engine's own random stream."""
+    """One model call of a trajectory.
+
+    The prompt stands here twice: as token ids, for an engine that samples itself, and as `messages`, for a server that
+    renders and tokenises them. The form of the reply likewise: `grammar` is EBNF source, `json_schema` says the same in
+    a server's words. `use_adapter` False asks the frozen base; without a `seed` the sampling continues the engine's
+    own random stream.
+    """
 
     trajectory_id: str
     prompt_token_ids: tuple[int, ...]
@@ -26,6 +40,8 @@ class GenerationRequest:
     grammar: str | None = None
     use_adapter: bool = True
     seed: int | None = None
+    messages: tuple[Message, ...] = ()
+    json_schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

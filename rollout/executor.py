@@ -1,5 +1,7 @@
 """The executor: routes a decision to its tool."""
 
+from dataclasses import replace
+
 from envs.types import Tool, ToolCall, ToolResult
 from rollout.decision import Decision
 
@@ -15,7 +17,7 @@ class Executor:
         """Run the decision's tool. Raises ToolUnavailableError when the tool itself is broken."""
         call = ToolCall(name=decision.action, arguments=decision.action_input)
         result = await self._tools[call.name].call(call.arguments)
-        return call, ToolResult(text=cut_middle(result.text.strip(), self._max_result_chars), error=result.error)
+        return call, replace(result, text=cut_middle(result.text.strip(), self._max_result_chars))
 
 
 def cut_middle(text: str, max_chars: int) -> str:

@@ -14,6 +14,10 @@ from rollout.ledger_file import LedgerError as LedgerError
 from rollout.ledger_file import LedgerFile
 from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
 
+SHOWN_UNTRAINED = 4
+"""Of so many groups without signal per train step the bytes are kept, to be looked at."""
+
+_UNTRAINED = "state IN ('all_right', 'all_wrong', 'failed') AND payload IS NOT NULL"
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
@@ -40,7 +44,7 @@ class Ledger(LedgerFile):
         return [(row["worker"], _permit(row)) for row in rows]
 
     def settle(self, lease: tuple[int, int], ending: Ending, result: GroupResult, *, now: float) -> None:
-        """A running group ended; its bytes are kept only where it will be trained."""
+        """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
         with self._transaction():
             self._end(
                 lease,
@@ -50,7 +54,7 @@ class Ledger(LedgerFile):
                 num_tokens=sum(result.versions.values()),
                 versions=json.dumps(dict(result.versions)),
                 facts=json.dumps(dict(result.facts)),
-                payload=result.payload if ending == "ready" else None,
+                payload=result.payload if ending == "ready" else self._shown(result),
             )
 
     def give_back(self, lease: tuple[int, int], reason: str, *, max_attempts: int) -> State:
@@ -70,6 +74,7 @@ class Ledger(LedgerFile):
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
         facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
         ended = {"settled_at": now, "duration_s": result.duration_s, "num_tokens": tokens, "facts": facts}
+        ended["payload"] = self._shown(result)
         with self._transaction():
             self._end(lease, "failed", **ended, reason=result.reason)
 
@@ -111,6 +116,15 @@ class Ledger(LedgerFile):
         )
         return [row["payload"] for row in rows]
 
+    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
+        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
+        rows = self._db.execute(
+            f"SELECT state, reason, payload FROM groups WHERE reported_step = ? AND {_UNTRAINED} "
+            "ORDER BY ordinal LIMIT ?",
+            (step, SHOWN_UNTRAINED),
+        )
+        return [(row["state"], row["reason"] or "", row["payload"]) for row in rows]
+
     def mark_trained(self, step: int) -> None:
         """The batches up to this step are trained. Their bytes stay until `forget`."""
         with self._transaction():
@@ -129,10 +143,20 @@ class Ledger(LedgerFile):
                 self._move(ordinal, state, "ready", step=None)
             self._db.execute("UPDATE groups SET reported_step = NULL WHERE reported_step > ?", (step,))
 
+    def publish(self, policy_version: int, step: int) -> None:
+        """The weights after `step` have this number from now on."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (policy_version, step))
+
+    def published(self) -> dict[int, int]:
+        """The step after which each version was published."""
+        return {row["policy_version"]: row["step"] for row in self._db.execute("SELECT * FROM versions")}
+
     def forget(self, step: int) -> None:
-        """No checkpoint from before this step is left: the bytes of what was trained up to it are not needed."""
+        """No checkpoint from before this step is left: the bytes of what ended up to it are not needed."""
         with self._transaction():
             self._db.execute("UPDATE groups SET payload = NULL WHERE state = 'trained' AND step <= ?", (step,))
+            self._db.execute(f"UPDATE groups SET payload = NULL WHERE reported_step <= ? AND {_UNTRAINED}", (step,))
 
     def undo_open_rounds(self) -> None:
         """Play rounds again of which some group has not ended: in a synchronous run the groups of a round are sampled
@@ -186,6 +210,11 @@ class Ledger(LedgerFile):
     def trained_tasks(self) -> list[int]:
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
+
+    def _shown(self, result: GroupResult) -> bytes | None:
+        """The bytes of a group that is not trained, while there are not enough of them since the last batch."""
+        num = self._scalar(f"SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND {_UNTRAINED}")
+        return result.payload if result.payload and num < SHOWN_UNTRAINED else None
 
     def _end(self, lease: tuple[int, int], after: State, **columns: Any) -> None:
         """The end of this attempt and of no later one."""

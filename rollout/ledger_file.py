@@ -1,4 +1,4 @@
-"""The ledger's file: one SQLite table of groups, in which every move is one transaction."""
+"""The ledger's file: an SQLite table of groups, in which every move is one transaction, and one of versions."""
 
 import sqlite3
 from collections import Counter
@@ -32,6 +32,7 @@ CREATE INDEX IF NOT EXISTS states ON groups (state);
 CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
 CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
 CREATE INDEX IF NOT EXISTS steps ON groups (step);
+CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
 
 

@@ -25,6 +25,11 @@ MOVES: Mapping[State, frozenset[State]] = {
 checkpoint does not know is ready again, a synchronous round that was cut off is played again as a whole."""
 
 
+def group_id(ordinal: int) -> str:
+    """What the `ordinal`-th group ever drawn is called wherever it is written down."""
+    return f"g{ordinal:06d}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
     """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th
@@ -43,8 +48,9 @@ class Permit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
     """What a finished group brought. `outcomes`: raw accuracy per trajectory, None where unscorable. `payload`: the
-    scored group as bytes. `versions`: sampled planner tokens by policy version. `facts`: numbers that are added up
-    over groups. `reason` says why, where nothing could be scored."""
+    scored group as bytes, also where it will not be trained: some of these are kept to be looked at. `versions`:
+    sampled planner tokens by policy version. `facts`: numbers that are added up over groups. `reason` says why, where
+    nothing could be scored."""
 
     outcomes: Sequence[float | None]
     payload: bytes

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from envs.types import ToolCall, ToolResult
+from rollout.quoting import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,8 @@ class Memory:
         self.entries.append(entry)
 
     def render(self) -> str:
-        """One line per step, oldest first."""
+        """One line per step, oldest first; what a tool found outside takes lines of its own."""
         return "\n".join(
-            f"Step {entry.step}: {entry.call.name}({entry.call.arguments}) -> {entry.result.text}"
+            f"Step {entry.step}: {entry.call.name}({entry.call.arguments}) -> {shown(entry.result)}"
             for entry in self.entries
         )

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from envs.types import Task, Tool, ToolResult
-from rollout.chat import ChatFormat
-from rollout.decision import Decision, FormatError, parse_decision, planner_grammar
+from rollout.chat import Chat
+from rollout.decision import Decision, FormatError, parse_decision, planner_grammar, planner_schema
 from rollout.engine import Engine, GenerationRequest
-from rollout.types import Completion
+from rollout.quoting import shown
+from rollout.types import Completion, Message
 
 ANSWER_ONLY = ("answer",)
 
@@ -33,23 +34,28 @@ class PlannerReply:
 
 
 class PlannerDialogue:
-    """One episode's dialogue with the planner, grown by appending token ids only."""
+    """One episode's dialogue with the planner, grown by appending only: token ids, and the same as messages."""
 
     def __init__(
         self,
         engine: Engine,
-        chat: ChatFormat,
+        chat: Chat,
         settings: PlannerSettings,
         task: Task,
         tools: list[Tool],
         trajectory_id: str,
+        hints: str = "",
     ) -> None:
         self._engine = engine
         self._chat = chat
         self._settings = settings
         self._trajectory_id = trajectory_id
-        user = f"Task: {task.question}\n{self._step_line(1)}"
-        self._context = chat.prompt(system_prompt(tools), user)
+        system, user = opening(tools, task, settings.max_steps, hints)
+        self._context = chat.prompt(system, user)
+        self._messages: tuple[Message, ...] = (
+            Message(role="system", content=system),
+            Message(role="user", content=user),
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -68,9 +74,12 @@ class PlannerDialogue:
                 max_tokens=self._settings.max_turn_tokens,
                 temperature=self._settings.temperature,
                 grammar=grammar,
+                messages=self._messages,
+                json_schema=planner_schema(actions),
             )
         )
         self._context = prompt + completion.token_ids
+        self._messages += (Message(role="assistant", content=completion.text),)
         decision, error = _read(completion, actions)
         return PlannerReply(
             prompt_token_ids=prompt,
@@ -82,22 +91,22 @@ class PlannerDialogue:
 
     def observe(self, reply: PlannerReply, result: ToolResult, next_step: int) -> None:
         """Append what the last decision led to, and the line that opens the next step."""
-        self._append(reply, f"Result: {result.text}\n{self._step_line(next_step)}")
+        self._append(reply, f"Result: {shown(result)}\n{_step_line(next_step, self._settings.max_steps)}")
 
     def reject(self, reply: PlannerReply, next_step: int) -> None:
         """Append why the last turn was no decision."""
-        self._append(
-            reply,
-            f"Invalid reply: {reply.format_error}. Write one short JSON object.\n{self._step_line(next_step)}",
-        )
+        step_line = _step_line(next_step, self._settings.max_steps)
+        self._append(reply, f"Invalid reply: {reply.format_error}. Write one short JSON object.\n{step_line}")
 
     def _append(self, reply: PlannerReply, text: str) -> None:
         self._context += self._chat.bridge(reply.completion.token_ids, text)
+        self._messages += (Message(role="user", content=text),)
 
-    def _step_line(self, step: int) -> str:
-        if step == self._settings.max_steps:
-            return f"Step {step} of {step}, the last: answer now."
-        return f"Step {step} of {self._settings.max_steps}."
+
+def opening(tools: list[Tool], task: Task, max_steps: int, hints: str = "") -> tuple[str, str]:
+    """What the planner reads before its first decision: the system's words and the user's."""
+    lines = (f"Task: {task.question}", *([hints] if hints else []), _step_line(1, max_steps))
+    return system_prompt(tools), "\n".join(lines)
 
 
 def system_prompt(tools: list[Tool]) -> str:
@@ -109,6 +118,12 @@ def system_prompt(tools: list[Tool]) -> str:
             *lines,
         )
     )
+
+
+def _step_line(step: int, max_steps: int) -> str:
+    if step == max_steps:
+        return f"Step {step} of {step}, the last: answer now."
+    return f"Step {step} of {max_steps}."
 
 
 def _read(completion: Completion, actions: tuple[str, ...]) -> tuple[Decision | None, str | None]:

@@ -1,17 +1,37 @@
-"""Trajectories as JSON lines, for reading why a step got its reward."""
+"""Trajectories as JSON lines, for reading why a step got its reward.
+
+A line's turns come last: what stands before them, the head, is short, so that a reader can list a long file without
+reading what was said in it.
+"""
 
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from envs.types import Task, ToolCall, ToolResult
-from rollout.types import Completion, Trajectory, Turn, VersionSwitch
+from rollout.types import Completion, TextCompletion, Trajectory, Turn, VersionSwitch
+
+TOKENIZER = "tokenizer.json"
+"""Stands beside the records: with it their token ids can be read."""
+
+TURNS = b', "turns": ['
+"""Ends the head of a line. Within a text of the head every quotation mark has a backslash before it."""
 
 
-def trajectory_record(trajectory: Trajectory, *, reward: float | None, phase: str, step: int | None) -> dict[str, Any]:
-    """Everything known of a trajectory, ready for JSON. `reward` None: it could not be scored."""
+def trajectory_record(
+    trajectory: Trajectory,
+    *,
+    reward: float | None,
+    phase: str,
+    step: int | None,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Everything known of a trajectory, ready for JSON. `reward` None: it could not be scored. `more` goes into the
+    head."""
+    versions = [version for turn in trajectory.planner_turns for version in turn.completion.token_versions]
     return {
         "id": trajectory.id,
         "group_id": trajectory.group_id,
@@ -24,6 +44,10 @@ def trajectory_record(trajectory: Trajectory, *, reward: float | None, phase: st
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason,
         "reward": reward,
+        "num_turns": len(trajectory.planner_turns),
+        "num_tokens": trajectory.num_sampled_tokens,
+        "versions": [min(versions), max(versions)] if versions else None,
+        **more,
         "turns": list(map(_turn_record, trajectory.turns, _planner_turns_before(trajectory))),
     }
 
@@ -52,6 +76,12 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
     )
 
 
+def head_of(line: bytes) -> dict[str, Any]:
+    """What stands in a line before its turns."""
+    end = line.find(TURNS)
+    return dict(json.loads(line if end < 0 else line[:end] + b"}"))
+
+
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
     """One line, flushed before it returns. A line that a crash cut off before is taken away first, so that the new
     one does not become its end."""
@@ -65,10 +95,13 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a file; a last line that was cut off by a crash is left out."""
+    yield from map(json.loads, whole_lines(path))
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, each with its end; a last one that was cut off by a crash is left out."""
     with path.open("rb") as lines:
-        for line in lines:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+        yield from (line for line in lines if line.endswith(b"\n"))
 
 
 def _ends_a_line(file: BinaryIO, size: int) -> bool:
@@ -101,6 +134,7 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
         "action_input": call.arguments if call else None,
         "result": result.text if result else None,
         "tool_error": result.error if result else None,
+        "foreign": result.foreign if result else False,
         "format_error": turn.format_error,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
@@ -115,23 +149,20 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
         "prompt_token_ids": list(turn.prompt_token_ids[len(before) if continues else 0 :]),
         "token_ids": list(completion.token_ids),
         "logprobs": list(completion.logprobs),
+        "served": _counts(completion) if isinstance(completion, TextCompletion) else None,
     }
 
 
 def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
     call = None if row["action"] is None else ToolCall(name=row["action"], arguments=row["action_input"])
-    result = None if row["result"] is None else ToolResult(text=row["result"], error=row["tool_error"])
+    result = None
+    if row["result"] is not None:
+        # Records of earlier runs do not have the field: all their tools were of this machine.
+        result = ToolResult(text=row["result"], error=row["tool_error"], foreign=row.get("foreign", False))
     return Turn(
         role=row["role"],
         prompt_token_ids=(before if row["continues"] else ()) + tuple(row["prompt_token_ids"]),
-        completion=Completion(
-            token_ids=tuple(row["token_ids"]),
-            logprobs=tuple(row["logprobs"]),
-            text=row["text"],
-            finish_reason=row["finish_reason"],
-            policy_version=row["policy_version"],
-            switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in row["switches"]),
-        ),
+        completion=_completion_of(row),
         trainable=row["trainable"],
         grammar=row["grammar"],
         thought=row["thought"],
@@ -140,4 +171,22 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
         format_error=row["format_error"],
         generate_s=row["generate_s"],
         tool_s=row["tool_s"],
+    )
+
+
+def _counts(completion: TextCompletion) -> dict[str, int]:
+    return {"num_prompt_tokens": completion.num_prompt_tokens, "num_tokens": completion.num_tokens}
+
+
+def _completion_of(row: Mapping[str, Any]) -> Completion:
+    # Records of earlier runs do not have the field: everything was sampled by the run itself.
+    if counts := row.get("served"):
+        return TextCompletion(text=row["text"], finish_reason=row["finish_reason"], **counts)
+    return Completion(
+        token_ids=tuple(row["token_ids"]),
+        logprobs=tuple(row["logprobs"]),
+        text=row["text"],
+        finish_reason=row["finish_reason"],
+        policy_version=row["policy_version"],
+        switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in row["switches"]),
     )

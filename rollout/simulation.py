@@ -187,13 +187,13 @@ class _Simulation:
             group = self._ended[ordinal]
             self._settled_tasks.add(group.task)
             self._masked[ordinal] = sum(
-                num for version, num in group.versions.items() if version < batch.oldest_version
+                num for version, num in group.versions.items() if version not in batch.version_ages
             )
             if batch.step <= self._settings.num_steps:
                 self._num_masked += self._masked[ordinal]
                 for version, num in group.versions.items():
-                    if version >= batch.oldest_version:
-                        self._ages[self._published.policy_version - version] += num
+                    if version in batch.version_ages:
+                        self._ages[batch.version_ages[version]] += num
 
     def _num_open(self) -> int:
         return sum(task not in self._settled_tasks for task in range(self._cohort_size))

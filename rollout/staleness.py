@@ -14,9 +14,35 @@ LEAST_FRESH_SHARE = 0.1
 WITH_SIGNAL: frozenset[State] = frozenset({"ready", "in_batch", "trained", "expired"})
 
 
-def oldest_trained_version(policy_version: int, *, max_staleness: int) -> int:
-    """The oldest version whose tokens may still be trained on, S versions behind the learner's."""
-    return policy_version - max_staleness
+def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) -> int:
+    """The oldest version whose tokens may still be trained on: S train steps behind the newest.
+
+    `published`: the step after which each version was published. Steps and not numbers, because a run that is cut off
+    publishes the weights of a step again under a new number, which makes nothing older. Where steps were taken back,
+    tokens may be trained on that are beyond the cap by as many steps, until these are made again.
+    """
+    first = published[max(published)] - max_staleness
+    oldest = min(version for version, step in published.items() if step >= first)
+    return oldest - max(0, published[oldest] - first)
+
+
+def version_ages(published: Mapping[int, int], *, oldest_version: int) -> dict[int, int]:
+    """How many train steps lie between the newest weights and those of each version from `oldest_version` on; 0 for
+    the very weights, under whatever number.
+
+    `published`: the step after which each version was published, at least one. Of a version that it lacks between two
+    others, a crash came before its step was noted: it is the step after the one before. A version whose step was taken
+    back, as by a newer one of an earlier step, is at least 1: the step was made again since, with another outcome.
+    """
+    first, last = min(published), max(published)
+    steps = {first: published[first]}
+    for version in range(first + 1, last + 1):
+        steps[version] = published.get(version, steps[version - 1] + 1)
+    earliest, ages = steps[last], {}
+    for version in range(last, max(first, oldest_version) - 1, -1):
+        ages[version] = max(abs(steps[last] - steps[version]), int(steps[version] > earliest))
+        earliest = min(earliest, steps[version])
+    return ages
 
 
 def fresh_share(versions: Mapping[int, int], *, oldest_version: int) -> float:

@@ -1,12 +1,23 @@
 """The record of acting: completions, turns, trajectories, groups. Each is made once and never changed."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from envs.types import Task, ToolCall, ToolResult
 
 Role = Literal["planner", "verifier", "generator"]
 StopReason = Literal["answered", "verified", "format", "context", "infrastructure"]
+SERVED_VERSION = -2
+"""The policy version of what a server samples with: whatever it serves under the model's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a chat, as text."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +26,14 @@ class VersionSwitch:
 
     index: int
     policy_version: int
+
+
+def versions_by_token(num_tokens: int, first: int, switches: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """`first`, and from each switch's index on the version that stands with it."""
+    versions = [first] * num_tokens
+    for index, version in switches:
+        versions[index:] = [version] * (num_tokens - index)
+    return tuple(versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +55,30 @@ class Completion:
     @property
     def token_versions(self) -> tuple[int, ...]:
         """The version that sampled each token."""
-        versions = [self.policy_version] * len(self.token_ids)
-        for switch in self.switches:
-            versions[switch.index :] = [switch.policy_version] * (len(versions) - switch.index)
-        return tuple(versions)
+        switches = ((switch.index, switch.policy_version) for switch in self.switches)
+        return versions_by_token(len(self.token_ids), self.policy_version, switches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCompletion(Completion):
+    """What a server that speaks chat messages tells of one model call: the text, and how many tokens it counted.
+
+    Without token ids and the log-probs they were sampled with nothing can be trained on it, ever.
+    """
+
+    token_ids: tuple[int, ...] = field(default=(), init=False)
+    logprobs: tuple[float, ...] = field(default=(), init=False)
+    policy_version: int = field(default=SERVED_VERSION, init=False)
+    num_prompt_tokens: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call and the tool result it led to.
 
-    `grammar` names the grammar that constrained the sampling (None: free text); `tool_call` is None
-    for a malformed turn, `format_error` then says why. Seconds are wall time, waiting for a place included.
+    `grammar` is the grammar that constrained the sampling (None: free text, or a server's own way); `tool_call` is
+    None for a malformed turn, `format_error` then says why. Seconds are wall time, waiting for a place included.
     """
 
     role: Role
@@ -81,6 +112,11 @@ class Trajectory:
     @property
     def num_sampled_tokens(self) -> int:
         return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def served(self) -> bool:
+        """A server answered, so there are no token ids and no log-probs to train on."""
+        return any(isinstance(turn.completion, TextCompletion) for turn in self.planner_turns)
 
     @property
     def num_format_errors(self) -> int:

@@ -3,7 +3,7 @@
 from typing import Literal, Protocol
 
 from envs.types import Task
-from rollout.chat import ChatFormat
+from rollout.chat import Chat
 from rollout.engine import Engine, GenerationRequest
 from rollout.memory import Memory
 from rollout.types import Turn
@@ -30,7 +30,7 @@ class RuleVerifier:
 class ModelVerifier:
     """Asks the frozen base model, never the trained adapter."""
 
-    def __init__(self, engine: Engine, chat: ChatFormat, max_tokens: int) -> None:
+    def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
         self._engine = engine
         self._chat = chat
         self._max_tokens = max_tokens

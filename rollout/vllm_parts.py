@@ -17,6 +17,14 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+MAX_LORAS = 4
+"""Adapters that an engine of mode `native` holds at a time."""
+CUDA_BATCHED_TOKENS = 2048
+"""Tokens of one step on a GPU; a longer prompt takes several."""
+LEAST_UTILIZATION = 0.01
+KV_BLOCK = {"cuda": 16, "cpu": 32}
+"""Tokens of a block of the cache; on a GPU it is vLLM's own choice."""
+
 
 @dataclass(slots=True)
 class OpenRequest:
@@ -29,24 +37,48 @@ class OpenRequest:
     switches: list[VersionSwitch] = field(default_factory=list)
 
 
+def engine_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """What vLLM is told beyond what every engine has."""
+    options: dict[str, Any] = {}
+    if config.adapter_mode == "native":
+        options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_cpu_loras": MAX_LORAS}
+        options["max_loras"] = MAX_LORAS
+        # Without the names vLLM readies the output head as well, which on a CPU is slow and breaks scoring: it counts
+        # on one row per request there.
+        options["lora_target_modules"] = list(model.lora_targets)
+    if config.tensor_parallel > 1:
+        # Inside a placement group vLLM would have Ray start its workers, and ask for room that nobody reserved.
+        options |= {"tensor_parallel_size": config.tensor_parallel, "distributed_executor_backend": "mp"}
+    if config.device == "cuda":
+        options["kv_cache_memory_bytes"] = kv_cache_bytes(config)
+        # The cache's size is given, so this share decides nothing; but vLLM refuses to start on a card that has less
+        # than it free, and on a shared card the learner may have been first.
+        options["gpu_memory_utilization"] = LEAST_UTILIZATION
+    options["max_num_batched_tokens"] = batched_tokens(config)
+    return options
+
+
+def kv_cache_bytes(config: EngineConfig) -> int:
+    """What is reserved for the cache; on a CPU vLLM takes whole GiB."""
+    return int(config.kv_cache_gib * 2**30) if config.device == "cuda" else _cpu_cache_gib(config) * 2**30
+
+
+def batched_tokens(config: EngineConfig) -> int:
+    """The most of one step. On a CPU the least that takes the longest prompt whole: what comes first, as the proof of
+    new weights, waits for no other prompts in its step."""
+    return max(CUDA_BATCHED_TOKENS if config.device == "cuda" else config.max_model_len, config.max_num_seqs)
+
+
+def _cpu_cache_gib(config: EngineConfig) -> int:
+    return max(1, round(config.kv_cache_gib))
+
+
 def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: int) -> Any:
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(config.kv_cache_gib)))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    options: dict[str, Any] = {}
-    if config.adapter_mode == "native":
-        options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_loras": 4, "max_cpu_loras": 4}
-        # Without the names vLLM readies the output head as well, which on a CPU is slow and breaks scoring: it counts
-        # on one row per request there.
-        options["lora_target_modules"] = list(model.lora_targets)
-    if config.device == "cuda":
-        options["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
-    else:
-        # The least that takes the longest prompt whole: what comes first, as the proof of new weights, waits for no
-        # other prompts in its step.
-        options["max_num_batched_tokens"] = max(config.max_model_len, config.max_num_seqs)
     llm: Any = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model_path),
@@ -61,18 +93,25 @@ def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: 
             enforce_eager=config.device == "cpu",
             async_scheduling=False,
             enable_prefix_caching=True,
-            block_size=32 if config.device == "cpu" else None,
+            block_size=KV_BLOCK["cpu"] if config.device == "cpu" else None,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
-            disable_log_stats=True,
-            **options,
-        )
+            disable_log_stats=not config.metrics,
+            **engine_options(config, model),
+        ),
+        stat_loggers=[_ray_metrics()] if config.metrics else None,
     )
     # Compiled in the background, a cached grammar is ready a step earlier or later by chance, and two runs
     # with one seed would batch differently.
     llm.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
     return llm
+
+
+def _ray_metrics() -> Any:
+    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+    return RayPrometheusStatLogger
 
 
 def sampling_params(request: GenerationRequest) -> Any:

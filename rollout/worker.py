@@ -1,6 +1,7 @@
 """The rollout worker's work, without Ray: groups, demonstrations and evaluations on one engine."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -8,35 +9,37 @@ from typing import Any
 
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, wrong_plan
-from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent import Agent, TurnListener
-from rollout.building import build_agent, build_chat
+from rollout.building import build_chat
 from rollout.demonstrations import DemonstrationEngine
-from rollout.engine import Engine
+from rollout.episodic_memory import MemoryUnavailableError
+from rollout.frozen_model import FrozenModel
 from rollout.group import run_group
 from rollout.lockstep import LockstepEngine
 from rollout.replay import ReplayEngine
+from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.vllm_engine import VllmEngine
 
+_log = logging.getLogger(__name__)
 
-class Worker:
-    """Owns an engine and a toolbox. At depth 0 groups may run in lockstep, which makes them reproducible."""
+
+class Worker(Solver):
+    """Owns an engine that can be trained. At depth 0 groups may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
-        self._config = config
         self.engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed + index)
-        self._chat = build_chat(model_path)
-        self._toolbox = Toolbox(config.envs)
+        self._own_chat = build_chat(model_path)
+        frozen = FrozenModel(self.engine, self._own_chat, config.envs.base_generator.max_tokens)
+        max_open = 2 * config.rollout.engine.max_num_seqs
+        super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
         in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
         self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
-        self._greedy_agent = self._build_agent(self.engine, 0.0)
 
     def close(self) -> None:
         self.engine.close()
-        self._toolbox.close()
+        super().close()
 
     def begin_round(self, num_groups: int) -> None:
         """Exactly so many groups run next; in lockstep, if at all."""
@@ -44,7 +47,24 @@ class Worker:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
     async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
-        return await run_group(self._agent, task, group_id=group_id, group_size=group_size)
+        hints = ""
+        if self._memory is not None:
+            try:
+                hints = await self._memory.hints(task)
+            except MemoryUnavailableError as error:
+                # The whole group does without them, and so stays comparable.
+                _log.warning("group %s has no hints: %s", group_id, error)
+        return await run_group(self._agent, task, group_id=group_id, group_size=group_size, hints=hints)
+
+    async def remember(self, solved: Sequence[Trajectory]) -> None:
+        """Keep what trajectories that were right in training did, where the recipe asks for it."""
+        if self._memory is None:
+            return
+        for trajectory in solved:
+            try:
+                await self._memory.remember(trajectory)
+            except MemoryUnavailableError as error:
+                _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         """A group outside of training, at the temperature of collecting."""
@@ -62,20 +82,6 @@ class Worker:
 
         return list(await asyncio.gather(*map(run, range(count))))
 
-    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
-        """Greedy, one trajectory per task."""
-        places = asyncio.Semaphore(2 * self._config.rollout.engine.max_num_seqs)
-
-        async def run(task: Task) -> Trajectory:
-            async with places:
-                return await self._greedy_agent.run(task, trajectory_id=f"{phase}/{task.id}", group_id=phase)
-
-        return list(await asyncio.gather(*(run(task) for task in tasks)))
-
-    async def solve(self, task: Task, on_turn: TurnListener) -> Trajectory:
-        """Greedy, with every turn reported as it happens."""
-        return await self._greedy_agent.run(task, trajectory_id=task.id, group_id="solve", on_turn=on_turn)
-
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
         """Play each task's plan, a share of them replaced by plausible wrong ones, through the real tools."""
         rng = random.Random(f"demonstrations|{self._config.seed}")
@@ -85,19 +91,10 @@ class Worker:
 
         async def play(index: int, generated: GeneratedTask) -> Trajectory:
             plan = wrong_plan(generated, random.Random(index)) if index in wrong else generated.plan
-            agent = self._build_agent(DemonstrationEngine(self._chat, plan), 1.0)
+            agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
             async with places:
                 return await agent.run(
                     generated.task, trajectory_id=f"demonstration/{index}", group_id="demonstrations"
                 )
 
         return list(await asyncio.gather(*(play(index, one) for index, one in enumerate(tasks))))
-
-    def _build_agent(self, engine: Engine, temperature: float) -> Agent:
-        return build_agent(
-            self._config,
-            engine=engine,
-            chat=self._chat,
-            tools_for_episode=self._toolbox.episode,
-            temperature=temperature,
-        )

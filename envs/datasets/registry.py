@@ -9,6 +9,7 @@ from envs.datasets import game24
 from envs.datasets.aime import load_aime
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import sample_tasks
+from envs.datasets.own import OWN, load_own
 from envs.datasets.split import Split
 from envs.types import Task
 
@@ -20,7 +21,8 @@ def load_tasks(
 ) -> list[Task]:
     """`count` different tasks of one split, the same for the same arguments; None asks for all of them.
 
-    `path` is a local file for "game24" (generated without one) and "aime" (downloaded without one).
+    `path` is a local file for "game24" (generated without one), "aime" (downloaded without one) and the data sets of
+    one's own, which need it.
     """
     if dataset not in LOADERS:
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(LOADERS)}")
@@ -51,6 +53,10 @@ def _load_aime(split: Split, count: int | None, seed: int, path: Path | None) ->
     return _pick(load_aime(path, split=split), count, seed)
 
 
+def _load_own(dataset: str, split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
+    return _pick(load_own(dataset, path, split=split), count, seed)
+
+
 def _pick(tasks: list[Task], count: int | None, seed: int) -> list[Task]:
     count = len(tasks) if count is None else count
     if count > len(tasks):
@@ -63,4 +69,5 @@ LOADERS: dict[str, LoadTasks] = {
     "game24": _load_game24,
     game24.PUBLIC_ID: _load_public_game24,
     "aime": _load_aime,
+    **{dataset: partial(_load_own, dataset) for dataset in OWN},
 }

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 from envs.sandbox import Sandbox
-from envs.types import ToolResult
+from envs.types import ToolResult, ToolUnavailableError
 
 
 class PythonCodeTool:
@@ -20,7 +20,11 @@ class PythonCodeTool:
 
     async def call(self, arguments: str) -> ToolResult:
         run = partial(self._episode.run, arguments, timeout_s=self._timeout_s)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+        try:
+            result = asyncio.get_running_loop().run_in_executor(self._executor, run)
+        except RuntimeError as error:  # what a pool of threads raises after its end
+            raise ToolUnavailableError("the sandbox is closed") from error
+        return await result
 
     def close(self) -> None:
         self._episode.close()

@@ -2,10 +2,9 @@
 
 import asyncio
 import random
-import re
-import sqlite3
 from collections.abc import Sequence
 
+from envs.tools.passages import PassageIndex
 from envs.types import ToolResult
 
 MAX_QUERY_CHARS = 300
@@ -13,18 +12,11 @@ NO_RESULTS = "No results."
 LATENCY_SPREAD = 0.8
 """Standard deviation of a simulated latency's logarithm: one query in six takes more than 2.2 times the median."""
 MAX_LATENCY_S = 10.0
-_STOP_WORDS = frozenset(
-    (
-        *("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "how", "in", "is", "it", "many", "much"),
-        *("of", "on", "one", "or", "that", "the", "to", "was", "what", "which", "who"),
-    )
-)
 
 
 class OfflineSearchTool:
     """Answers with the passages that match best, one a line, best first.
 
-    SQLite's full-text index does the ranking: it is in every Python, needs nothing else and starts at once.
     With `latency_s` every answer waits, as a remote service's would: see `simulated_latency_s`.
     """
 
@@ -42,9 +34,7 @@ class OfflineSearchTool:
         self._max_results = max_results
         self._max_chars = max_chars
         self._latency_s = latency_s
-        self._index = sqlite3.connect(":memory:", check_same_thread=False)
-        self._index.execute("CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')")
-        self._index.executemany("INSERT INTO passages VALUES (?)", [(passage,) for passage in passages])
+        self._index = PassageIndex(passages)
 
     async def call(self, arguments: str) -> ToolResult:
         if not arguments.strip():
@@ -56,16 +46,7 @@ class OfflineSearchTool:
 
     def find(self, query: str) -> list[str]:
         """The best passages that share a word with the query."""
-        words = [word for word in re.findall(r"\w+", query.lower()) if word not in _STOP_WORDS]
-        if not words:
-            return []
-        # Quoted, every word is a plain term: nothing in a query can reach the index's own query language.
-        terms = " OR ".join(f'"{word}"' for word in words)
-        rows = self._index.execute(
-            "SELECT text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?",
-            (terms, self._max_results),
-        )
-        return [text for (text,) in rows]
+        return self._index.find(query, self._max_results)
 
 
 def simulated_latency_s(query: str, median_s: float) -> float:

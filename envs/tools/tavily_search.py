@@ -1,116 +1,128 @@
 """Web search through Tavily."""
 
 import asyncio
-import os
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from tavily import AsyncTavilyClient
 from tavily import errors as tavily_errors
 
-from envs.types import ToolResult, ToolUnavailableError
+from envs.tools.found_pages import FoundPage
+from envs.tools.http_json import tls_context
+from envs.tools.keys import read_key
+from envs.tools.service import Failure, Service, ServiceLimits
 
 API_KEY_VARIABLE = "TAVILY_API_KEY"
-MAX_QUERY_CHARS = 400
-NO_RESULTS = "No results."
-# Hosts that print the benchmarks together with their answers.
-ANSWER_HOSTS = ("artofproblemsolving.com", "huggingface.co", "kaggle.com", "4nums.com", "github.com")
+DEFAULT_URL = "https://api.tavily.com"
 
 _REFUSED = (tavily_errors.InvalidAPIKeyError, tavily_errors.ForbiddenError)
-_PASSING = (tavily_errors.UsageLimitExceededError, tavily_errors.TimeoutError, httpx.TransportError)
+_PASSING = (
+    *(tavily_errors.UsageLimitExceededError, tavily_errors.TimeoutError, httpx.TransportError),
+    TimeoutError,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TavilyLimits:
-    """The bounds of one call; the time limit covers all attempts and the pauses between them."""
-
-    max_results: int = 3
-    max_chars: int = 1200
-    max_attempts: int = 4
-    attempt_limit_s: float = 10.0
-    time_limit_s: float = 30.0
-    first_pause_s: float = 0.5
-
-
-class TavilySearchTool:
-    """Answers with title and content of the best pages, one page a line."""
-
-    name = "search"
-    description = "search the web with a short query of a few keywords"
+class TavilyFinder:
+    """Finds pages through tavily-python; a page's text is the part that fits the query best. `excluded_hosts` are left
+    out by the service itself."""
 
     def __init__(
         self,
+        limits: ServiceLimits,
         *,
-        api_key: str | None = None,
-        base_url: str | None = None,
-        limits: TavilyLimits | None = None,
-        excluded_hosts: tuple[str, ...] = ANSWER_HOSTS,
+        base_url: str = DEFAULT_URL,
+        max_results: int = 3,
+        excluded_hosts: tuple[str, ...] = (),
     ) -> None:
-        self._api_key = (api_key or os.environ.get(API_KEY_VARIABLE, "")).strip()
         # Without a key the client would silently fall back to an anonymous mode with other limits.
-        if not self._api_key:
-            raise ValueError(f"Tavily search needs an API key: set {API_KEY_VARIABLE}")
-        self._limits = limits or TavilyLimits()
+        self._key = read_key("Tavily search", API_KEY_VARIABLE, "or use envs.search = 'offline', which needs no key")
+        self._base_url = base_url
+        self._service = Service("Tavily search", limits)
+        self._max_results = max_results
         self._excluded_hosts = list(excluded_hosts)
-        self._client = AsyncTavilyClient(api_key=self._api_key, api_base_url=base_url)
 
-    async def call(self, arguments: str) -> ToolResult:
-        query = arguments.strip()[:MAX_QUERY_CHARS]
-        if not query:
-            return ToolResult(text="The search needs a query.", error="empty_query")
+    async def find(self, query: str) -> list[FoundPage]:
+        return await self._service.ask(lambda: self._attempt(query))
+
+    async def _attempt(self, query: str) -> list[FoundPage] | Failure:
+        limit_s = self._service.limits.attempt_limit_s
         try:
-            async with asyncio.timeout(self._limits.time_limit_s):
-                outcome = await self._search_with_retries(query)
-        except TimeoutError:
-            outcome = ToolUnavailableError(f"Tavily gave no answer within {self._limits.time_limit_s} s")
-        # Raised here and not in an `except`: the client's error may quote the key, and would stay
-        # attached as the context of this one.
-        if isinstance(outcome, ToolUnavailableError):
-            raise outcome
-        return outcome
+            async with asyncio.timeout(limit_s), self._connection() as connection:
+                client = AsyncTavilyClient(api_key=self._key, api_base_url=self._base_url, client=connection)
+                response = await client.search(
+                    query, max_results=self._max_results, exclude_domains=self._excluded_hosts, timeout=limit_s
+                )
+                return self._pages(response)
+        except tavily_errors.BadRequestError:
+            return Failure(reason="status 400", bad_query=True)
+        except _REFUSED as error:
+            return Failure(reason=f"{_kind(error)}: it refused the key in {API_KEY_VARIABLE}")
+        except Exception as error:
+            return Failure(reason=_kind(error), passing=_may_pass(error))
 
-    async def close(self) -> None:
-        await self._client.close()
+    def _connection(self) -> httpx.AsyncClient:
+        # The client reads the whole answer at once; only below it an endless one can be stopped.
+        transport = _CappedTransport(self._service.limits.max_bytes, verify=tls_context(), proxy=_proxy(self._base_url))
+        return httpx.AsyncClient(transport=transport, headers={"Accept-Encoding": "identity"})
 
-    async def _search_with_retries(self, query: str) -> ToolResult | ToolUnavailableError:
-        failure = ""
-        for attempt in range(self._limits.max_attempts):
-            if attempt:
-                # Jitter keeps many workers that were refused together from coming back together.
-                await asyncio.sleep(self._limits.first_pause_s * 2 ** (attempt - 1) * random.uniform(1, 1.5))
-            try:
-                return self._result(await self._search(query))
-            except tavily_errors.BadRequestError:
-                return ToolResult(text="The search engine rejected this query.", error="bad_query")
-            except _REFUSED as error:
-                return ToolUnavailableError(f"Tavily refused the key in {API_KEY_VARIABLE} ({_kind(error)})")
-            except Exception as error:
-                failure = _kind(error)
-                if not _may_pass(error):
-                    return ToolUnavailableError(f"Tavily search failed with {failure}")
-        return ToolUnavailableError(f"Tavily search failed {self._limits.max_attempts} times, at last with {failure}")
+    def _pages(self, response: dict[str, Any]) -> list[FoundPage]:
+        return [
+            FoundPage(
+                title=self._text(page.get("title")), url=self._text(page["url"]), text=self._text(page.get("content"))
+            )
+            for page in response["results"][: self._max_results]
+        ]
 
-    async def _search(self, query: str) -> dict:
-        return await self._client.search(
-            query,
-            max_results=self._limits.max_results,
-            exclude_domains=self._excluded_hosts,
-            timeout=self._limits.attempt_limit_s,
+    def _text(self, value: Any) -> str:
+        return str(value or "").replace(self._key, "[key]")
+
+
+class AnswerTooLongError(Exception):
+    """More bytes than the limits allow."""
+
+
+class _CappedTransport(httpx.AsyncHTTPTransport):
+    """Breaks an answer off that is longer than `max_bytes`, or compressed although nobody asked for it."""
+
+    def __init__(self, max_bytes: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._max_bytes = max_bytes
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            await response.aclose()
+            raise AnswerTooLongError
+        stream = _CappedStream(response, self._max_bytes)
+        return httpx.Response(
+            response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
         )
 
-    def _result(self, response: dict) -> ToolResult:
-        pages = response["results"][: self._limits.max_results]
-        text = "\n".join(self._lines(pages))[: self._limits.max_chars]
-        return ToolResult(text=text.replace(self._api_key, "[key]") or NO_RESULTS)
 
-    def _lines(self, pages: list[dict]) -> Iterator[str]:
-        # A share for each page: one endless page must not push out the others.
-        share = self._limits.max_chars // max(1, len(pages)) - 1
-        for page in pages:
-            text = f"{page.get('title') or ''}: {page.get('content') or ''}"
-            yield " ".join(text[: 2 * self._limits.max_chars].split())[: max(1, share)]
+class _CappedStream(httpx.AsyncByteStream):
+    def __init__(self, response: httpx.Response, max_bytes: int) -> None:
+        self._response = response
+        self._max_bytes = max_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_read = 0
+        async for chunk in self._response.aiter_raw():
+            num_read += len(chunk)
+            if num_read > self._max_bytes:
+                raise AnswerTooLongError
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment asks for."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -1,28 +1,37 @@
 """The tools of a run: shared parts made once, per-episode tools opened fresh for every task."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 
 from configs.envs import EnvsConfig
-from envs.datasets.catalogue import build_catalogue
-from envs.sandbox import Sandbox, SandboxSettings
-from envs.tools.plain import AnswerTool, ThinkTool
-from envs.tools.python_code import PythonCodeTool
-from envs.tools.search import OfflineSearchTool
-from envs.tools.tavily_search import TavilySearchTool
+from envs.tools.base_generator import AskModel
+from envs.tools.block_list import BlockList, read_questions
+from envs.tools.keys import ToolSetupError
+from envs.tools.recording import Recording
+from envs.tools.registry import Parts, open_tool
 from envs.types import Tool
 
 
 class Toolbox(AbstractContextManager["Toolbox"]):
-    """Holds the sandbox and the search index. `episode` gives the switched-on tools, in the config's order."""
+    """Holds what all episodes share. `episode` gives the switched-on tools, in the config's order.
 
-    def __init__(self, config: EnvsConfig) -> None:
-        self._config = config
-        self._sandbox = (
-            Sandbox(SandboxSettings(memory_mb=config.sandbox.memory_mb)) if "code" in config.actions else None
-        )
-        self._search = _build_search(config) if "search" in config.actions else None
+    `own_model` asks the run's frozen base model, for `base_generator`. Raises ToolSetupError when a tool cannot be
+    switched on: a key is missing, a class cannot be imported, a recording is not there.
+    """
+
+    def __init__(self, config: EnvsConfig, *, own_model: AskModel | None = None) -> None:
+        with ExitStack() as lifetime:
+            parts = Parts(
+                config=config,
+                lifetime=lifetime,
+                block_list=_block_list(config),
+                recording=Recording(Path(path), config.recording.mode) if (path := config.recording.path) else None,
+                own_model=own_model,
+            )
+            self._tools = [open_tool(action, parts) for action in config.actions]
+            self._lifetime = lifetime.pop_all()
 
     def __exit__(
         self,
@@ -33,32 +42,18 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         self.close()
 
     def close(self) -> None:
-        if self._sandbox is not None:
-            self._sandbox.close()
+        self._lifetime.close()
 
     @contextmanager
     def episode(self) -> Iterator[list[Tool]]:
         """Tools for one task: a code REPL of its own, no state from any other task."""
-        tools: dict[str, Tool] = {"think": ThinkTool(), "answer": AnswerTool()}
-        if self._search is not None:
-            tools["search"] = self._search
-        code = None
-        if self._sandbox is not None:
-            code = PythonCodeTool(self._sandbox, timeout_s=self._config.sandbox.timeout_s)
-            tools["code"] = code
-        try:
-            yield [tools[name] for name in self._config.actions]
-        finally:
-            if code is not None:
-                code.close()
+        with ExitStack() as stack:
+            yield [stack.enter_context(open_one()) for open_one in self._tools]
 
 
-def _build_search(config: EnvsConfig) -> Tool:
-    if config.search == "tavily":
-        return TavilySearchTool()
-    return OfflineSearchTool(
-        build_catalogue().passages,
-        max_results=config.search_results,
-        max_chars=config.max_result_chars,
-        latency_s=config.search_latency_s,
-    )
+def _block_list(config: EnvsConfig) -> BlockList:
+    path = config.web.blocked_questions
+    try:
+        return BlockList(config.web.blocked_hosts, read_questions(Path(path)) if path else ())
+    except ValueError as error:
+        raise ToolSetupError(f"envs.web.blocked_questions: {error}") from None

@@ -23,7 +23,7 @@ from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cast import Cast
-from ray_jobs.chaos import PARTS
+from ray_jobs.chaos import PARTS, part_of
 from ray_jobs.console import Console
 from ray_jobs.phases import cold_start
 from ray_jobs.run import Run
@@ -156,6 +156,7 @@ def dismiss(cast: Cast) -> None:
         cast.stop_worker(index)
     ray.kill(cast.learner)
     ray.kill(cast.store)
+    cast.give_back()
     wait_until(lambda: not any(map(processes, PARTS)))
 
 
@@ -164,7 +165,7 @@ def processes(part: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if " ".join(process.cmdline()).startswith(PARTS[part]):
+            if part_of(" ".join(process.cmdline())) == part:
                 found.append(process)
     return found
 

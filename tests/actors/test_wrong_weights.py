@@ -66,8 +66,8 @@ def test_worker_that_never_takes_a_version_up_gets_no_work_and_is_replaced(tmp_p
     (lost,) = {one["worker"] for one in begun if one["pid"] == fault["pid"]}
     assert f"the rollout worker {lost} was lost and is replaced (it proved no new weights for 6 s)" in said
     assert facts["restarts"] == 1
-    # One version behind is as far as depth 1 lets it work; the other one went on, and so did its successor.
-    assert max(one["version"] for one in begun if one["pid"] == fault["pid"]) == 1
+    # Version 1 is the last that it took up, if it did not pass over it; the other went on, and so did its successor.
+    assert max(one["version"] for one in begun if one["pid"] == fault["pid"]) <= 1
     assert max(one["version"] for one in begun if one["worker"] != lost) > 10
     assert [one for one in begun if one["worker"] == lost and one["pid"] != fault["pid"]]
 

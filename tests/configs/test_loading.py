@@ -46,6 +46,9 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
         ("learner.learning_rate=-1", "greater than 0 (got -1)"),
         ("name=../elsewhere", "name: String should match pattern"),
         ('envs.actions=["code"]', "actions must contain 'answer'"),
+        ('envs.actions=["serach", "answer"]', "'serach' is not built in"),
+        ('envs.actions=["base_generator", "answer"]', "needs envs.base_generator.base_url"),
+        ("envs.tools.x.source=no_class", "envs.tools.x.source: String should match pattern"),
         ("envs.mix={}", "positive sum"),
         ("rollout.max_turn_tokens=900", "leaves no room for prompts"),
         ("rollout.verifier.kind=model", "needs rollout.engine.adapter_mode = 'native'"),
@@ -67,6 +70,16 @@ def test_missing_and_broken_recipes_are_named(tmp_path):
     broken.write_text("seed = = 1")
     with pytest.raises(ConfigError, match="is not TOML"):
         load_run_config(broken)
+
+
+def test_tools_of_ones_own_survive_the_way_through_a_printed_recipe(tmp_path):
+    actions = 'envs.actions=["weather", "lookup", "answer"]'
+    lookup = 'envs.tools.lookup={source="mcp:python server.py#find", description="look it up"}'
+    config = load_run_config(None, [actions, "envs.tools.weather.source=my_tools:Weather", lookup])
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(render_config(config))
+    assert load_run_config(recipe) == config
+    assert config.envs.tools["lookup"].description == "look it up"
 
 
 def test_configuration_cannot_be_changed_after_it_was_checked():

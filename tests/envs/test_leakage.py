@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from envs.datasets.aime import EXCLUDED_IDS, load_aime, load_aime_without_leaks
-from envs.leakage import LeakCheck, char_grams, check_leaks, containment, find_leaks, jaccard, write_leak_report
+from envs.leakage import (
+    LeakCheck,
+    Retrieved,
+    audit_retrieved,
+    char_grams,
+    check_leaks,
+    containment,
+    find_leaks,
+    jaccard,
+    question_share,
+    write_leak_report,
+)
 
 REAL_DATA = Path(os.environ.get("AGENTFLOW_DATA") or Path(__file__).parents[3] / "shared" / "data")
 TRAIN_FILE, TEST_FILE = REAL_DATA / "aime_1983_2024.csv", REAL_DATA / "aime24.jsonl"
@@ -240,3 +251,42 @@ def test_the_real_training_file_without_its_leaks():
     assert (len(tasks), len(checks)) == (918, 932)
     assert Counter(check.rule for check in checks) == {None: 918, "year": 14}
     assert not EXCLUDED_IDS & {check.id for check in checks}
+
+
+# The leakage audit of what was retrieved
+
+TRUCK = "A truck carries 35 crates of wool locks. One crate weighs as much as the catalogue says. What is the load?"
+
+
+def test_a_question_that_was_found_word_for_word_has_a_share_of_one():
+    page = f"<b>Quiz</b> {TRUCK.upper()} Answer: 1645"
+    assert question_share(TRUCK, ["nothing", page]) == 1.0
+
+
+def test_the_share_counts_the_questions_own_grams_over_all_texts():
+    # Without spaces: 16 letters, so 4 runs of 13; each text holds two of them.
+    question = "abcd efgh ijkl mnop"
+    assert question_share(question, ["abcdefghijklmn"]) == 0.5
+    assert question_share(question, ["abcdefghijklmn", "cdefghijklmnop"]) == 1.0
+    assert question_share(question, ["bcdefghijklm"]) == 0.0
+    assert question_share("short", ["short"]) == 0.0
+    assert question_share(question, []) == 0.0
+
+
+def test_facts_about_the_same_things_are_no_leak():
+    found = ["One crate of wool locks weighs 47 kg.", "A truck carries up to 40 tonnes on a motorway."]
+    assert question_share(TRUCK, found) < 0.4
+
+
+def test_the_audit_names_the_attempts_that_found_their_question_and_counts_those_that_searched():
+    audit = audit_retrieved(
+        [
+            Retrieved(id="a", question=TRUCK, texts=("One crate of wool locks weighs 47 kg.",)),
+            Retrieved(id="b", question=TRUCK, texts=("Forum.", f"{TRUCK} 1645")),
+            Retrieved(id="c", question=TRUCK, texts=()),
+            Retrieved(id="d", question=TRUCK, texts=(" ",)),
+        ]
+    )
+    assert (audit.leaked, audit.num_searched) == (("b",), 2)
+    assert [id for id, _ in audit.shares] == ["a", "b", "c", "d"]
+    assert audit.shares[2] == ("c", 0.0)

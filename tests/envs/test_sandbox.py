@@ -27,9 +27,15 @@ _ROOT = Path(__file__).parents[2]
 
 def _wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> bool:
     deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
+    while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return condition()
+    return met
+
+
+def _kill(sandbox: Sandbox) -> None:
+    """Returns when the process is dead: a run that it still took while it died would end well."""
+    os.kill(sandbox.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, sandbox.pid, os.WEXITED | os.WNOWAIT)
 
 
 # What the agent reads
@@ -204,7 +210,7 @@ def test_many_runs_leave_no_descriptors_processes_or_memory_behind(sandbox: Sand
 
 def test_a_dead_zygote_is_replaced_and_the_run_repeated() -> None:
     with Sandbox() as sandbox:
-        os.kill(sandbox.pid, signal.SIGKILL)
+        _kill(sandbox)
         assert sandbox.run("6 * 7") == ToolResult(text="42\n")
         threading.Timer(0.2, lambda: os.kill(sandbox.pid, signal.SIGKILL)).start()
         assert sandbox.run("import time\ntime.sleep(1)\n5", timeout_s=10) == ToolResult(text="5\n")
@@ -215,7 +221,7 @@ def test_a_fault_that_loses_names_is_no_result() -> None:
     with Sandbox() as sandbox, sandbox.episode() as episode:
         episode.run("x = 5")
         processes = psutil.Process(sandbox.pid).children(recursive=True)
-        os.kill(sandbox.pid, signal.SIGKILL)
+        _kill(sandbox)
         psutil.wait_procs(processes, timeout=20)
         with pytest.raises(ToolUnavailableError):
             episode.run("x")
@@ -225,16 +231,18 @@ def test_a_fault_that_loses_names_is_no_result() -> None:
 def test_a_fault_that_returns_is_an_error_and_never_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox() as sandbox:
         monkeypatch.setattr(sys, "executable", "/bin/false")
-        os.kill(sandbox.pid, signal.SIGKILL)
+        _kill(sandbox)
         with pytest.raises(ToolUnavailableError, match="failed twice"):
             sandbox.run("1")
 
 
 def test_nothing_outlives_a_killed_host() -> None:
     program = """
-        import threading
+        import psutil
         from envs.sandbox import Sandbox
         sandbox = Sandbox()
+        while len(psutil.Process(sandbox.pid).children(recursive=True)) > 1:  # those of its first proof
+            pass
         print(sandbox.pid, flush=True)
         sandbox.run("while True: pass", timeout_s=60)
     """
@@ -284,6 +292,14 @@ async def test_the_tool_keeps_names_until_it_is_closed(sandbox: Sandbox) -> None
     tool.close()
     with pytest.raises(ToolUnavailableError):
         await tool.call("x")
+
+
+async def test_the_tool_says_that_the_sandbox_behind_it_is_closed() -> None:
+    sandbox = Sandbox()
+    tool = PythonCodeTool(sandbox, timeout_s=5)
+    sandbox.close()
+    with pytest.raises(ToolUnavailableError, match="closed"):
+        await tool.call("1")
 
 
 def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,29 +4,20 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from tiny import UNGUARDED, make_learner, sample, save_tiny_model
+from tiny import UNGUARDED, make_learner, make_samples, sample, save_tiny_model
 
 from configs.learner import CorrectionConfig, CorrectionKind, LearnerConfig
 from configs.model import ModelConfig
 from learner.batching import build_batch
-from learner.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from learner.checkpoint import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint, write_manifest
 from learner.learner import Learner
+from learner.tree_attention import plan_attention
 from learner.types import Adapter, GrammarSpan
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
-
-
-def make_samples():
-    prompt = [5, 6, 7, 8]
-    return [
-        sample([*prompt, 10, 11, 1, 9, 12, 1], [4, 5, 6, 8, 9], advantage=1.0, name="a"),
-        sample([*prompt, 10, 13, 1], [4, 5, 6], advantage=-0.5, name="b"),
-        sample([*prompt, 14, 1], [4, 5], advantage=-0.7, name="c"),
-        sample([20, 21, 22, 23, 24, 25, 26, 1], [5, 6, 7], advantage=0.9, name="d", temperature=0.7),
-    ]
 
 
 def gradient_of(learner, batch):
@@ -53,20 +44,7 @@ def test_packed_logprobs_are_those_of_the_plain_model(model_path):
 
 
 def plain_blocks(length):
-    from learner.tree_attention import plan_attention
-
     return plan_attention(np.tril(np.ones((length, length), dtype=bool)), torch.device("cpu"))
-
-
-def test_attention_in_blocks_is_attention_with_a_causal_mask():
-    from learner.tree_attention import tree_attention
-
-    torch.manual_seed(0)
-    query, key, value = torch.randn(1, 4, 300, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
-    found, _ = tree_attention(torch.nn.Module(), query, key, value, None, tree_blocks=plain_blocks(300))
-    repeated = [tensor.repeat_interleave(2, 1) for tensor in (key, value)]
-    expected = torch.nn.functional.scaled_dot_product_attention(query, *repeated, is_causal=True)
-    assert torch.allclose(found, expected.transpose(1, 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
@@ -280,3 +258,14 @@ def test_full_disk_is_one_clear_error_and_leaves_nothing_behind(model_path, tmp_
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot write checkpoint"):
         save_checkpoint(make_learner(model_path), tmp_path / "file", keep=1)
+
+
+def test_a_manifest_without_a_step_is_passed_over_for_the_checkpoint_before(model_path, tmp_path):
+    good = save_checkpoint(make_learner(model_path), tmp_path, keep=2)
+    other = tmp_path / "v000009"
+    other.mkdir()
+    write_manifest(other, policy_version=9)
+    newest, faults = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest.folder == good
+    assert faults == [f"{other} is not a planner's checkpoint: its manifest.json has no 'step'"]

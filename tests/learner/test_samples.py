@@ -3,7 +3,7 @@ import pytest
 from envs.types import Task
 from learner.batching import build_batch
 from learner.samples import build_sample, build_samples
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from rollout.types import Completion, TextCompletion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 
 TASK = Task(id="task", dataset="lookup", question="q", answer="a")
 
@@ -34,48 +34,66 @@ def switching_trajectory():
     return make_trajectory(first, make_turn([1, 2, 11, 12, 13, 14, 9], [15, 16], version=5))
 
 
-def test_every_trained_token_carries_the_version_that_sampled_it():
+def test_every_trained_token_carries_the_age_of_the_weights_that_sampled_it():
+    ages = {3: 1, 4: 1, 5: 0}
+    sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
+    assert sample.ages.tolist() == [-1, -1, 1, 1, 1, 1, -1, 0, 0]
+    assert (sample.max_age, sample.num_masked_tokens) == (1, 0)
+
+
+def test_without_a_table_of_ages_all_tokens_are_of_the_learners_own_weights():
     sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0)
-    assert sample.policy_versions.tolist() == [-1, -1, 3, 3, 4, 4, -1, 5, 5]
-    assert (sample.oldest_policy_version, sample.num_masked_tokens) == (3, 0)
+    assert sample.ages.tolist() == [-1, -1, 0, 0, 0, 0, -1, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("min_version", "trained", "masked"),
-    [(3, [2, 3, 4, 5, 7, 8], 0), (4, [4, 5, 7, 8], 2), (5, [7, 8], 4), (6, [], 6)],
+    ("ages", "trained", "masked"),
+    [
+        ({3: 2, 4: 1, 5: 0}, [2, 3, 4, 5, 7, 8], 0),
+        ({4: 1, 5: 0}, [4, 5, 7, 8], 2),
+        ({5: 0}, [7, 8], 4),
+        ({6: 0}, [], 6),
+    ],
 )
-def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_of_a_turn(min_version, trained, masked):
-    sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0, min_policy_version=min_version)
+def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_of_a_turn(ages, trained, masked):
+    sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
     assert sample.loss_mask.nonzero()[0].tolist() == trained
     assert sample.num_masked_tokens == masked
-    for array, outside in ((sample.policy_versions, -1), (sample.advantages, 0), (sample.rollout_logprobs, 0)):
+    for array, outside in ((sample.ages, -1), (sample.advantages, 0), (sample.rollout_logprobs, 0)):
         assert set(array[~sample.loss_mask].tolist()) <= {outside}
     assert sample.rollout_logprobs[trained] == pytest.approx([-0.1 * sample.token_ids[i] for i in trained])
 
 
-def test_untrainable_turn_has_no_version_and_counts_as_nothing_masked():
+def test_untrainable_turn_has_no_age_and_counts_as_nothing_masked():
     old = make_turn([1], [11, 12], version=0, trainable=False)
     sample = build_sample(
-        make_trajectory(old, make_turn([1, 11, 12], [13], version=2)), [1.0, 1.0], temperature=1.0, min_policy_version=2
+        make_trajectory(old, make_turn([1, 11, 12], [13], version=2)), [1.0, 1.0], temperature=1.0, version_ages={2: 0}
     )
-    assert sample.policy_versions.tolist() == [-1, -1, -1, 2]
+    assert sample.ages.tolist() == [-1, -1, -1, 0]
     assert sample.num_masked_tokens == 0
 
 
 def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_are_counted():
     old, fresh = make_turn([1], [11, 12, 13], version=2), make_turn([1], [14], version=7)
     group = TrajectoryGroup(id="g", task=TASK, trajectories=(make_trajectory(old), make_trajectory(fresh, name="f")))
-    samples = build_samples(group, [[1.0], [-1.0]], temperature=1.0, min_policy_version=3)
+    samples = build_samples(group, [[1.0], [-1.0]], temperature=1.0, version_ages={7: 4, 11: 0})
     batch = build_batch(samples, microbatch_tokens=100)
     assert [one.trajectory_id for rows in batch.microbatches for one in rows] == ["f"]
     assert (batch.num_trajectories, batch.num_loss_tokens, batch.num_masked_tokens) == (1, 1, 3)
-    assert batch.oldest_policy_version == 7
+    assert batch.max_age == 4
 
 
-def test_batch_of_which_nothing_is_left_is_empty_and_has_no_oldest_version():
+def test_batch_of_which_nothing_is_left_is_empty_and_has_no_age():
     group = TrajectoryGroup(id="g", task=TASK, trajectories=(switching_trajectory(),))
-    samples = build_samples(group, [[1.0, 1.0]], temperature=1.0, min_policy_version=9)
+    samples = build_samples(group, [[1.0, 1.0]], temperature=1.0, version_ages={9: 0})
     for given, masked in ((samples, 6), ([], 0)):
         batch = build_batch(given, microbatch_tokens=100)
         assert (batch.microbatches, batch.num_loss_tokens, batch.num_trajectories) == ((), 0, 0)
-        assert (batch.num_masked_tokens, batch.oldest_policy_version) == (masked, None)
+        assert (batch.num_masked_tokens, batch.max_age) == (masked, 0)
+
+
+def test_what_a_server_answered_is_refused_by_name():
+    completion = TextCompletion(text="{}", finish_reason="stop", num_prompt_tokens=9, num_tokens=2)
+    turn = Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=False)
+    with pytest.raises(ValueError, match=r"trajectory t was answered by a server.*never be trained on"):
+        build_sample(make_trajectory(turn), [1.0], temperature=1.0)

@@ -14,8 +14,8 @@ UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.
 """For samples whose log-probs are made up."""
 
 
-def save_tiny_model(folder, architecture):
-    """Random weights of the given architecture, two layers, and a word-level tokenizer."""
+def save_tiny_model(folder, architecture, **changes):
+    """Random weights of the given architecture, two layers, and a word-level tokenizer; `changes` of its sizes."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -23,7 +23,7 @@ def save_tiny_model(folder, architecture):
     torch.manual_seed(0)
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": WORDS + 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
-    config = AutoConfig.for_model(architecture, **size, **heads)
+    config = AutoConfig.for_model(architecture, **size | heads | changes)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     vocabulary = {"<unk>": 0, "<eos>": 1, "{": 2, "}": 3} | {f"w{i}": i + 4 for i in range(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -53,13 +53,13 @@ def make_learner(model_path, *, off_policy=False, seed=0, guard=UNGUARDED, **con
     return learner
 
 
-def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, version=0, name="t", temperature=1.0):
+def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, age=0, name="t", temperature=1.0):
     """A sample whose positions in `trained` carry the loss."""
     mask = np.zeros(len(token_ids), dtype=bool)
     mask[list(trained)] = True
     return TrainingSample(
         trajectory_id=name,
-        policy_versions=np.where(mask, version, -1),
+        ages=np.where(mask, age, -1),
         token_ids=np.array(token_ids, dtype=np.int64),
         loss_mask=mask,
         rollout_logprobs=np.where(mask, np.float32(logprob), np.float32(0)),
@@ -68,3 +68,14 @@ def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, version=0, name="
         grammar_spans=(),
         temperature=temperature,
     )
+
+
+def make_samples():
+    """Three siblings with a common prompt, and a trajectory of its own."""
+    prompt = [5, 6, 7, 8]
+    return [
+        sample([*prompt, 10, 11, 1, 9, 12, 1], [4, 5, 6, 8, 9], advantage=1.0, name="a"),
+        sample([*prompt, 10, 13, 1], [4, 5, 6], advantage=-0.5, name="b"),
+        sample([*prompt, 14, 1], [4, 5], advantage=-0.7, name="c"),
+        sample([20, 21, 22, 23, 24, 25, 26, 1], [5, 6, 7], advantage=0.9, name="d", temperature=0.7),
+    ]

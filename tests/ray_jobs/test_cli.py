@@ -52,7 +52,7 @@ def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys
         (["seed=abc"], "seed: Input should be a valid integer"),
         (["rollout.group_size=1"], "greater than or equal to 2"),
         (["model.path=/does/not/exist"], "is no model folder"),
-        ([RECIPES / "dapo_qwen3_8b_gpu.toml"], "no CUDA GPU"),
+        ([RECIPES / "dapo_qwen3_8b_a40.toml"], "no CUDA GPU"),
         (["envs.mix={nonsense=1}"], "unknown data set 'nonsense'"),
         (["envs.search=tavily"], "needs TAVILY_API_KEY"),
         (["no-such-recipe.toml"], "recipe 'no-such-recipe.toml' does not exist"),
@@ -102,7 +102,7 @@ def test_unknown_option_is_refused():
 def test_adapter_is_a_folder_the_file_in_it_or_none(tmp_path, monkeypatch):
     adapters = []
     monkeypatch.setattr("ray_jobs.preflight.check_before_acting", lambda config, draws_tasks: None)
-    monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, adapter: adapters.append(adapter))
+    monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, request: adapters.append(request.adapter))
     file = tmp_path / "adapter.safetensors"
     file.touch()
     for text in (tmp_path, file, "none"):

@@ -114,3 +114,11 @@ def test_policy_without_tasks_is_not_measured(tmp_path):
 )
 def test_duration_is_said_as_people_say_it(seconds, said):
     assert duration(seconds) == said
+
+
+def test_words_stand_beside_numbers_as_they_are(monkeypatch):
+    monkeypatch.setattr(console_module, "PLAIN_INTERVAL_S", 0.0)
+    output, stream = make_console()
+    with Console(output).phase("reinforce", total=1) as progress:
+        progress.advance(solve_rate=0.25, limit="weight sync")
+    assert "  reinforce 1/1  solve rate 0.25  limit weight sync\n" in stream.getvalue()

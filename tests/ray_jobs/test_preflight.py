@@ -32,7 +32,13 @@ def sandbox(monkeypatch):
     started = []
 
     class FakeSandbox:
-        def close(self):
+        def __init__(self, settings):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
             started.append(self)
 
     monkeypatch.setattr("envs.sandbox.Sandbox", FakeSandbox)
@@ -115,6 +121,20 @@ def test_more_held_out_tasks_than_the_file_has_are_refused(config, tmp_path):
     assert "300 tasks were asked for" in refusal(config(*settings))
 
 
+def test_reference_that_its_own_scorer_would_not_accept_is_refused(config, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    rows = [
+        '{"question": "1 + 1?", "answer": "2", "split": "eval"}',
+        '{"question": "?", "answer": "x", "split": "train"}',
+    ]
+    file.write_text("\n".join(rows))
+    settings = (f"envs.data_path={file}", "cold_start.num_demonstrations=0", "evaluation.num_tasks=1")
+    assert "own_math-2 has the answer 'x', which is none for 'own_math'" in refusal(
+        config("envs.mix={own_math=1}", *settings)
+    )
+    check_before_start(config("envs.mix={own_text=1}", *settings))
+
+
 def test_unmerged_adapters_have_ranks_that_the_engine_can_reserve(config):
     native = "rollout.engine.adapter_mode=native"
     assert "model.lora_rank = 12 does not fit" in refusal(config(native, "model.lora_rank=12"))
@@ -146,7 +166,7 @@ def test_web_search_needs_its_key_and_the_key_is_never_said(config, monkeypatch)
 
 
 def test_sandbox_is_only_needed_where_the_agent_writes_code(config, monkeypatch):
-    def refuse():
+    def refuse(settings):
         raise SandboxRefusedError("no landlock")
 
     monkeypatch.setattr("envs.sandbox.Sandbox", refuse)

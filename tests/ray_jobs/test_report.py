@@ -9,6 +9,7 @@ from ray_jobs.run_folder import RunFolder
 
 EVIL = "<script>alert(1)</script>"
 METRICS = {
+    "policy/loss": 0.02,
     "rollout/solve_rate": 0.107,
     "rollout/groups_kept_share": 0.5,
     "learner/step_s": 1.0,
@@ -152,7 +153,7 @@ def test_text_of_models_and_tools_is_escaped_and_nothing_comes_from_outside(fold
     page = render(folder)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-    assert "http" not in page
+    assert not re.search(r"\b(?:src|href)=|url\(|@import", page)
 
 
 @pytest.mark.parametrize("key", sorted(make_summary()))
@@ -187,7 +188,7 @@ def test_untouched_model_that_was_not_measured_has_no_bar(folder):
 
 def test_step_that_is_missing_or_not_a_number_leaves_the_charts_whole(folder):
     folder.log_metrics(1, METRICS)
-    folder.log_metrics(2, {"rollout/solve_rate": math.nan, "learner/step_s": math.inf})
+    folder.log_metrics(2, {"policy/loss": 0.01, "rollout/solve_rate": math.nan, "learner/step_s": math.inf})
     folder.log_metrics(3, METRICS | {"policy/staleness_max": 9.0})
     folder.write_summary(make_summary())
     charts = "".join(re.findall(r"<svg.*?</svg>", render(folder), flags=re.DOTALL))
@@ -209,3 +210,15 @@ def test_foot_of_the_page_says_how_to_get_the_numbers_again(folder):
     assert "commit" in words
     assert "cores" in words
     assert "learning_rate" in words
+
+
+def test_data_set_that_was_never_trained_on_is_marked_with_its_own_test(folder):
+    table = {
+        "lookup": {"num": 300, "before": 0.1, "after": 0.9, "mcnemar_p": 1e-9, "trained": True},
+        "branch": {"num": 100, "before": 0.1, "after": 0.12, "mcnemar_p": 0.79, "trained": False},
+    }
+    folder.write_summary(make_summary(by_dataset=table))
+    words = words_of(render(folder))
+    assert "branch (never trained on) 100 10.0% 12.0% 7.0 to 19.8% 0.79" in words
+    assert "lookup 300 10.0% 90.0%" in words
+    assert "On branch, which was never trained on, RL made no difference that this run shows." in words

@@ -43,7 +43,7 @@ def verdict(score, *, written=100, **fields):
 def judge_of(server, path, *, pauses=None, **settings):
     # One request at a time keeps the script's order: three blind votes, then hindsight.
     chosen = config(server, **{"max_concurrency": 1, "max_retries": 1, **settings})
-    client = ChatClient(chosen, sleep=Pauses() if pauses is None else pauses)
+    client = ChatClient(chosen, section="label.judge", sleep=Pauses() if pauses is None else pauses)
     return StepJudge(chosen, receipts=path, client=client)
 
 

@@ -127,7 +127,7 @@ class Pauses(list):
 
 
 def client_of(server, *, pauses=None, **settings):
-    return ChatClient(config(server, **settings), sleep=Pauses() if pauses is None else pauses)
+    return ChatClient(config(server, **settings), section="label.judge", sleep=Pauses() if pauses is None else pauses)
 
 
 async def ask(server, **settings):

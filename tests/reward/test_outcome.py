@@ -119,3 +119,10 @@ def test_failed_trajectories_stay_in_the_denominator_of_the_solve_rate():
     statistics = group_statistics(score_group(make_trajectory(), make_trajectory(None, stop_reason="format", index=1)))
     both = statistics + RolloutStatistics()
     assert both.metrics()["rollout/solve_rate"] == 0.5
+
+
+def test_no_solve_rate_is_made_up_where_nothing_was_rolled_out_or_scored():
+    assert RolloutStatistics().metrics() == {"rollout/trajectories": 0.0}
+    broken = RolloutStatistics(trajectories=2, turns=3, infrastructure=2).metrics()
+    assert "rollout/solve_rate" not in broken
+    assert broken["rollout/infrastructure_failures"] == 2.0

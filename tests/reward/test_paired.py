@@ -1,6 +1,16 @@
+import random
+
 import pytest
 
-from reward.paired import compare_paired, mcnemar_exact, paired_gain_interval, wilson_interval
+from reward.paired import (
+    compare_means,
+    compare_paired,
+    items_needed,
+    mcnemar_exact,
+    paired_bootstrap,
+    paired_gain_interval,
+    wilson_interval,
+)
 
 
 def test_mcnemar_is_the_two_sided_binomial_of_the_discordant_tasks():
@@ -78,3 +88,58 @@ def test_different_tasks_on_both_sides_are_refused():
         compare_paired([True], [True, False])
     with pytest.raises(ValueError, match="got 0 and 0"):
         compare_paired([], [])
+
+
+def test_means_of_one_try_a_task_compare_as_right_and_wrong():
+    before, after = [0, 0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 0, 1, 1]
+    means, plain = compare_means(before, after), compare_paired(before, after)
+    assert (means.only_before, means.only_after) == (plain.only_before, plain.only_after) == (1, 5)
+    assert means.p == plain.p == mcnemar_exact(1, 5)
+    assert means.gain == plain.gain == 0.5
+
+
+def test_means_over_tries_are_tested_by_their_signs():
+    comparison = compare_means([0.0, 1 / 3, 1.0, 0.5], [1 / 3, 2 / 3, 1.0, 1.0])
+    assert (comparison.only_before, comparison.only_after) == (0, 3)
+    # Three of three in one direction: 2 * (1/2)^3.
+    assert comparison.p == 0.25
+
+
+def test_bootstrap_interval_of_equal_results_is_a_point_and_repeats_itself():
+    assert paired_bootstrap([1, 0, 1], [1, 0, 1]) == (0.0, 0.0)
+    before, after = [0] * 60 + [1] * 40, [1] * 30 + [0] * 30 + [1] * 40
+    assert paired_bootstrap(before, after) == paired_bootstrap(before, after)
+    low, high = paired_bootstrap(before, after)
+    # The mean difference is 0.3 with the standard error sqrt(0.3 * 0.7 / 100) = 0.0458.
+    assert low == pytest.approx(0.3 - 1.96 * 0.0458, abs=0.015)
+    assert high == pytest.approx(0.3 + 1.96 * 0.0458, abs=0.015)
+
+
+def test_bootstrap_draws_within_strata():
+    # All of one stratum gains, none of the other: within the strata nothing varies.
+    strata = ["a"] * 5 + ["b"] * 5
+    assert paired_bootstrap([0] * 10, [1] * 5 + [0] * 5, strata) == (0.5, 0.5)
+    low, high = paired_bootstrap([0] * 10, [1] * 5 + [0] * 5)
+    assert low < 0.5 < high
+
+
+def test_items_needed_follow_the_published_formula():
+    # (1.959964 * sqrt(0.3) + 0.841621 * sqrt(0.3 - 0.01))^2 / 0.01 = 233.1, and 1 / 0.1 for the exact test.
+    assert items_needed(0.1, 0.3) == 244
+    assert items_needed(-0.1, 0.3) == 244
+    assert items_needed(0.0, 0.3) is None
+    # A gain of 0.1 needs at least a tenth of the tasks to differ.
+    assert items_needed(0.1, 0.0) == items_needed(0.1, 0.1)
+    # Five tasks that all turn may be chance by the exact test, six may not: 2 / 2^6 < 0.05 < 2 / 2^5.
+    assert items_needed(1.0, 1.0) == 6
+
+
+@pytest.mark.parametrize(("gain", "share"), [(0.1, 0.3), (0.3, 0.5), (0.2, 0.2), (0.7, 0.75)])
+def test_items_needed_give_about_the_promised_power(gain, share):
+    rng = random.Random(0)
+    count = items_needed(gain, share)
+    found = 0
+    for _ in range(800):
+        drawn = rng.choices((1, -1, 0), ((share + gain) / 2, (share - gain) / 2, 1 - share), k=count)
+        found += mcnemar_exact(drawn.count(-1), drawn.count(1)) < 0.05
+    assert 0.75 < found / 800 < 0.92

@@ -472,11 +472,11 @@ async def test_batch_says_what_ended_since_the_batch_before():
     assert batch.counts == GroupCounts(drawn=4, running=1, in_batch=1, trained=1, all_wrong=1)
 
 
-async def test_batch_says_how_old_its_tokens_may_be():
+async def test_batch_says_how_old_its_versions_are():
     buffer = make_buffer(policy_version=5, max_staleness=3)
     for permit in await admitted(buffer, policy_version=5):
         await complete(buffer, permit, versions={5: 1})
-    assert (await batch_now(buffer, 1)).oldest_version == 2
+    assert (await batch_now(buffer, 1)).version_ages == {5: 0}
 
 
 async def test_ledger_that_does_not_add_up_stops_the_next_batch(path):
@@ -520,7 +520,7 @@ async def test_a_tenth_of_fresh_tokens_keeps_a_group():
     await complete(buffer, first)
     await complete(buffer, kept, versions={0: 90, 1: 10})
     await complete(buffer, stale, versions={0: 91, 1: 9})
-    await train(buffer, 1, policy_version=2)
+    await train(buffer, 2)
     assert buffer.counts == GroupCounts(drawn=4, queued=1, ready=1, trained=1, expired=1)
     assert (await batch_now(buffer, 2)).payloads == (b"1",)
 
@@ -677,13 +677,15 @@ async def test_rewinding_wakes_the_learner():
     assert (await woken(waiter)).payloads == (b"0",)
 
 
-async def test_rewound_groups_that_are_too_stale_are_drawn_again():
+async def test_rewound_groups_are_made_no_staler_by_the_new_number_of_the_weights():
     buffer = make_buffer(batch_groups=1, max_staleness=2)
     permit, _ = await admitted(buffer)
     await complete(buffer, permit)
     await train(buffer, 1)
     await buffer.rewind(0, 9)
-    assert buffer.counts == GroupCounts(drawn=3, running=1, expired=1, queued=1)
+    assert buffer.counts == GroupCounts(drawn=2, running=1, ready=1)
+    ages = (await batch_now(buffer, 1)).version_ages
+    assert (ages[0], ages[1], ages[9]) == (0, 1, 0)
 
 
 # The end of the tasks.

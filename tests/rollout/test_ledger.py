@@ -161,11 +161,36 @@ def test_group_given_back_at_its_last_attempt_has_failed_with_the_reason():
     assert lease_new(ledger, 1)[0].task == 1
 
 
-def test_bytes_are_kept_only_of_groups_that_will_be_trained(path):
+def held(path):
+    return [row[0] for row in sqlite3.connect(path).execute("SELECT ordinal FROM groups WHERE payload IS NOT NULL")]
+
+
+def test_bytes_are_kept_of_groups_that_will_be_trained_and_of_four_without_signal_per_step(path):
     ledger = Ledger(path)
-    run(ledger, "ready", "all_right", "all_wrong")
-    held = sqlite3.connect(path).execute("SELECT ordinal FROM groups WHERE payload IS NOT NULL").fetchall()
-    assert held == [(0,)]
+    run(ledger, *["all_right", "all_wrong"] * 3, "ready")
+    assert held(path) == [0, 1, 2, 3, 6]
+    ledger.cut([6], step=1)
+    assert [(state, payload) for state, _, payload in ledger.untrained(1)] == [
+        ("all_right", b"0"),
+        ("all_wrong", b"1"),
+        ("all_right", b"2"),
+        ("all_wrong", b"3"),
+    ]
+    run(ledger, "all_wrong", "ready")
+    assert held(path) == [0, 1, 2, 3, 6, 7, 8]
+    assert ledger.untrained(2) == []
+
+
+def test_group_without_signal_is_shown_again_after_a_rewind_and_forgotten_with_its_step(path):
+    ledger = Ledger(path)
+    run(ledger, "all_wrong", "ready")
+    ledger.cut([1], step=1)
+    ledger.rewind(0)
+    ledger.cut([1], step=1)
+    assert ledger.untrained(1) == [("all_wrong", "", b"0")]
+    ledger.mark_trained(1)
+    ledger.forget(1)
+    assert held(path) == []
 
 
 # Training.

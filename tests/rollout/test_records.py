@@ -6,7 +6,7 @@ from scripted import ScriptedTool, decision, make_agent, run
 
 from envs.types import Task, ToolCall, ToolResult, ToolUnavailableError
 from rollout.records import append_record, read_records, trajectory_of, trajectory_record
-from rollout.types import Completion, Trajectory, Turn, VersionSwitch
+from rollout.types import SERVED_VERSION, Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
 
 def make_turn(**changes):
@@ -75,6 +75,7 @@ def test_turn_holds_what_the_planner_decided_and_what_the_sampler_knew():
         "action_input": "clay keys",
         "result": "37 kg",
         "tool_error": None,
+        "foreign": False,
         "format_error": None,
         "text": "raw text",
         "finish_reason": "stop",
@@ -89,6 +90,7 @@ def test_turn_holds_what_the_planner_decided_and_what_the_sampler_knew():
         "prompt_token_ids": [1, 2, 3],
         "token_ids": [10, 11],
         "logprobs": [-0.12345678901234567, -2.0],
+        "served": None,
     }
 
 
@@ -264,3 +266,21 @@ def test_half_a_surrogate_pair_can_be_written_down(tmp_path):
     path = tmp_path / "records.jsonl"
     append_record(path, {"text": json.loads('"half \\ud83d"')})
     assert [record["text"][:5] for record in read_records(path)] == ["half "]
+
+
+def test_a_server_s_turn_comes_back_as_one_that_can_never_be_trained_on():
+    completion = TextCompletion(text="raw text", finish_reason="stop", num_prompt_tokens=41, num_tokens=7)
+    turn = make_turn(prompt_token_ids=(), completion=completion, trainable=False)
+    trajectory = make_trajectory(turn)
+    record = json.loads(json.dumps(record_of(trajectory)))
+    assert trajectory_of(record) == trajectory
+    assert trajectory.served
+    assert (completion.token_ids, completion.logprobs, completion.policy_version) == ((), (), SERVED_VERSION)
+
+
+def test_a_record_of_an_earlier_run_without_the_field_was_sampled_by_the_run():
+    trajectory = make_trajectory(make_turn())
+    record = record_of(trajectory)
+    del record["turns"][0]["served"]
+    assert trajectory_of(record) == trajectory
+    assert not trajectory.served

@@ -1,6 +1,6 @@
 import pytest
 
-from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version
+from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 
 def make_groups(num, *, state="trained", seconds=1.0, tokens=100):
@@ -8,9 +8,52 @@ def make_groups(num, *, state="trained", seconds=1.0, tokens=100):
 
 
 def test_oldest_trained_version_lags_by_the_cap():
-    assert oldest_trained_version(10, max_staleness=8) == 2
-    assert oldest_trained_version(10, max_staleness=0) == 10
-    assert oldest_trained_version(3, max_staleness=8) == -5
+    undisturbed = {version: version for version in range(11)}
+    assert oldest_trained_version(undisturbed, max_staleness=8) == 2
+    assert oldest_trained_version(undisturbed, max_staleness=0) == 10
+    assert oldest_trained_version({0: 0, 1: 1, 2: 2, 3: 3}, max_staleness=8) == -5
+
+
+def test_weights_that_are_published_again_under_another_number_make_nothing_older():
+    # Cut off five times after step 3, and each time published again.
+    again = {0: 0, 1: 1, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 3}
+    assert oldest_trained_version(again, max_staleness=0) == 3
+    assert oldest_trained_version(again, max_staleness=2) == 1
+    assert oldest_trained_version(again | {9: 4}, max_staleness=0) == 9
+
+
+def test_what_was_sampled_for_steps_that_were_taken_back_may_be_trained_when_they_are_made_again():
+    taken_back = {0: 0, 1: 1, 2: 2, 3: 3, 4: 1, 5: 2}
+    assert oldest_trained_version(taken_back, max_staleness=0) == 2
+    assert oldest_trained_version(taken_back | {6: 3, 7: 4}, max_staleness=0) == 7
+
+
+def test_versions_from_before_steps_were_noted_count_as_one_step_each():
+    assert oldest_trained_version({14: 0, 15: 12}, max_staleness=8) == 7
+
+
+def test_age_of_a_version_is_the_train_steps_since_it():
+    assert version_ages({0: 0, 1: 1, 2: 2, 3: 3}, oldest_version=1) == {1: 2, 2: 1, 3: 0}
+    assert version_ages({5: 0}, oldest_version=-3) == {5: 0}
+
+
+def test_weights_that_were_published_again_are_no_older_under_their_first_number():
+    assert version_ages({0: 0, 1: 1, 2: 2, 3: 2, 4: 2}, oldest_version=0) == {0: 2, 1: 1, 2: 0, 3: 0, 4: 0}
+    assert version_ages({0: 0, 1: 1, 2: 2, 3: 2, 4: 3}, oldest_version=2) == {2: 1, 3: 1, 4: 0}
+
+
+def test_a_step_that_was_taken_back_is_of_other_weights_than_the_same_step_made_again():
+    """Steps 3 and 4 are taken back when the weights of step 2 are published again as version 5."""
+    taken_back = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 2}
+    assert version_ages(taken_back, oldest_version=2) == {2: 0, 3: 1, 4: 2, 5: 0}
+    assert version_ages(taken_back | {6: 3}, oldest_version=2) == {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
+    assert version_ages(taken_back | {6: 3, 7: 4}, oldest_version=2) == {2: 2, 3: 1, 4: 1, 5: 2, 6: 1, 7: 0}
+
+
+def test_a_version_whose_step_was_not_noted_before_a_crash_is_of_the_step_after_the_one_before():
+    """Version 3 is of step 3. The checkpoint of that step was there when the run was resumed, or it was not."""
+    assert version_ages({1: 1, 2: 2, 4: 3}, oldest_version=2) == {2: 1, 3: 0, 4: 0}
+    assert version_ages({1: 1, 2: 2, 4: 2}, oldest_version=2) == {2: 0, 3: 1, 4: 0}
 
 
 def test_fresh_share_counts_tokens_from_the_oldest_version_on():

@@ -1,0 +1,136 @@
+"""A learner in several processes, one actor per rank, that is asked as if it were one and dies as one."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.learner import LearnerCalls
+from configs.run import RunConfig
+from learner.learner import Learner
+from learner.optim import Ranks
+from learner.types import StepResult
+from rollout.buffer import Batch
+from rollout.types import Trajectory
+
+GRACE_S = 15.0
+"""How long after the first failure the others are waited for: a rank that dies makes the others fail over it."""
+
+
+@ray.remote
+class LearnerRankActor(LearnerCalls):
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._meeting: Any = None
+
+    def __repr__(self) -> str:
+        return f"Learner rank {self._ranks.rank}"
+
+    def meet(self) -> tuple[str, int]:
+        """Open the meeting point; returns its address."""
+        from learner.data_parallel import MeetingPoint
+
+        self._meeting = MeetingPoint(ray.util.get_node_ip_address())
+        return self._meeting.host, self._meeting.port
+
+    def join(self, address: tuple[str, int], build_learner: Callable[[Ranks], Learner]) -> None:
+        """Meet the other ranks and build this one's learner."""
+        from learner.data_parallel import join
+
+        here = ray.util.get_node_ip_address()
+        join(self._ranks, address, device=self._config.learner.device, own=self._meeting, here=here)
+        self._learner = build_learner(self._ranks)
+
+
+@ray.remote
+class LearnerGroupActor:
+    """Owns the ranks and asks all of them for whatever it is asked for. It computes nothing, so it can always see that
+    one of them has died; then it ends its process, and with it those of the others, which wait for the dead one."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        build_learner: Callable[[Ranks], Learner],
+        place: PlacementGroup,
+        claim: Mapping[str, float],
+        env: Mapping[str, str],
+    ) -> None:
+        size = config.learner.num_workers
+        self._members = [
+            LearnerRankActor.options(
+                num_cpus=claim["CPU"],
+                num_gpus=claim.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank),
+                runtime_env={"env_vars": dict(env)},
+            ).remote(config, Ranks(rank=rank, size=size))
+            for rank in range(size)
+        ]
+        address = ray.get(self._members[0].meet.remote())
+        self._all("join", address, build_learner)
+
+    def __repr__(self) -> str:
+        return f"Learner of {len(self._members)} ranks"
+
+    def ready(self) -> bool:
+        return bool(self._all("ready"))
+
+    def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
+        return self._all("imitate_step", demonstrations, learning_rate)
+
+    def begin_imitation(self) -> None:
+        self._all("begin_imitation")
+
+    def begin_reinforcement(self) -> None:
+        self._all("begin_reinforcement")
+
+    def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
+        return self._all("train_step", batch, prm_weight=prm_weight)
+
+    def publish(self, store: Any) -> int:
+        return self._all("publish", store)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        self._all("load_checkpoint", folder)
+
+    def renumber(self, policy_version: int) -> None:
+        self._all("renumber", policy_version)
+
+    def save_checkpoint(self, folder: Path) -> Path:
+        return self._all("save_checkpoint", folder)
+
+    def _all(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """What the first rank returns, once all have. Raises what a rank raises; ends the process where one is dead."""
+        shared = [ray.put(one) for one in arguments]
+        asked = [getattr(one, method).remote(*shared, **options) for one in self._members]
+        waited = asked
+        failures: list[Exception] = []
+        while waited:
+            done, waited = ray.wait(waited, num_returns=1, timeout=GRACE_S if failures else None)
+            if not done:
+                # They wait for the one that failed, and will for ever.
+                self._end_members()
+                break
+            try:
+                ray.get(done[0])
+            except ray.exceptions.RayActorError as error:
+                self._end(error)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return ray.get(asked[0])
+
+    def _end(self, error: Exception) -> NoReturn:
+        logging.getLogger(__name__).error("a rank of the learner died: %s", error)
+        self._end_members()
+        os._exit(1)
+
+    def _end_members(self) -> None:
+        for one in self._members:
+            ray.kill(one)

@@ -1,0 +1,154 @@
+"""What the code knows best and the pages show: settings, recipes and commands, written at build time from the code.
+
+A page asks for it with a comment: `<!-- generated: settings -->`, `<!-- generated: recipes -->`,
+`<!-- generated: commands -->`, `<!-- generated: numbers -->`, or `<!-- recipe: NAME -->`.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "configs" / "recipes"
+sys.path.insert(0, str(ROOT))
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_TAG = re.compile(r"<!-- (generated|recipe): ([\w-]+) -->")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return _TAG.sub(lambda tag: _content(*tag.groups()), markdown)
+
+
+def _content(kind: str, name: str) -> str:
+    if kind == "recipe":
+        return recipe(name)
+    return {"settings": settings, "recipes": recipes, "commands": commands, "numbers": numbers}[name]()
+
+
+def settings() -> str:
+    """One table for each component of a recipe."""
+    from configs.run import RunConfig
+
+    return "\n".join(_component(RunConfig, ()))
+
+
+def _component(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[str]:
+    name = ".".join(path)
+    yield f"\n## {f'`[{name}]`' if path else 'The run'}\n"
+    if model.__doc__ and path:
+        yield f"{inspect.cleandoc(model.__doc__)}\n"
+    plain = {key: field for key, field in model.model_fields.items() if _model_of(field.annotation) is None}
+    if plain:
+        yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
+        for key, field in plain.items():
+            said = " ".join((field.description or "").split())
+            yield f"| `{key}` | {_type(field)} | {_default(field)} | {said.replace('|', chr(92) + '|')} |"
+    for key, field in model.model_fields.items():
+        inner = _model_of(field.annotation)
+        if inner is not None:
+            shown = f"{key}.NAME" if get_origin(field.annotation) is dict else key
+            if field.description:
+                yield f"\n`[{'.'.join((*path, shown))}]`: {' '.join(field.description.split())}"
+            yield from _component(inner, (*path, shown))
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The component behind an annotation, also behind an optional one or a table of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_of(part))), None)
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [f"{sign} {value:,}" for name, sign in _BOUNDS.items() if (value := _bound(field, name)) is not None]
+    return ", ".join([_shown_type(field.annotation), *bounds])
+
+
+def _bound(field: FieldInfo, name: str) -> float | None:
+    return next((getattr(part, name) for part in field.metadata if hasattr(part, name)), None)
+
+
+def _shown_type(annotation: Any) -> str:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        named = [_shown_type(part) for part in parts if part is not type(None)]
+        return " or ".join(named) + (" or none" if type(None) in parts else "")
+    if origin is Literal:
+        return " or ".join(f"`{part}`" for part in parts)
+    if origin is tuple:
+        return f"list of {_shown_type(parts[0])}"
+    if origin is dict:
+        return f"table of {_shown_type(parts[1])}"
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}[annotation.__name__]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "none"
+    shown = ", ".join(f"{key} = {part}" for key, part in value.items()) if isinstance(value, dict) else None
+    return f"`{{ {shown} }}`" if shown else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def recipes() -> str:
+    """All recipes side by side."""
+    from configs.loading import load_run_config
+
+    lines = ["| recipe | model | steps | B, G | D | objective | credit |", "| --- " * 7 + "|"]
+    for path in sorted(RECIPES.glob("*.toml")):
+        run = load_run_config(path)
+        lines.append(
+            f"| [`{path.stem}`](#{path.stem}) | {run.model.path.rpartition('/')[2]} | {run.num_steps} | "
+            f"{run.batch_groups}, {run.rollout.group_size} | {run.pipeline_depth} | `{run.learner.objective}` | "
+            f"`{run.reward.credit}` |"
+        )
+    return "\n".join(lines)
+
+
+def recipe(name: str) -> str:
+    """The recipe's own file, folded."""
+    text = (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
+    tomllib.loads(text)
+    body = "\n".join(f"    {line}".rstrip() for line in ["```toml", *text.strip().splitlines(), "```"])
+    return f'??? abstract "configs/recipes/{name}.toml"\n\n{body}\n'
+
+
+def commands() -> str:
+    """What every command says of itself with `--help`."""
+    from ray_jobs.cli import _parser
+
+    lines = []
+    for name, command in subcommands(_parser()).items():
+        command.formatter_class = _wide
+        text = command.format_help().strip()
+        body = "\n".join(f"    {line}".rstrip() for line in ["```text", *text.splitlines(), "```"])
+        lines.append(f'??? note "agentflow {name}"\n\n{body}\n')
+    return "\n".join(lines)
+
+
+def numbers() -> str:
+    """What `make train` printed, as the README has it."""
+    [block] = re.findall(r"```\nPRM on tasks.*?\n```\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return block.replace("```", "```text", 1)
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    [adding] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(adding.choices)
+
+
+def _wide(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, width=100)

@@ -1,0 +1,106 @@
+"""From the rows of a benchmark to tasks, for the public columns and for the plain layout {id, question, answer}.
+
+What a task's `answer` holds is what its scorer reads: aliases one a line, an option as `C. its text`, a number.
+"""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.benchmarks.rows import Row
+from envs.types import Task
+
+SHORT = "Answer in a few words: a name, a number, a date, yes or no."
+LETTER = "Answer with the letter alone."
+GAIA = (
+    "Answer with a number, as few words as possible, or a comma-separated list of these. Write no thousands separator "
+    "and no unit unless it is asked for, no article and no abbreviation."
+)
+_OPTION = re.compile(r"^([A-J])[.)] +(\S.*)$", re.MULTILINE)
+
+
+def read_short_answer(name: str, index: int, row: Row) -> Task:
+    """A question with one or more accepted answers."""
+    answers = _strings(row["golden_answers"] if "golden_answers" in row else row["answer"])
+    aliases = list(dict.fromkeys(" ".join(text.split()) for text in (*answers, *_strings(row.get("aliases", [])))))
+    return _task(name, index, row, f"{_text(row, 'question')}\n{SHORT}", "\n".join(filter(None, aliases)))
+
+
+def read_gaia(name: str, index: int, row: Row) -> Task | None:
+    """None for a question with an attachment: it is not text only."""
+    if row.get("file_name"):
+        return None
+    question = _text(row, "Question" if "Question" in row else "question")
+    answer = " ".join(str(row["Final answer"] if "Final answer" in row else row["answer"]).split())
+    return _task(name, index, row, f"{question}\n{GAIA}", answer)
+
+
+def read_number(name: str, index: int, row: Row) -> Task:
+    """A whole number loses the `.0` that its column type gives it."""
+    answer = re.sub(r"\.0+$", "", str(row["answer"]).strip())
+    return _task(name, index, row, _text(row, "question"), answer)
+
+
+def read_medqa(name: str, index: int, row: Row) -> Task:
+    options = row.get("options")
+    if isinstance(options, Mapping):
+        return _choice(name, index, row, _text(row, "question"), dict(options), str(row["answer_idx"]))
+    return _listed_choice(name, index, row)
+
+
+def read_gpqa(name: str, index: int, row: Row) -> Task:
+    """The public rows name the right option first: each question has its own fixed order here."""
+    if "Correct Answer" not in row:
+        return _listed_choice(name, index, row)
+    right = str(row["Correct Answer"]).strip()
+    texts = [right, *(str(row[f"Incorrect Answer {number}"]).strip() for number in (1, 2, 3))]
+    random.Random(f"gpqa|{row['Question']}").shuffle(texts)
+    letters = dict(zip("ABCD", texts, strict=True))
+    return _choice(name, index, row, _text(row, "Question"), letters, "ABCD"[texts.index(right)])
+
+
+def stem_of(question: str) -> str:
+    """The question as its authors wrote it, without the options and the form of the answer that stand below it."""
+    lines = question.split("\n")
+    if lines[-1] in (SHORT, LETTER, GAIA):
+        lines.pop()
+    while len(lines) > 1 and _OPTION.fullmatch(lines[-1]):
+        lines.pop()
+    return "\n".join(lines)
+
+
+def _listed_choice(name: str, index: int, row: Row) -> Task:
+    """The question lists its options, `A. text` a line; the answer is a letter or an option's text."""
+    question, answer = _text(row, "question"), str(row["answer"]).strip()
+    options = dict(_OPTION.findall(question))
+    found = [letter for letter, text in options.items() if answer in (letter, text.strip())]
+    if len(found) != 1:
+        raise ValueError(f"{name} row {index}: the answer {answer!r} is {len(found)} of the options in the question")
+    stem = question[: next(_OPTION.finditer(question)).start()].rstrip()
+    return _choice(name, index, row, stem, options, found[0])
+
+
+def _choice(name: str, index: int, row: Row, stem: str, options: Mapping[str, str], letter: str) -> Task:
+    if letter not in options:
+        raise ValueError(f"{name} row {index}: {letter!r} is none of the options {', '.join(options)}")
+    lines = [f"{key}. {' '.join(options[key].split())}" for key in sorted(options)]
+    return _task(name, index, row, "\n".join((stem, *lines, LETTER)), lines[sorted(options).index(letter)])
+
+
+def _task(name: str, index: int, row: Row, question: str, answer: str) -> Task:
+    if not answer:
+        raise ValueError(f"{name} row {index} has no reference answer")
+    given = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
+    return Task(id=f"{given}", dataset=name, question=question, answer=answer)
+
+
+def _text(row: Row, column: str) -> str:
+    text = row.get(column)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"a row needs text in the column {column!r}; it has {', '.join(row)}")
+    return text.strip()
+
+
+def _strings(value: Any) -> Sequence[str]:
+    return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]

@@ -1,0 +1,88 @@
+"""Questions of one's own, from a JSON Lines file: the name of the data set says how an answer is compared."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envs.benchmarks.rows import local_rows
+from envs.datasets.split import SPLITS, Split, split_of
+from envs.types import Task
+
+OWN = ("own_text", "own_integer", "own_math", "own_choice")
+FIELDS = ("id", "question", "answer", "split")
+
+
+def load_own(dataset: str, path: Path | None, *, split: Split) -> list[Task]:
+    """The tasks of one half of the file, in its order. Raises ValueError for an empty half, and as `own_tasks`."""
+    halves = own_tasks(dataset, path)
+    if not halves[split]:
+        raise ValueError(
+            f"{path}: none of its {sum(map(len, halves.values()))} rows is for '{split}'; add rows, or say which is "
+            'which by a field "split", "train" or "eval", in each'
+        )
+    return halves[split]
+
+
+def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
+    """The tasks of a file of rows `{"question": ..., "answer": ...}`, by their half.
+
+    `answer` is a text or a whole number, for "own_text" also a list of texts of which each is right. `id` is the
+    row's number where it has none. A row's `split` says its half; in a file without any the question's hash does.
+    Raises ValueError, which names the file, for a row that is no task and for a question or an id that stands twice.
+    """
+    if path is None:
+        raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
+    rows = local_rows(path)
+    tasks = [_task(dataset, row, f"{path}, row {number}", number) for number, row in enumerate(rows, start=1)]
+    _check_distinct("question", [_key(task.question) for task in tasks], path)
+    _check_distinct("id", [task.id for task in tasks], path)
+    found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
+    for task, split in zip(tasks, _halves(rows, path), strict=True):
+        found[split].append(task)
+    return found
+
+
+def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task:
+    unknown = [name for name in row if name not in FIELDS]
+    if unknown:
+        raise ValueError(f"{place}: unknown field {unknown[0]!r}; a row has {', '.join(FIELDS)}")
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{place}: 'question' must be a text, got {question!r}")
+    answers = row.get("answer")
+    texts = answers if isinstance(answers, list) and dataset == "own_text" else [answers]
+    if not texts or not all(_is_answer(text) for text in texts):
+        several = ", or a list of such" if dataset == "own_text" else ""
+        raise ValueError(f"{place}: 'answer' must be a text or a whole number{several}, got {answers!r}")
+    # One alias a line is what the scorer reads.
+    aliases = [" ".join(str(text).split()) for text in texts]
+    return Task(id=f"{dataset}-{row.get('id', number)}", dataset=dataset, question=question, answer="\n".join(aliases))
+
+
+def _is_answer(value: object) -> bool:
+    return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _check_distinct(name: str, values: list[str], path: Path) -> None:
+    [(value, times)] = Counter(values).most_common(1) or [("", 0)]
+    if times > 1:
+        raise ValueError(f"{path}: the {name} {value[:80]!r} stands in {times} rows; keep one of them")
+
+
+def _key(question: str) -> str:
+    return " ".join(question.split())
+
+
+def _halves(rows: list[Mapping[str, Any]], path: Path) -> list[Split]:
+    named = [row.get("split") for row in rows]
+    if all(name is None for name in named):
+        return [split_of(_key(row["question"])) for row in rows]
+    return [_half(name, f"{path}, row {number}") for number, name in enumerate(named, start=1)]
+
+
+def _half(name: object, place: str) -> Split:
+    for split in SPLITS:
+        if name == split:
+            return split
+    raise ValueError(f"{place}: 'split' must be 'train' or 'eval' in every row or in none, got {name!r}")

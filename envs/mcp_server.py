@@ -1,0 +1,244 @@
+"""The switched-on tools as an MCP server: stdio for one client, HTTP for many, with a code REPL for each session.
+
+A session is one `Toolbox.episode`, so no two sessions share names, files or searches. Which session a call belongs to:
+the one whose id it names (from `open_session`), else that of its connection; a request without either, which the
+newest protocol allows, has a session of its own that ends with it.
+"""
+
+import contextlib
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from envs.tools.mcp_client import UNAVAILABLE
+from envs.tools.plain import AnswerTool, ThinkTool
+from envs.tools.toolbox import Toolbox
+from envs.types import Tool, ToolResult, ToolUnavailableError
+
+if TYPE_CHECKING:
+    from fastmcp import Context, FastMCP
+    from fastmcp.tools.base import ToolResult as McpResult
+
+Transport = Literal["stdio", "http"]
+
+LOOPBACK = "127.0.0.1"
+MAX_INPUT_CHARS = 100_000
+MAX_SESSIONS = 64
+IDLE_S = 900.0
+"""A session that nobody used for so long is closed when room for another one is needed."""
+
+NO_SESSION = "no-session"
+
+_PLANNERS_OWN = (ThinkTool, AnswerTool)
+_STDIO_SESSION = "stdio"
+
+
+class ServerRefusedError(RuntimeError):
+    """The server cannot be started or a session cannot be opened; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """Tools of one session; `num_calls` are in the middle of being answered."""
+
+    tools: dict[str, Tool]
+    episode: AbstractContextManager[list[Tool]]
+    last_used: float = field(default_factory=time.monotonic)
+    num_calls: int = 0
+
+
+class Sessions:
+    """The open sessions by their id, at most `max_sessions`."""
+
+    def __init__(self, toolbox: Toolbox, *, max_sessions: int = MAX_SESSIONS, idle_s: float = IDLE_S) -> None:
+        self._toolbox = toolbox
+        self._max_sessions = max_sessions
+        self._idle_s = idle_s
+        self._open: dict[str, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, session_id: str) -> None:
+        """Raises ServerRefusedError when all places are taken by sessions in use."""
+        self._close_idle()
+        if len(self._open) >= self._max_sessions:
+            raise ServerRefusedError(
+                f"all {self._max_sessions} sessions are in use; close one, or wait {self._idle_s:.0f} s of idleness"
+            )
+        episode = self._toolbox.episode()
+        self._open[session_id] = _Session({tool.name: tool for tool in episode.__enter__()}, episode)
+
+    def close(self, session_id: str) -> bool:
+        """End a session and whatever runs in it; False where there is none of this id."""
+        session = self._open.pop(session_id, None)
+        if session is not None:
+            session.episode.__exit__(None, None, None)
+        return session is not None
+
+    def close_all(self) -> None:
+        for session_id in list(self._open):
+            self.close(session_id)
+
+    def holds(self, session_id: str) -> bool:
+        return session_id in self._open
+
+    @contextmanager
+    def lent(self, session_id: str | None) -> Iterator[dict[str, Tool]]:
+        """The tools of a session, which is opened where it is new; None: of one that ends with this call. While they
+        are lent the session is not idle. Raises ServerRefusedError as `open` does."""
+        if session_id is None:
+            session_id = secrets.token_hex(16)
+            try:
+                with self.lent(session_id) as tools:
+                    yield tools
+            finally:
+                self.close(session_id)
+            return
+        if session_id not in self._open:
+            self.open(session_id)
+        session = self._open[session_id]
+        session.num_calls += 1
+        try:
+            yield session.tools
+        finally:
+            session.num_calls -= 1
+            session.last_used = time.monotonic()
+
+    def _close_idle(self) -> None:
+        oldest = time.monotonic() - self._idle_s
+        for session_id, session in list(self._open.items()):
+            if session.num_calls == 0 and session.last_used < oldest:
+                self.close(session_id)
+
+
+def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> "FastMCP":
+    """A FastMCP server that offers the toolbox's tools, but not the planner's own moves (`think`, `answer`).
+
+    Every failure is a result with `isError` and its category in `_meta.error`; UNAVAILABLE is the one that the caller's
+    input did not cause. The toolbox stays the caller's to close.
+    """
+    from fastmcp import FastMCP
+
+    own = Sessions(toolbox) if sessions is None else sessions
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Any) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            own.close_all()
+
+    server = FastMCP("agentflow-tools", lifespan=lifespan)
+    with toolbox.episode() as tools:
+        for tool in tools:
+            if not isinstance(tool, _PLANNERS_OWN):
+                _offer(server, own, tool.name, tool.description, transport)
+    _offer_sessions(server, own)
+    return server
+
+
+def _offer(server: "FastMCP", sessions: Sessions, name: str, description: str, transport: Transport) -> None:
+    from fastmcp.server.dependencies import get_context
+    from fastmcp.tools.base import ToolResult as McpResult
+
+    async def call(
+        input: Annotated[str, Field(max_length=MAX_INPUT_CHARS, description="what the tool is given, as plain text")],
+        session: Annotated[str, Field(description="an id from open_session; empty: the connection's own")] = "",
+    ) -> McpResult:
+        if session and not sessions.holds(session):
+            text = "No such session: it was never opened, or was idle for too long. Call open_session."
+            return _mcp_result(ToolResult(text=text, error=NO_SESSION))
+        try:
+            with sessions.lent(session or _connection_session(get_context(), transport)) as tools:
+                return _mcp_result(await tools[name].call(input))
+        except (ToolUnavailableError, ServerRefusedError) as error:
+            return _mcp_result(ToolResult(text=f"The tool is unavailable: {error}", error=UNAVAILABLE))
+
+    server.tool(call, name=name, description=description, output_schema=None)
+
+
+def _offer_sessions(server: "FastMCP", sessions: Sessions) -> None:
+    from fastmcp.tools.base import ToolResult as McpResult
+
+    async def open_session() -> McpResult:
+        session_id = secrets.token_hex(16)
+        try:
+            sessions.open(session_id)
+        except ServerRefusedError as error:
+            return _mcp_result(ToolResult(text=str(error), error=UNAVAILABLE))
+        return _mcp_result(ToolResult(text=session_id))
+
+    async def close_session(session: str) -> McpResult:
+        if sessions.close(session):
+            return _mcp_result(ToolResult(text="Closed."))
+        return _mcp_result(ToolResult(text="No such session.", error=NO_SESSION))
+
+    opens = "open a session and get its id; calls that name it share variables and files, and nobody else's"
+    server.tool(open_session, description=opens, output_schema=None)
+    server.tool(close_session, description="end a session that open_session opened", output_schema=None)
+
+
+def _mcp_result(result: ToolResult) -> "McpResult":
+    from fastmcp.tools.base import ToolResult as McpResult
+    from mcp.types import TextContent
+
+    meta = {"error": result.error} if result.error else None
+    text = result.text.encode(errors="replace").decode()  # JSON has no half of a surrogate pair
+    return McpResult(content=[TextContent(type="text", text=text)], meta=meta, is_error=result.error is not None)
+
+
+def _connection_session(context: "Context", transport: Transport) -> str | None:
+    """The id of the session that the connection stands for; None for a request that stands alone."""
+    if transport == "stdio":
+        return _STDIO_SESSION
+    request = context.request_context.request if context.request_context else None
+    header = request.headers.get("mcp-session-id") if request else None
+    return f"connection {header}" if header else None
+
+
+async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK, port: int = 0) -> None:
+    """Serve until the client hangs up (stdio) or a signal comes (http), then close every session.
+
+    With `port` 0 the system chooses one. The address is printed on stderr. Raises ServerRefusedError when the address
+    cannot be bound.
+    """
+    server = build_server(toolbox, transport=transport)
+    if transport == "stdio":
+        await server.run_stdio_async(show_banner=False, log_level="ERROR")
+        return
+    with _bound_socket(host, port) as listener:
+        _announce(host, listener.getsockname()[1])
+        # "auto": off by default, and without it any web page could reach a loopback server under a name of its own.
+        await server.run_http_async(
+            show_banner=False,
+            log_level="ERROR",
+            host=host,
+            port=listener.getsockname()[1],
+            sockets=[listener],
+            host_origin_protection="auto",
+        )
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServerRefusedError(
+            f"cannot listen on {host} port {port}: {reason}; choose another --host or --port"
+        ) from None
+
+
+def _announce(host: str, port: int) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving tools at http://{shown}:{port}/mcp", file=sys.stderr, flush=True)
+    if host not in (LOOPBACK, "::1", "localhost"):
+        print(f"warning: whoever can reach {host} can run code in the sandbox; there is no password", file=sys.stderr)

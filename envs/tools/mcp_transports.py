@@ -1,0 +1,170 @@
+"""Ways to an MCP server that bound what it may send: the protocol's own clients read a message of any size."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+import httpx2
+from fastmcp.client.transports import ClientTransport, StreamableHttpTransport
+from fastmcp.client.transports.base import TransportOptions
+from mcp import ClientSession
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+_GRACE_S = 1.0
+_HTTP_TIMEOUT_S = 300.0
+"""Far above the limit of a call, which ends it first."""
+
+
+class BoundedStdio(ClientTransport):
+    """Starts `command` and speaks with it over its standard input and output, one JSON message a line.
+
+    A line of more than `max_bytes` ends the connection and stands in `fault`. The process gets PATH, HOME and the like
+    but no other variable of this one, so no key; with its children it is killed when the connection ends.
+    """
+
+    def __init__(self, command: Sequence[str], *, max_bytes: int) -> None:
+        self._command = tuple(command)
+        self._max_bytes = max_bytes
+        self.fault: str | None = None
+
+    @contextlib.asynccontextmanager
+    async def connect_session(
+        self, *, transport_options: TransportOptions | None = None, **session_kwargs: Any
+    ) -> AsyncIterator[ClientSession]:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=get_default_environment(),
+            limit=self._max_bytes,
+            start_new_session=True,
+        )
+        try:
+            arriving, inbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            outbox, leaving = anyio.create_memory_object_stream[SessionMessage](0)
+            session_class = (transport_options or TransportOptions()).session_class
+            async with inbox, outbox, anyio.create_task_group() as pumps:
+                pumps.start_soon(self._read, process, arriving)
+                pumps.start_soon(_write, process, leaving)
+                async with session_class(inbox, outbox, **session_kwargs) as session:
+                    yield session
+                pumps.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+
+    async def _read(self, process: asyncio.subprocess.Process, arriving: Any) -> None:
+        assert process.stdout is not None
+        async with arriving:
+            try:
+                while line := await process.stdout.readline():
+                    await arriving.send(_parsed(line))
+            except ValueError:
+                self.fault = f"it sent a message of more than {self._max_bytes} bytes"
+            except (anyio.BrokenResourceError, ConnectionError):
+                pass  # either side hung up
+
+
+class BoundedHttp(StreamableHttpTransport):
+    """Streamable HTTP whose responses may have `max_bytes`, uncompressed; a longer one ends and stands in `fault`."""
+
+    def __init__(self, url: str, *, max_bytes: int) -> None:
+        super().__init__(url, httpx_client_factory=self._client)
+        self._max_bytes = max_bytes
+        self.fault: str | None = None
+
+    def _client(
+        self,
+        headers: dict[str, str] | None = None,
+        timeout: httpx2.Timeout | None = None,
+        auth: httpx2.Auth | None = None,
+        follow_redirects: bool = False,
+    ) -> httpx2.AsyncClient:
+        """Redirects are left to the session, which follows those within the server's own origin."""
+        return httpx2.AsyncClient(
+            headers=(headers or {}) | {"accept-encoding": "identity"},
+            timeout=timeout or httpx2.Timeout(_HTTP_TIMEOUT_S),
+            auth=auth,
+            transport=_BoundedResponses(self, self._max_bytes),
+        )
+
+
+class _BoundedResponses(httpx2.AsyncHTTPTransport):
+    def __init__(self, owner: BoundedHttp, max_bytes: int) -> None:
+        super().__init__()
+        self._owner = owner
+        self._max_bytes = max_bytes
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            self._refuse("it sent a compressed response that nobody asked for")
+        response.stream = _BoundedStream(response.stream, self._max_bytes, self._refuse)
+        return response
+
+    def _refuse(self, fault: str) -> None:
+        self._owner.fault = fault
+        raise httpx2.ReadError(fault)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: Any, max_bytes: int, refuse: Any) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._refuse = refuse
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for chunk in self._stream:
+            num_bytes += len(chunk)
+            if num_bytes > self._max_bytes:
+                self._refuse(f"it sent a response of more than {self._max_bytes} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _write(process: asyncio.subprocess.Process, leaving: Any) -> None:
+    assert process.stdin is not None
+    async with leaving:
+        with contextlib.suppress(ConnectionError):
+            async for message in leaving:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(text.encode() + b"\n")
+                await process.stdin.drain()
+
+
+def _parsed(line: bytes) -> SessionMessage | Exception:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:
+        return error
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """First the polite way, which is the end of its input; then its whole process group is killed."""
+    assert process.stdin is not None
+    process.stdin.close()
+    await _ended(process)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await _ended(process)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Waits for a while. A process counts as ended only when nothing is left unread of what it wrote."""
+    assert process.stdout is not None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_GRACE_S):
+            while await process.stdout.read(1 << 16):
+                pass
+            await process.wait()

@@ -1,0 +1,225 @@
+"""Fetching a page that a model or a web site named: neither is trusted.
+
+Every connection goes to an address that was checked and to no other, so neither a redirect nor a name that changes its
+address between check and connection reaches this machine, its network or a cloud's metadata service.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+
+from envs.tools.addresses import HostUnknownError, is_public, resolve
+from envs.tools.block_list import BlockList
+from envs.tools.http_json import USER_AGENT, tls_context
+from envs.tools.page_body import BodyError, decode_body, media_type, read_body
+from envs.tools.service import Pace
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+PORTS = (80, 443, 8080, 8443)
+MAX_URL_CHARS = 2000
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (429, 502, 503, 504)
+_TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
+_HEADERS: dict[bytes | str, bytes | str] = {
+    "User-Agent": USER_AGENT,
+    "Accept": "text/html,text/plain;q=0.9,*/*;q=0.1",
+    "Accept-Encoding": "gzip, deflate",
+    "Connection": "close",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLimits:
+    """`deadline_s` covers a whole fetch with its redirects, attempts and pauses; `max_bytes` holds before and after
+    decompression, `pages_per_minute` for all fetches of one process."""
+
+    max_bytes: int = 1_000_000
+    max_redirects: int = 5
+    max_attempts: int = 2
+    first_pause_s: float = 0.5
+    connect_s: float = 5.0
+    deadline_s: float = 15.0
+    pages_per_minute: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """`url` is where the redirects ended, `media_type` is as declared, `cut` says that the page went on."""
+
+    url: str
+    media_type: str
+    text: str
+    cut: bool
+
+
+class PageRefusedError(Exception):
+    """No page, and nobody's fault but the page's or the caller's. `category` is one word for the result's error, the
+    message a clause about the page; `passing`: it may work later."""
+
+    def __init__(self, category: str, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.category = category
+        self.passing = passing
+
+
+class PageFetcher:
+    """`allowed_hosts`, each "host:port", may be at any address and port: somebody's own server."""
+
+    def __init__(
+        self,
+        limits: FetchLimits,
+        *,
+        block_list: BlockList,
+        allowed_hosts: Sequence[str] = (),
+        resolve: Resolve = resolve,
+    ) -> None:
+        self.limits = limits
+        self._pace = Pace(limits.pages_per_minute)
+        self._block_list = block_list
+        self._allowed_hosts = frozenset(allowed_hosts)
+        self._backend = _CheckedBackend(self._allowed_hosts, resolve)
+
+    async def fetch(self, url: str) -> Page:
+        """Raises PageRefusedError, and ToolUnavailableError where this machine has no network."""
+        await self._pace.turn()
+        try:
+            async with asyncio.timeout(self.limits.deadline_s):
+                return await self._attempts(url)
+        except TimeoutError:
+            raise PageRefusedError("timeout", f"it was not there within {self.limits.deadline_s:g} s") from None
+
+    async def _attempts(self, url: str) -> Page:
+        for attempt in range(1, self.limits.max_attempts):
+            try:
+                return await self._follow(url)
+            except PageRefusedError as error:
+                if not error.passing:
+                    raise
+            await asyncio.sleep(self.limits.first_pause_s * 2 ** (attempt - 1) * random.uniform(1, 1.5))
+        return await self._follow(url)
+
+    async def _follow(self, url: str) -> Page:
+        target = self._checked(url)
+        for _ in range(self.limits.max_redirects + 1):
+            outcome = await self._get(target)
+            if isinstance(outcome, Page):
+                return outcome
+            target = self._checked(outcome)
+        raise PageRefusedError("redirects", f"it redirects more than {self.limits.max_redirects} times")
+
+    def _checked(self, address: str) -> httpx.URL:
+        """The address as one that may be asked; where it leads is checked again by the connection."""
+        try:
+            url = httpx.URL(address[: MAX_URL_CHARS + 1])
+        except httpx.InvalidURL:
+            raise PageRefusedError("bad_url", "its address is not valid") from None
+        if len(address) > MAX_URL_CHARS:
+            raise PageRefusedError("bad_url", f"its address is longer than {MAX_URL_CHARS} characters")
+        if url.scheme not in ("http", "https") or not url.host:
+            raise PageRefusedError("bad_url", "its address does not begin with http:// or https:// and a host")
+        if url.userinfo:
+            raise PageRefusedError("bad_url", "its address holds a user name")
+        if self._block_list.blocks_host(url.raw_host.decode()):
+            raise PageRefusedError("blocked", "its host is on the block list")
+        if _port(url) not in PORTS and _host_port(url) not in self._allowed_hosts:
+            raise PageRefusedError("bad_url", f"port {_port(url)} is not one of {', '.join(map(str, PORTS))}")
+        return url
+
+    async def _get(self, url: httpx.URL) -> Page | str:
+        """The page, or the address that it redirects to."""
+        origin = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        try:
+            async with (
+                httpcore.AsyncConnectionPool(
+                    ssl_context=tls_context(), network_backend=self._backend, max_keepalive_connections=0
+                ) as pool,
+                pool.stream(
+                    "GET", origin, headers=_HEADERS, extensions={"timeout": {"connect": self.limits.connect_s}}
+                ) as response,
+            ):
+                return await self._page(url, response)
+        except BodyError as error:
+            raise PageRefusedError("encoding", str(error)) from None
+        except HostUnknownError:
+            raise PageRefusedError("unreachable", "there is no host of this name") from None
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            raise PageRefusedError(
+                "unreachable", f"its server broke off ({type(error).__name__})", passing=True
+            ) from None
+
+    async def _page(self, url: httpx.URL, response: httpcore.Response) -> Page | str:
+        location = _header(response, b"location")
+        if response.status in _REDIRECTS and location:
+            return _joined(url, location)
+        if response.status != 200:
+            raise PageRefusedError(
+                "status", f"its server answered with status {response.status}", passing=response.status in _PASSING
+            )
+        kind, charset = media_type(_header(response, b"content-type"))
+        if kind and not kind.startswith("text/") and kind not in _TEXT_TYPES:
+            raise PageRefusedError("content_type", f"it is of type {kind[:60]}, not text")
+        coding = _header(response, b"content-encoding").strip().lower()
+        body, cut = await read_body(response.aiter_stream(), coding, self.limits.max_bytes)
+        return Page(url=str(url), media_type=kind, text=decode_body(body, charset), cut=cut)
+
+
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to checked addresses only. The name stays what TLS compares the certificate with."""
+
+    def __init__(self, allowed_hosts: frozenset[str], resolve: Resolve) -> None:
+        self._allowed_hosts = allowed_hosts
+        self._resolve = resolve
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        addresses = list(dict.fromkeys(await self._resolve(host, port)))
+        # One address of another kind is enough: a name that has both is made to slip through.
+        if f"{host}:{port}" not in self._allowed_hosts and not all(map(is_public, addresses)):
+            raise PageRefusedError("address", "its host's address is not on the public internet")
+        for address in addresses[:-1]:
+            try:
+                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        if not addresses:
+            raise HostUnknownError(host)
+        return await self._network.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+
+    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        raise PageRefusedError("address", "its host is a socket of this machine")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+def _port(url: httpx.URL) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+def _host_port(url: httpx.URL) -> str:
+    return f"{url.raw_host.decode()}:{_port(url)}"
+
+
+def _header(response: httpcore.Response, name: bytes) -> str:
+    found: bytes = next((value for key, value in response.headers if key.lower() == name), b"")
+    return found.decode("latin-1")
+
+
+def _joined(url: httpx.URL, location: str) -> str:
+    try:
+        return str(url.join(location))
+    except httpx.InvalidURL:
+        raise PageRefusedError("bad_url", "it redirects to an address that is not valid") from None

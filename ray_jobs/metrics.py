@@ -1,0 +1,152 @@
+"""The table of metrics: every name that a run logs, its unit and what it says. TensorBoard's descriptions, the Grafana
+dashboard, Ray's gauges and docs/metrics.md are made from it; `ray_jobs.metrics_layout` says what stands together."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.gauges import WORKER_GAUGES, gauge_name
+
+Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "number"]
+"""`share` is in [0, 1]; `number` has no unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """`name` is `group/rest`; `says` is one line without a full stop."""
+
+    name: str
+    unit: Unit
+    says: str
+
+    @property
+    def gauge(self) -> str:
+        """The name that Prometheus sees."""
+        return f"ray_{gauge_name(self.name)}"
+
+    @property
+    def title(self) -> str:
+        """The name without its group, as people say it."""
+        return title_of(self.name)
+
+
+def title_of(name: str) -> str:
+    rest = name.partition("/")[2]
+    return f"{rest.removesuffix('_s')} seconds".replace("_", " ") if rest.endswith("_s") else rest.replace("_", " ")
+
+
+def _metrics(group: str, *rows: tuple[str, Unit, str]) -> tuple[Metric, ...]:
+    return tuple(Metric(name=f"{group}/{rest}", unit=unit, says=says) for rest, unit, says in rows)
+
+
+LOGGED: tuple[Metric, ...] = (
+    *_metrics(
+        "rollout",
+        ("solve_rate", "share", "Scored trajectories with the right answer, over all groups since the step before"),
+        ("trajectories", "count", "Trajectories that ended since the step before, dropped groups included"),
+        ("turns", "steps", "Planner steps per trajectory"),
+        ("sampled_tokens", "tokens", "Sampled tokens per trajectory, those of frozen modules included"),
+        ("format_errors", "number", "Malformed planner turns per trajectory"),
+        ("truncated_share", "share", "Trajectories with a turn that the token limit cut off"),
+        ("tool_errors", "number", "Tool calls per trajectory that ended in an error"),
+        ("repeat_share", "share", "Steps that repeat a tool call of the same trajectory"),
+        ("infrastructure_failures", "count", "Trajectories that could not be scored because a tool or engine failed"),
+        ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
+    ),
+    *_metrics(
+        "policy",
+        ("loss", "number", "The objective that was minimised; with normalised advantages its level says little"),
+        ("grad_norm", "number", "Norm of the gradient before it was clipped"),
+        ("skipped", "count", "1 where the guard refused the step: the weights are those of before"),
+        ("ratio", "number", "Mean probability ratio of the loss; 1 where the correction carries the off-policy part"),
+        ("clip_high", "share", "Loss tokens whose ratio was clipped from above"),
+        ("clip_low", "share", "Loss tokens whose ratio was clipped from below"),
+        ("effective_sample_size", "share", "How evenly the correction weighs the tokens; 1 is even, near 0 a few rule"),
+        ("effective_sample_size_stale", "share", "The same over tokens that older versions sampled"),
+        ("correction_masked_share", "share", "Loss tokens to which the off-policy correction gave weight 0"),
+        ("stale_masked_share", "share", "Sampled tokens left out of the loss as older than max_staleness"),
+        ("logprob_gap_abs", "nats", "Mean distance of the learner's log-probs from the engine's, staleness included"),
+        ("mismatch_k3", "nats", "Estimated KL divergence of the learner from what sampled the tokens"),
+        ("mismatch_k3_age0", "nats", "The same at tokens of the very weights: numerical, or a fault"),
+        ("mismatch_k3_stale", "nats", "The same at tokens of older weights: numerical and staleness together"),
+        ("staleness_max", "steps", "Age of the batch's oldest trained token: train steps since the weights it is of"),
+        ("age_mean", "steps", "Mean age of the trained tokens"),
+        ("kl_ref_k3", "nats", "Estimated KL divergence from the untouched model (objective flow_grpo)"),
+    ),
+    *_metrics(
+        "prm",
+        ("score", "share", "Mean score that the process reward model gave a step"),
+        ("unscored_share", "share", "Steps that the PRM was asked about and gave no usable score"),
+        ("saturated_share", "share", "Scores within 0.02 of 0 or 1"),
+        (
+            "length_correlation",
+            "number",
+            "Correlation of score and decision length; a rise without solving alarms",
+        ),
+        ("weight", "number", "Weight of the step scores in the advantage; alarms lower it"),
+        ("canary_max", "share", "Highest score among junk decisions; the PRM must see through them"),
+        ("rejudge_mse", "number", "Mean squared error of the scores against the known plan, on a fresh group"),
+    ),
+    *_metrics(
+        "bias",
+        (
+            "length_trained_over_drawn",
+            "number",
+            "Tokens of trained groups over all with signal; 1 is unbiased",
+        ),
+        ("slow_decile_share", "share", "Trained groups among the slowest tenth of those with signal; 0.1 is unbiased"),
+    ),
+    *_metrics(
+        "groups",
+        ("drawn", "count", "Groups drawn so far; all below add up to it"),
+        ("queued", "count", "Groups that wait for a worker"),
+        ("running", "count", "Groups that are rolled out now"),
+        ("ready", "count", "Groups with signal that wait for their batch"),
+        ("in_batch", "count", "Groups of the batch that is trained now"),
+        ("trained", "count", "Groups trained so far"),
+        ("all_right", "count", "Groups dropped so far because every trajectory was right"),
+        ("all_wrong", "count", "Groups dropped so far because every trajectory was wrong"),
+        ("failed", "count", "Groups given up so far after the last attempt"),
+        ("expired", "count", "Groups dropped so far as too stale; their tasks were drawn again"),
+    ),
+    *_metrics(
+        "learner",
+        ("step_s", "s", "Seconds of the optimizer step"),
+        ("wait_s", "s", "Seconds that the learner waited for its batch"),
+        ("publish_s", "s", "Seconds to publish the new weights, on the learner's side"),
+        ("loss_tokens", "tokens", "Tokens that were trained"),
+        ("packed_tokens", "tokens", "Tokens that were computed, shared prefixes once"),
+        ("sequence_tokens", "tokens", "Tokens of the trajectories, shared prefixes every time"),
+    ),
+    *_metrics("time", ("step_s", "s", "Seconds from one train step to the next")),
+    *_metrics(
+        "util",
+        ("bottleneck", "number", "Which part limits the run, by its number (see docs/metrics.md)"),
+        ("learner_busy", "share", "Of the loop's time: the learner computes"),
+        ("learner_wait", "share", "Of the loop's time: the learner waits for a batch"),
+        ("publish", "share", "Of the loop's time: new weights are published"),
+        ("engine_busy", "share", "Of the workers' time: their engine computes"),
+        ("backpressure", "share", "Of the workers' time: they wait for admission with places free"),
+        ("tool_wait", "share", "Of the trajectories' time: they wait for tools"),
+        ("prm_wait", "share", "Of the groups' time: they wait for PRM scores"),
+        ("kept_share", "share", "Groups with signal among those that ended, as the verdict counts them"),
+        ("places_used", "share", "Running groups over the places that the engines' caches allow"),
+    ),
+    *_metrics(
+        "cold_start",
+        ("loss", "nats", "Mean negative log-likelihood of the demonstrations' tokens"),
+        ("grad_norm", "number", "Norm of the gradient before it was clipped"),
+        ("step_s", "s", "Seconds of the optimizer step"),
+        ("packed_tokens", "tokens", "Tokens that were computed, shared prefixes once"),
+    ),
+    *_metrics("train_prm", ("loss", "number", "Loss of the process reward model on a batch of labelled steps")),
+)
+"""What stands in metrics.jsonl."""
+
+_LIVE_UNITS: dict[str, Unit] = {"worker/policy_version": "versions", "worker/kv_usage": "share"}
+LIVE: tuple[Metric, ...] = tuple(
+    Metric(name=name, unit=_LIVE_UNITS.get(name, "count"), says=says) for name, says in WORKER_GAUGES.items()
+)
+"""Gauges that rollout workers set themselves, as it happens; each carries the worker's number."""
+
+BY_NAME = {metric.name: metric for metric in (*LOGGED, *LIVE)}
+DESCRIPTIONS = {metric.name: metric.says for metric in LOGGED}

@@ -1,0 +1,68 @@
+"""The ledger of a run, read beside the run that writes it: what became of every group."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rollout.lifecycle import group_id
+
+_COLUMNS = (
+    "ordinal, task, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, versions, facts, "
+    "reason"
+)
+
+
+class LedgerRows:
+    """The groups in the order they were drawn; none where the run keeps no ledger. `version` counts readings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self.rows: list[dict[str, Any]] = []
+        self.version = 0
+
+    def refresh(self) -> None:
+        stamp = tuple(
+            file.stat().st_mtime_ns
+            for file in (self._path, self._path.with_name(f"{self._path.name}-wal"))
+            if file.exists()
+        )
+        if not stamp or stamp == self._seen:
+            return
+        try:
+            self.rows = [_group(row) for row in _read(self._path)]
+        except sqlite3.OperationalError:
+            # The run holds it at this moment; it is read the next time.
+            return
+        self._seen = stamp
+        self.version += 1
+
+
+def _read(path: Path) -> list[sqlite3.Row]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
+        db.row_factory = sqlite3.Row
+        return list(db.execute(f"SELECT {_COLUMNS} FROM groups ORDER BY ordinal"))
+
+
+def _group(row: sqlite3.Row) -> dict[str, Any]:
+    facts = json.loads(row["facts"] or "{}")
+    versions = sorted(map(int, json.loads(row["versions"] or "{}")))
+    return {
+        "id": group_id(row["ordinal"]),
+        "task_number": row["task"],
+        "state": row["state"],
+        "attempt": row["attempt"],
+        "worker": row["worker"],
+        "step": row["step"] if row["step"] is not None else row["reported_step"],
+        "settled_at": row["settled_at"],
+        "duration_s": row["duration_s"],
+        "tokens": row["num_tokens"],
+        "versions": [versions[0], versions[-1]] if versions else None,
+        "right": facts.get("right"),
+        "scored": facts.get("scored"),
+        "size": facts.get("trajectories"),
+        # Of any other group it would tell why an earlier attempt came to nothing.
+        "reason": row["reason"] if row["state"] in ("failed", "expired") else None,
+    }

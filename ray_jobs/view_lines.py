@@ -1,0 +1,177 @@
+"""Growing files of JSON lines, read once: where each trajectory stands in its file, and what its head says."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rollout.records import head_of
+
+Row = dict[str, Any]
+
+CHUNK_LINES = 500
+"""Other threads get a turn after so many lines."""
+
+_SHORT = 300
+"""A list shows so many characters of a text at most."""
+
+
+class GrowingLines:
+    """New whole lines of a file, from where the last reading ended. A file that was replaced, as by a resumed run, is
+    read from its beginning: `generation` tells one reading of it from the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.generation = 0
+        self._inode: int | None = None
+        self._end = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes read, and bytes there are."""
+        return self._end, max(self._end, self.path.stat().st_size if self.path.exists() else 0)
+
+    def replaced(self) -> bool:
+        """Whether the file must be read from its beginning; from then on it is."""
+        if not self.path.exists():
+            return False
+        stat = self.path.stat()
+        changed = self._inode is not None and (stat.st_ino != self._inode or stat.st_size < self._end)
+        if changed:
+            self._end, self.generation = 0, self.generation + 1
+        self._inode = stat.st_ino
+        return changed
+
+    def new(self) -> Iterator[tuple[int, bytes]]:
+        """Offset and bytes of each line that is new."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                start = self._end
+                self._end += len(line)
+                yield start, line
+
+
+class MetricRows:
+    """The rows of metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = GrowingLines(path)
+        self.rows: list[Row] = []
+
+    @property
+    def generation(self) -> int:
+        return self._lines.generation
+
+    def refresh(self) -> None:
+        if self._lines.replaced():
+            self.rows = []
+        self.rows.extend(json.loads(line) for _, line in self._lines.new())
+
+
+class TrajectoryIndex:
+    """A short row for each trajectory of a file. Only heads are parsed, so 20,000 take well under a second. Whoever
+    reads holds `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are no JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = GrowingLines(path)
+        self.lock = threading.Lock()
+        self.num_unreadable = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.rows: list[Row] = []
+        self.texts: list[str] = []
+        self.by_id: dict[str, int] = {}
+        self.by_group: dict[str, list[int]] = {}
+        self._offsets: list[int] = []
+
+    @property
+    def generation(self) -> int:
+        return self._lines.generation
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return self._lines.progress
+
+    def refresh(self) -> None:
+        more = True
+        while more:
+            with self.lock:
+                if self._lines.replaced():
+                    self._forget()
+                lines = list(islice(self._lines.new(), CHUNK_LINES))
+                for offset, line in lines:
+                    self._add(offset, line)
+            more = len(lines) == CHUNK_LINES
+            # Whoever waits for the lock gets it.
+            time.sleep(0.001)
+
+    def record(self, trajectory_id: str) -> Row | None:
+        """All of a trajectory, from the file; None for one that the file does not have."""
+        with self.lock:
+            number = self.by_id.get(trajectory_id)
+            if number is None:
+                return None
+            offset = self._offsets[number]
+        with self._lines.path.open("rb") as file:
+            file.seek(offset)
+            record = dict(json.loads(file.readline()))
+        # Between index and file a run may have been rewound.
+        return record if record["id"] == trajectory_id else None
+
+    def _add(self, offset: int, line: bytes) -> None:
+        try:
+            head = head_of(line)
+        except ValueError:
+            self.num_unreadable += 1
+            return
+        row = _row(head)
+        number = len(self.rows)
+        self._offsets.append(offset)
+        self.texts.append(_searched(head))
+        self.by_id[row["id"]] = number
+        if row["phase"] == "train":
+            self.by_group.setdefault(row["group"], []).append(number)
+        self.rows.append(row)
+
+
+def _row(head: Mapping[str, Any]) -> Row:
+    """What a list shows of a trajectory. Files of earlier releases lack the later of these."""
+    reward = head.get("reward")
+    return {
+        "id": str(head.get("id")),
+        "group": str(head.get("group_id")),
+        "phase": str(head.get("phase")),
+        "step": head.get("step"),
+        "task": str(head.get("task_id")),
+        "dataset": head.get("dataset"),
+        "question": _short(head.get("question")),
+        "answer": _short(head.get("answer")),
+        "gold": _short(head.get("gold")),
+        "stop": head.get("stop_reason"),
+        "outcome": head.get("outcome", reward),
+        "reward": reward,
+        "verdict": head.get("verdict", "trained" if head.get("phase") == "train" else None),
+        "turns": head.get("num_turns"),
+        "tokens": head.get("num_tokens"),
+        "versions": head.get("versions"),
+        "advantages": head.get("advantages"),
+        "scores": head.get("step_rewards") or head.get("prm_scores"),
+    }
+
+
+def _short(text: Any) -> str | None:
+    return None if text is None else str(text)[:_SHORT]
+
+
+def _searched(head: Mapping[str, Any]) -> str:
+    names = ("id", "task_id", "dataset", "question", "answer", "gold", "stop_reason", "reason")
+    return "\n".join(str(head.get(name) or "")[:2000] for name in names).lower()

@@ -1,0 +1,207 @@
+"""The viewer's web side: one page, and the run folder as JSON. Nothing is written, and no path comes from a request."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ray_jobs.view_run import MAX_PAGE, ViewedRun, Wanted, paired
+
+STATIC = Path(__file__).with_name("viewer")
+LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def build_app(runs: Sequence[ViewedRun]) -> Starlette:
+    """The page and its data for one run or two. All files of the page are read now: a request only names them."""
+    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+    answers = {
+        "state": _state,
+        "about": _about,
+        "metrics": _metrics,
+        "trajectories": _trajectories,
+        "trajectory": _trajectory,
+        "groups": _groups,
+        "group": _group,
+        "pairs": _pairs,
+    }
+    return Starlette(
+        routes=[
+            Route("/", partial(_file, files, "index.html")),
+            Route("/static/{name}", partial(_file, files, None)),
+            *(Route(f"/api/{name}", partial(_answered, answer, runs)) for name, answer in answers.items()),
+        ],
+        middleware=[Middleware(LoopbackOnly)],
+        exception_handlers={HTTPException: _refused},  # type: ignore[dict-item]
+    )
+
+
+class LoopbackOnly:
+    """Answers only what was asked under a name of this machine, so that no web page can reach the run by giving a name
+    of its own the loopback address; and puts on every answer what the browser may do with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and _hostname(hosts[0]) in LOOPBACK_NAMES:
+            await self._app(scope, receive, guarded)
+        else:
+            refusal = _json({"error": "this server answers only to 127.0.0.1 and localhost"}, status=421)
+            await refusal(scope, receive, guarded)
+
+
+def _hostname(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+async def _file(files: dict[str, bytes], name: str | None, request: Request) -> Response:
+    name = name or request.path_params["name"]
+    if name not in files:
+        raise HTTPException(404, "the viewer has no such file")
+    return Response(files[name], media_type=_TYPES[Path(name).suffix])
+
+
+def _answered(answer: Callable[..., Any], runs: Sequence[ViewedRun], request: Request) -> Response:
+    """Starlette runs it in a thread: files are read in it."""
+    return _json(answer(runs, request))
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    return _json({"error": error.detail}, status=error.status_code)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    try:
+        text = _dumped(value)
+    except ValueError:
+        text = _dumped(finite(value))
+    # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+    return Response(text.encode(errors="replace"), status_code=status, media_type="application/json")
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def finite(value: Any) -> Any:
+    """The same without numbers that JSON has no word for: they become None."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return value
+
+
+def _state(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return [run.state() for run in runs]
+
+
+def _about(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return [run.about() | {"facets": run.facets()} for run in runs]
+
+
+def _metrics(runs: Sequence[ViewedRun], request: Request) -> Any:
+    rows = _run(runs, request).metrics.rows
+    return rows[_whole(request, "from", 0) :]
+
+
+def _trajectories(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _run(runs, request).page(_wanted(request), *_page(request))
+
+
+def _trajectory(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _found(_run(runs, request).trajectory(request.query_params.get("id", "")), "trajectory")
+
+
+def _groups(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _run(runs, request).groups(_wanted(request), *_page(request))
+
+
+def _group(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _found(_run(runs, request).group(request.query_params.get("id", "")), "group")
+
+
+def _pairs(runs: Sequence[ViewedRun], request: Request) -> Any:
+    left, right = (_side(runs, request, name) for name in ("left", "right"))
+    text = request.query_params.get("text", "").lower().strip()
+    counts, pairs = paired(left, right, request.query_params.get("only", ""), text)
+    offset, limit = _page(request)
+    return {"counts": counts, "total": len(pairs), "rows": pairs[offset : offset + limit]}
+
+
+def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> Any:
+    """`0:eval_after`: the attempts of this phase in that run."""
+    number, _, phase = request.query_params.get(name, "").partition(":")
+    if number not in map(str, range(len(runs))):
+        raise HTTPException(400, f"{name} must be RUN:PHASE, as 0:eval_after")
+    return runs[int(number)].phase_attempts(phase)
+
+
+def _wanted(request: Request) -> Wanted:
+    asked = request.query_params
+    names = ("text", "phase", "verdict", "outcome", "dataset", "group")
+    return Wanted(
+        **{name: asked.get(name, "") for name in names},
+        step=_whole(request, "step", 0) if asked.get("step") else None,
+        newest_first=asked.get("order") == "newest",
+    )
+
+
+def _page(request: Request) -> tuple[int, int]:
+    return _whole(request, "offset", 0), min(_whole(request, "limit", 100), MAX_PAGE)
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise HTTPException(400, f"{name} must be a whole number of at most nine digits, got {text[:40]!r}")
+    return int(text)
+
+
+def _run(runs: Sequence[ViewedRun], request: Request) -> ViewedRun:
+    number = _whole(request, "run", 0)
+    if number >= len(runs):
+        raise HTTPException(404, f"run {number} is not shown, there are {len(runs)}")
+    return runs[number]
+
+
+def _found(value: Any, kind: str) -> Any:
+    if value is None:
+        raise HTTPException(404, f"the run has no such {kind} (any more)")
+    return value

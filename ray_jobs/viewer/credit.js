@@ -1,0 +1,87 @@
+// Where a step's advantage came from, with the numbers filled in. The parts were written by the run that trained.
+
+import { h, number, signed } from "./dom.js";
+
+const EPS = "1e-6";
+const WORDS = {
+  process_supervision: "Process supervision: a step's advantage is the sum of the normalised scores of the steps from it on.",
+  min_form: "Min form: a step is worth the lowest score still to come, softly, compared with the group's steps.",
+  step_bandit: "Step bandit: a decision is compared with the decisions that siblings took in the very same state.",
+};
+
+export function creditPanel(record, index, siblings) {
+  const advantage = record.advantages?.[index];
+  if (advantage === undefined) return null;
+  const credit = record.credit;
+  return h("aside", { class: "credit", "aria-label": `Advantage of step ${index + 1}` },
+    h("div", { class: "credit-head" },
+      h("div", {}, h("span", { class: `big ${kind(advantage)}` }, signed(advantage)), h("span", { class: "soft" }, " advantage")),
+      score(record, index)),
+    credit ? [meter(record, index), explanation(record, index, credit, siblings)]
+      : h("p", { class: "soft" }, "This run was recorded before the parts of an advantage were written down."));
+}
+
+function kind(value) {
+  return value > 0 ? "plus" : value < 0 ? "minus" : "zero";
+}
+
+function score(record, index) {
+  const raw = record.prm_scores?.[index];
+  return raw === null || raw === undefined ? h("div", { class: "soft" }, "no PRM score") : h("div", {}, h("b", {}, number(raw)), h("span", { class: "soft" }, " PRM score"));
+}
+
+// Both parts on one axis, zero in the middle.
+function meter(record, index) {
+  const parts = [["outcome", record.outcome_parts[index]], ["process", record.process_parts[index]]];
+  const most = Math.max(1e-9, ...record.outcome_parts.map((one, at) => Math.max(Math.abs(one), Math.abs(record.process_parts[at]))));
+  return h("div", { class: "meter" }, parts.map(([name, value]) => {
+    const fill = h("i", { class: kind(value) });
+    const share = (50 * Math.abs(value)) / most;
+    fill.style.setProperty("width", `${share}%`);
+    fill.style.setProperty("left", `${value < 0 ? 50 - share : 50}%`);
+    return h("div", { class: "meter-row" }, h("span", {}, name), h("span", { class: "track" }, fill), h("b", {}, signed(value)));
+  }));
+}
+
+function explanation(record, index, credit, siblings) {
+  const { totals, scores, scheme, weight } = credit;
+  const [outcome, process] = [record.outcome_parts[index], record.process_parts[index]];
+  const right = siblings.filter((row) => row.outcome === 1).length;
+  const lines = [];
+  const say = (text) => lines.push(h("p", {}, text));
+  const formula = (...text) => lines.push(h("code", {}, ...text));
+  if (scheme === "outcome" || scheme === "outcome_gated") {
+    say(record.reward === null ? "This attempt could not be scored, so it trains nothing."
+      : `Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${siblings.length || totals.num} siblings were. Every step of the attempt shares this part.`);
+    if (record.reward !== null && totals.std >= 1e-3) {
+      formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
+    }
+  }
+  const mapped = record.step_rewards[index];
+  if (scheme === "outcome_gated") {
+    if (mapped === null) say("Process: the PRM gave this step no score, so this part is 0.");
+    else {
+      say(`Process: this step scored ${mapped >= scores.mean ? "above" : "below"} the mean of the group's ${scores.num} scored steps.`);
+      formula("s = ", mappedFrom(record, index, mapped));
+      formula("w (s \u2212 mean) / (std + ", EPS, ") = ", number(weight), " \u00d7 (", number(mapped), " \u2212 ", number(scores.mean), ") / ", number(scores.std), " = ", h("b", {}, signed(process)));
+    }
+    formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
+    if (weight === 0) say("The weight w of the PRM is 0 here: alarms or the recipe switched it off.");
+  } else if (scheme === "outcome") {
+    say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
+  } else {
+    say(WORDS[scheme] ?? scheme);
+    if (mapped !== null) formula("s = ", mappedFrom(record, index, mapped), "; group: mean ", number(scores.mean), ", std ", number(scores.std), ", ", scores.num, " steps");
+    if (scheme === "process_supervision") {
+      const rest = record.step_rewards.slice(index).map((one) => (one === null ? 0 : (one - scores.mean) / (scores.std + 1e-6)));
+      formula(rest.map((one) => signed(one)).join(" "), " = ", h("b", {}, signed(record.advantages[index])));
+    }
+  }
+  return h("details", { open: true }, h("summary", {}, "Where it came from"), lines);
+}
+
+function mappedFrom(record, index, mapped) {
+  const raw = record.prm_scores?.[index];
+  if (mapped === 0) return "0, because the decision was malformed";
+  return `0.05 + 0.95 \u00d7 ${number(raw)} = ${number(mapped)}`;
+}

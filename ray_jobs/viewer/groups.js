@@ -1,0 +1,106 @@
+// Groups and what became of them: the list, and one group with its siblings.
+
+import { adjust, get, link } from "./api.js";
+import { h, number, outcomePill, signed, verdictName, verdictPill, visible } from "./dom.js";
+import { filters, wanted } from "./filters.js";
+import { VirtualList } from "./list.js";
+
+const CHOICES = ["trained", "all_right", "all_wrong", "all_right,all_wrong", "expired", "failed", "ready", "running", "queued", "in_batch"];
+
+export async function groups(app, { query }) {
+  const run = app.run;
+  const asked = wanted(query, ["text", "verdict", "step", "order"]);
+  const list = new VirtualList({
+    label: "Groups",
+    empty: "No group fits.",
+    fetchPage: (offset, limit, signal) => get("groups", { ...asked, run, offset, limit }, signal),
+    href: (row) => link("group", row.id, { run }),
+    draw: (row) => [
+      h("span", { class: "c-id" }, row.id),
+      h("span", { class: "c-pill" }, verdictPill(row.state)),
+      h("span", { class: "c-main", dir: "auto" }, visible(row.question ?? row.reason ?? `task number ${row.task_number}`)),
+      h("span", { class: "c-dots" }, row.outcomes.length ? dots(row.outcomes) : row.scored ? `${number(row.right)} of ${number(row.scored)} right` : ""),
+      h("span", { class: "c-step" }, row.step === null || row.step === undefined ? "" : `step ${row.step}`),
+      h("span", { class: "c-more" }, row.versions ? versions(row.versions) : ""),
+    ],
+    onTotal: (total, error) => bar.count(total, error),
+  });
+  const states = app.states[run].groups;
+  const choices = CHOICES.filter((one) => one.split(",").some((state) => states[state])).map((one) => [one, one.includes(",") ? "all filtered" : verdictName(one)]);
+  const bar = filters(asked, {
+    title: "Groups", search: "Search question, task, group, reason",
+    selects: [["verdict", "Verdict", choices], ["order", "Order", [["newest", "newest first"]]]],
+    changed: () => { adjust({ ...asked, run }); list.reset(); },
+  });
+  return {
+    node: [h("h1", {}, "Groups"), h("p", { class: "soft lead" }, "A group is one task and all attempts at it. Groups whose attempts are all right or all wrong carry no gradient and are dropped; of these, at most four a train step are recorded."), bar.node, list.node],
+    move: (by) => list.move(by), close: () => list.close(), shown: () => bar.shown(query),
+    update: (before) => { if (changed(app, before)) list.reset({ keep: app.states[run].generation === before[run].generation }); },
+  };
+}
+
+export function changed(app, before) {
+  const [now, then] = [app.states[app.run], before[app.run]];
+  return now.trajectories !== then?.trajectories || now.ledger !== then.ledger || now.generation !== then.generation;
+}
+
+export function versions([low, high]) {
+  return low === high ? `v${low}` : `v${low}\u2013${high}`;
+}
+
+function dots(outcomes) {
+  const right = outcomes.filter((one) => one === 1).length;
+  return h("span", { class: "dots", role: "img", "aria-label": `${right} of ${outcomes.length} right` },
+    outcomes.map((one) => h("i", { class: one === 1 ? "right" : one === null ? "none" : "wrong" })));
+}
+
+export function why(state, siblings, reason, size) {
+  const right = siblings.filter((row) => row.outcome === 1).length;
+  const of = siblings.length || size || 0;
+  switch (state) {
+    case "trained": return siblings.length
+      ? `Trained: ${right} of ${of} attempts were right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
+    case "all_right": return `Filtered: all ${of} attempts were right. With no difference between them every advantage is 0, so there is nothing to learn.`;
+    case "all_wrong": return `Filtered: none of the ${of} attempts was right. With no difference between them every advantage is 0, so there is nothing to learn.`;
+    case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
+    case "failed": return `Failed: fewer than two attempts could be scored, also when tried again. ${reason || ""}`;
+    case "ready": return "Ready: it has signal and waits for a batch.";
+    case "in_batch": return "In training at this moment.";
+    case "running": return "A worker runs it at this moment.";
+    default: return "It waits for a worker.";
+  }
+}
+
+export async function group(app, { id }) {
+  const run = app.run;
+  const one = await get("group", { run, id });
+  const { siblings } = one;
+  const credit = siblings.length ? (await get("trajectory", { run, id: siblings[0].id })).record.credit : null;
+  const rows = h("div", { class: "siblings" }, siblings.map((row) => card(row, run)));
+  let selected = -1;
+  return {
+    node: [
+      h("p", { class: "crumbs" }, h("a", { href: link("groups", "", { run }) }, "Groups"), " / ", id),
+      h("h1", { dir: "auto" }, visible(one.question ?? id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size))),
+      h("dl", { class: "stats" }, ...[
+        ["step", one.step], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
+        ["sampled tokens", one.tokens], ["seconds", one.duration_s], ["mean reward", credit?.totals.mean], ["its deviation", credit?.totals.std],
+        ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["its deviation", credit?.scores.num ? credit.scores.std : null],
+      ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value)))),
+      siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of groups that were not trained at most four a train step are recorded."), rows],
+    move: (by) => {
+      const links = [...rows.children];
+      selected = Math.min(links.length - 1, Math.max(0, selected + by));
+      links[selected]?.focus();
+    },
+    back: link("groups", "", { run }),
+  };
+}
+
+function card(row, run) {
+  return h("a", { class: "card sibling", href: link("t", row.id, { run }) },
+    h("div", {}, h("b", {}, row.id.split("/").pop()), " ", outcomePill(row.outcome), " ", h("span", { class: "soft" }, row.stop)),
+    h("div", { dir: "auto", class: "clip" }, row.answer === null ? "no answer" : visible(`answered ${row.answer}`)),
+    row.advantages ? h("div", { class: "adv-row" }, row.advantages.map((advantage, index) =>
+      h("span", { class: advantage > 0 ? "plus" : advantage < 0 ? "minus" : "zero" }, `${index + 1}: ${signed(advantage, 2)}`))) : null);
+}

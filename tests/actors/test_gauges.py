@@ -1,0 +1,82 @@
+"""What Prometheus finds at a run's metrics endpoint."""
+
+import re
+import urllib.request
+
+import pytest
+import ray
+from stage import local_ray, make_config, open_stage, wait_until
+
+from actors.gauges import WORKER_GAUGES
+from ray_jobs.metrics import BY_NAME
+from rollout.records import read_records
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory):
+    """The run's last row of metrics, what the endpoint said after it, line by line, and the names of the run's actors,
+    then and after its learner was started again."""
+    with pytest.MonkeyPatch.context() as env:
+        # Ray would collect them every ten seconds.
+        env.setenv("RAY_metrics_report_interval_ms", "500")
+        folder = tmp_path_factory.mktemp("runs")
+        with local_ray(), open_stage(make_config(folder, "num_steps=2")) as stage:
+            stage.finish(stage.reinforce())
+            (row,) = [one for one in read_records(stage.folder / "metrics.jsonl") if one["step"] == 2]
+            lines = []
+
+            def complete():
+                lines[:] = scrape()
+                return any("agentflow_worker" in line for line in lines) and value_of(
+                    lines, "groups/drawn", run="r"
+                ) == [row["groups/drawn"]]
+
+            wait_until(complete)
+            first = names_of_actors()
+            stage.run.cast.restart_learner()
+            yield row, lines, first, names_of_actors()
+
+
+def names_of_actors():
+    return set(ray.util.list_named_actors())
+
+
+def scrape():
+    port = ray.nodes()[0]["MetricsExportPort"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode().splitlines()
+
+
+def value_of(lines, metric, **tags):
+    """The values of a gauge's series that carry these tags."""
+    series = [line for line in lines if line.startswith(BY_NAME[metric].gauge + "{")]
+    asked = [f'{name}="{value}"' for name, value in tags.items()]
+    return [float(line.rpartition(" ")[2]) for line in series if all(one in line for one in asked)]
+
+
+def test_every_metric_of_a_train_step_is_a_gauge_with_the_run_s_name_and_its_description(scraped):
+    row, lines, *_ = scraped
+    for name in row.keys() - {"step", "wall_s"}:
+        assert value_of(lines, name, run="r") == [pytest.approx(row[name])], name
+    assert f"# HELP ray_agentflow_groups_drawn {BY_NAME['groups/drawn'].says}" in lines
+
+
+def test_workers_tell_their_state_themselves(scraped):
+    _, lines, *_ = scraped
+    assert {name for name in WORKER_GAUGES if value_of(lines, name, run="r", worker="0")} == WORKER_GAUGES.keys()
+    assert value_of(lines, "worker/places") == [4.0]
+
+
+def test_no_series_is_without_a_run(scraped):
+    _, lines, *_ = scraped
+    ours = [line for line in lines if re.match(r"ray_agentflow_\w+{", line)]
+    assert ours
+    assert all('run="r"' in line for line in ours)
+
+
+def test_actors_have_names_of_their_run_and_part_and_each_life_its_own(scraped):
+    *_, first, after = scraped
+    assert first == {"agentflow:r:store", "agentflow:r:learner", "agentflow:r:rollout-0"}
+    assert after - first == {"agentflow:r:learner#2"}

@@ -1,0 +1,106 @@
+"""The attack corpus, and the things on the host that show whether an attack came through."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SECRET = "CANARY_SECRET_5f1d"
+PUBLIC_TIMEOUT_S = 0.5
+SLACK_S = 10.0  # generous: a loaded machine kills and buries late, a broken one never
+_HERE = Path(__file__).parent
+_PUBLIC = _HERE.parents[2] / "shared" / "golden" / "attacks_public.json"
+
+Attack = dict[str, Any]
+
+
+def own_attacks() -> list[Attack]:
+    return json.loads((_HERE / "attacks.json").read_text())
+
+
+def all_attacks() -> list[Attack]:
+    """Our own and, where the checkout has them, the public ones."""
+    public = json.loads(_PUBLIC.read_text()) if _PUBLIC.exists() else []
+    return own_attacks() + [attack | {"timeout_s": PUBLIC_TIMEOUT_S} for attack in public]
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Things on the host that no code may read, change or connect to."""
+
+    directory: Path
+    listeners: tuple[socket.socket, ...]
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "secret.txt"
+
+    def place_in(self, code: str, *, pid: int | None = None) -> str:
+        """`pid` is the host process that the code attacks; this one by default."""
+        port = self.listeners[0].getsockname()[1]
+        name = self.listeners[-1].getsockname()[1:].decode()
+        for mark, value in (
+            ("CANARY_PORT", str(port)),
+            ("CANARY_FILE", str(self.file)),
+            ("CANARY_DIR", str(self.directory)),
+            ("CANARY_NAME", name),
+            ("CANARY_PID", str(pid or os.getpid())),
+        ):
+            code = code.replace(mark, value)
+        return code
+
+    def touched(self) -> list[str]:
+        signs = []
+        if os.listdir(self.directory) != ["secret.txt"] or self.file.read_text() != SECRET:
+            signs.append("a file of the host changed")
+        for listener in self.listeners:
+            try:
+                if listener.type == socket.SOCK_DGRAM:
+                    listener.recv(1)
+                else:
+                    listener.accept()[0].close()
+                signs.append(f"{listener.family.name} was reached")
+            except BlockingIOError:
+                continue
+        return signs
+
+
+@contextmanager
+def placed_canaries(directory: Path) -> Iterator[Canaries]:
+    """A secret in a file and in the environment, and listeners on loopback, TCP, UDP and an abstract socket."""
+    (directory / "secret.txt").write_text(SECRET)
+    with ExitStack() as stack:
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(tcp.getsockname())
+        abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
+        abstract.bind(f"\0canary-{os.getpid()}")
+        abstract.listen()
+        for listener in (tcp, udp, abstract):
+            listener.setblocking(False)
+        os.environ["CANARY_ENV"] = SECRET
+        stack.callback(os.environ.pop, "CANARY_ENV")
+        yield Canaries(directory, (tcp, udp, abstract))
+
+
+def signs_of_escape(attack: Attack, text: str, error: str | None) -> list[str]:
+    """What in the result of an attack, under all layers, says that it came through."""
+    signs = [bad for bad in (*attack["bad"], SECRET) if bad in text]
+    if error not in attack.get("error", [error]):
+        signs.append(f"ended as {error}")
+    return [f"{attack['id']} {attack['category']}: {sign}" for sign in signs]
+
+
+def left_over(host_side: psutil.Process) -> list[psutil.Process]:
+    """What lives on below a sandbox's first process besides the zygote; the kernel may need a moment for the rest."""
+    deadline = time.monotonic() + SLACK_S
+    while len(processes := host_side.children(recursive=True)) > 1 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return processes[1:]

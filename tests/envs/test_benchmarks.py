@@ -1,0 +1,137 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from envs.benchmarks.readers import read_gaia, read_gpqa, read_medqa, read_number, read_short_answer, stem_of
+from envs.benchmarks.registry import BENCHMARKS, load_benchmark
+from envs.types import Task
+from reward.scorers import score_answer
+
+SAMPLE = Path(__file__).parent / "benchmark_sample"
+DATA = os.environ.get("AGENTFLOW_DATA")
+PUBLIC_COUNTS = {
+    "bamboogle": 125,
+    "2wiki": 12_576,
+    "hotpotqa": 7_405,
+    "musique": 2_417,
+    "gaia": 127,
+    "aime24": 30,
+    "amc23": 40,
+    "game24": 1_362,
+    "gpqa": 198,
+    "medqa": 1_273,
+}
+
+
+def test_the_ten_benchmarks_are_known_with_the_number_of_their_items():
+    assert {name: benchmark.count for name, benchmark in BENCHMARKS.items()} == PUBLIC_COUNTS
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_loads_from_a_folder_and_its_own_answer_is_right(name):
+    tasks = load_benchmark(name, SAMPLE, whole=False)
+    assert len(tasks) == 2
+    assert {task.dataset for task in tasks} == {name}
+    solutions = {"1 1 4 6": "4*6*1*1", "4 6 6 8": "4+6+6+8"}
+    for task in tasks:
+        answer = solutions.get(task.answer, task.answer.split("\n")[0])
+        assert score_answer(task, answer) == 1.0
+        assert score_answer(task, "nonsense") == 0.0
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_file_with_another_number_of_items_is_refused(name):
+    with pytest.raises(ValueError, match=r"expected .* found 2 in .*--part"):
+        load_benchmark(name, SAMPLE)
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ("gaia", "gpqa")])
+@pytest.mark.skipif(DATA is None, reason="AGENTFLOW_DATA names no folder of real benchmark files")
+def test_real_file_has_the_asserted_number_of_different_questions(name):
+    tasks = load_benchmark(name, Path(DATA))
+    assert len(tasks) == (BENCHMARKS[name].subset or BENCHMARKS[name].count)
+    assert len({task.question for task in tasks}) == len(tasks)
+
+
+def test_folder_without_the_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"needs the file .*gaia.jsonl"):
+        load_benchmark("gaia", SAMPLE.parent)
+
+
+def test_unknown_benchmark_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match="unknown benchmark 'mmlu'; known: bamboogle"):
+        load_benchmark("mmlu", SAMPLE)
+
+
+def test_id_that_stands_twice_and_line_that_is_no_row_are_refused(tmp_path):
+    row = json.dumps({"id": "x", "question": "?", "answer": "a"})
+    (tmp_path / "musique.jsonl").write_text(f"{row}\n{row}\n")
+    with pytest.raises(ValueError, match="the same id occurs twice"):
+        load_benchmark("musique", tmp_path, whole=False)
+    (tmp_path / "musique.jsonl").write_text(f"{row}\n[1]\n")
+    with pytest.raises(ValueError, match="line 2 is no JSON object"):
+        load_benchmark("musique", tmp_path, whole=False)
+    (tmp_path / "musique.jsonl").write_text('{"id": "x"')
+    with pytest.raises(ValueError, match="line 1 is not JSON"):
+        load_benchmark("musique", tmp_path, whole=False)
+
+
+def test_aliases_of_a_public_row_are_kept_one_a_line():
+    row = {"id": "dev_0", "question": "Who?", "golden_answers": ["George  VI", "Albert"], "metadata": {}}
+    assert read_short_answer("musique", 0, row) == Task(
+        id="dev_0",
+        dataset="musique",
+        question="Who?\nAnswer in a few words: a name, a number, a date, yes or no.",
+        answer="George VI\nAlbert",
+    )
+
+
+def test_gaia_question_with_an_attachment_is_left_out():
+    row = {"task_id": "a", "Question": "How many?", "Final answer": "17", "file_name": "", "Level": "1"}
+    task = read_gaia("gaia", 0, row)
+    assert (task.id, task.answer) == ("a", "17")
+    assert read_gaia("gaia", 0, row | {"file_name": "table.xlsx"}) is None
+
+
+def test_number_that_its_column_made_a_float_is_whole_again():
+    assert read_number("amc23", 3, {"id": 3, "question": "?", "answer": "27.0"}).answer == "27"
+    assert read_number("amc23", 0, {"question": "?", "answer": 2.5}).answer == "2.5"
+
+
+def test_options_of_a_medical_question_stand_below_it():
+    row = {"question": "Which?", "options": {"B": "two", "A": "one", "C": "x"}, "answer": "two", "answer_idx": "B"}
+    task = read_medqa("medqa", 7, row)
+    assert task.question == "Which?\nA. one\nB. two\nC. x\nAnswer with the letter alone."
+    assert (task.id, task.answer) == ("7", "B. two")
+
+
+def test_right_option_of_a_public_gpqa_row_has_no_fixed_place_and_stays_where_it_was_put():
+    rows = [
+        {
+            "Record ID": f"rec{number}",
+            "Question": f"Question {number}?",
+            "Correct Answer": " right\n",
+            **{f"Incorrect Answer {wrong}": f"wrong {wrong}" for wrong in (1, 2, 3)},
+        }
+        for number in range(40)
+    ]
+    tasks = [read_gpqa("gpqa", index, row) for index, row in enumerate(rows)]
+    assert {task.answer for task in tasks} == {f"{letter}. right" for letter in "ABCD"}
+    assert all(f"\n{task.answer}\n" in task.question for task in tasks)
+    assert [read_gpqa("gpqa", index, row) for index, row in enumerate(rows)] == tasks
+
+
+def test_stem_is_the_question_without_options_and_form_of_the_answer():
+    row = {"question": "Which?\nA. one\nB. two", "answer": "two"}
+    assert stem_of(read_medqa("medqa", 0, row).question) == "Which?"
+    assert stem_of(read_short_answer("musique", 0, {"question": "Who?", "answer": "Ada"}).question) == "Who?"
+    assert stem_of("What is $3^3$?") == "What is $3^3$?"
+    assert stem_of("A. lone line") == "A. lone line"
+
+
+def test_answer_that_is_none_of_the_options_is_refused():
+    row = {"question": "Which?\nA. one\nB. two", "answer": "three"}
+    with pytest.raises(ValueError, match="'three' is 0 of the options"):
+        read_medqa("medqa", 0, row)

@@ -1,0 +1,409 @@
+"""A hostile web: every page that would harm the machine or the agent is refused or cut, and the result says so."""
+
+import asyncio
+import gzip
+import itertools
+import ssl
+import time
+import tracemalloc
+import zlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from envs.tools import web_fetch
+from envs.tools.addresses import HostUnknownError, is_public
+from envs.tools.block_list import BlockList
+from envs.tools.web_fetch import FetchLimits, PageFetcher, PageRefusedError
+from envs.tools.web_search import WebSearchTool
+from envs.types import ToolUnavailableError
+from tests.envs.local_server import Answer, LocalServer
+
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+LIMITS = FetchLimits(max_bytes=100_000, max_attempts=1, first_pause_s=0.01, deadline_s=3.0, pages_per_minute=60_000)
+GIB = 1 << 30
+
+
+class FakeFinder:
+    async def find(self, query):
+        raise AssertionError("no search was asked for")
+
+
+def fetcher(server=None, limits=LIMITS, blocked=(), **settings):
+    allowed = [server.host_port] if server else []
+    return PageFetcher(limits, block_list=BlockList(blocked), allowed_hosts=allowed, **settings)
+
+
+def web_search(pages, max_chars=2000):
+    return WebSearchTool(pages, FakeFinder(), block_list=BlockList(), max_chars=max_chars)
+
+
+async def read(server, path="/", question="copper", limits=LIMITS):
+    """What the planner gets for `url: PAGE QUESTION`."""
+    return await web_search(fetcher(server, limits)).call(f"url: {server.url}{path} {question}")
+
+
+def serving(answer):
+    return LocalServer(lambda request: answer)
+
+
+async def refusal(url, **settings):
+    with pytest.raises(PageRefusedError) as caught:
+        await fetcher(**settings).fetch(url)
+    return caught.value
+
+
+# Where a page may lead
+
+
+NOT_PUBLIC = [
+    *("127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "100.100.100.200"),
+    *("169.254.169.254", "169.254.170.2", "168.63.129.16", "192.0.0.192", "192.0.2.1", "198.18.0.1", "224.0.0.1"),
+    *("240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "fe80::1%lo", "fc00::1", "fd00:ec2::254", "fec0::1"),
+    *("ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::1"),
+    *("2002:7f00:1::", "2002:a9fe:a9fe::", "2001:0:1:2:3:4:8000:fffe", "2001:db8::1"),
+]
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_no_page_is_fetched_from_an_address_off_the_public_internet(address):
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "::ffff:8.8.8.8"])
+def test_public_addresses_are_public(address):
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "127.0.0.1", "127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1", "0", "[::1]", "[::]"),
+        *("[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "169.254.169.254", "[fe80::1]", "10.0.0.1", "①②⑦.⓪.⓪.①"),
+    ],
+)
+async def test_every_spelling_of_an_inner_address_is_refused_and_nothing_connects(host):
+    with serving(Answer(headers=HTML, body=b"secret")) as server:
+        error = await refusal(f"http://{host}:8080/")
+    assert error.category in ("address", "bad_url", "unreachable")
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("http://localhost/", "not on the public internet"),
+        ("http://127.0.0.1:8080/admin", "not on the public internet"),
+        ("//127.0.0.1/", "not on the public internet"),
+        ("http://169.254.169.254/latest/meta-data/", "not on the public internet"),
+        ("http://[::ffff:169.254.169.254]/", "not on the public internet"),
+        ("http://[fe80::1]/", "not on the public internet"),
+        ("http://127.0.0.1:22/", "port 22 is not one of"),
+        ("file:///etc/passwd", "does not begin with http"),
+        ("gopher://127.0.0.1:70/", "does not begin with http"),
+        ("http://user:word@example.org/", "holds a user name"),
+        ("http://" + "a" * 3000, "longer than 2000 characters"),
+        ("http://[::1/", "not valid"),
+    ],
+)
+async def test_a_redirect_inside_is_refused_and_says_so(status, target, said):
+    with serving(Answer(status=status, headers={"Location": target})) as server:
+        result = await read(server)
+    assert result.text.startswith("The page was not read: its ") or result.text.startswith("The page was not read: ")
+    assert said in result.text
+    assert result.error in ("address", "bad_url")
+    assert len(server.requests) == 1
+
+
+async def test_redirects_are_followed_to_a_page_but_not_round_in_circles():
+    def answer(request):
+        step = int(request.path.strip("/") or 0)
+        return Answer(headers=HTML, body=b"<p>copper</p>") if step == 3 else Answer(302, {"Location": f"/{step + 1}"})
+
+    with LocalServer(answer) as server:
+        assert (await read(server)).text == "copper"
+        assert (await fetcher(server).fetch(server.url)).url == f"{server.url}/3"
+    with serving(Answer(302, {"Location": "/again"})) as server:
+        result = await read(server)
+    assert (result.error, len(server.requests)) == ("redirects", LIMITS.max_redirects + 1)
+    assert "redirects more than 5 times" in result.text
+
+
+async def test_a_name_that_changes_its_address_after_the_check_gains_nothing():
+    """The address that was checked is the one that is connected to: the name is asked once for each connection."""
+    asked = []
+
+    async def rebinding(host, port):
+        asked.append(host)
+        return ["192.0.2.1"] if len(asked) > 1 else ["127.0.0.1"]
+
+    with serving(Answer(headers=HTML, body=b"<p>copper</p>")) as server:
+        port = server.host_port.split(":")[1]
+        pages = PageFetcher(
+            LIMITS, block_list=BlockList(), allowed_hosts=[f"rebinding.example:{port}"], resolve=rebinding
+        )
+        await pages.fetch(f"http://rebinding.example:{port}/")
+    assert asked == ["rebinding.example"]
+    assert server.requests[0].headers["Host"] == f"rebinding.example:{port}"
+
+
+async def test_a_name_with_one_inner_address_among_public_ones_is_refused():
+    async def mixed(host, port):
+        return ["8.8.8.8", "127.0.0.1"]
+
+    assert (await refusal("http://mixed.example/", resolve=mixed)).category == "address"
+
+
+async def test_a_name_that_does_not_exist_is_an_observation_and_a_dead_network_is_not():
+    async def unknown(host, port):
+        raise HostUnknownError(host)
+
+    async def dead(host, port):
+        raise ToolUnavailableError("no name server answered")
+
+    assert (await refusal("http://nowhere.example/", resolve=unknown)).category == "unreachable"
+    with pytest.raises(ToolUnavailableError):
+        await fetcher(resolve=dead).fetch("http://somewhere.example/")
+
+
+async def test_an_allowed_server_opens_no_other_port_of_its_machine():
+    with (
+        serving(Answer(headers=HTML, body=b"inner")) as other,
+        serving(Answer(302, {"Location": other.url})) as server,
+    ):
+        assert (await read(server)).error in ("address", "bad_url")
+    assert other.requests == []
+
+
+@pytest.mark.parametrize("host", ["blocked.example", "www.blocked.example", "BLOCKED.example.", "a.b.blocked.example"])
+async def test_a_blocked_host_is_refused_before_anything_is_asked(host):
+    error = await refusal(f"http://{host}/", blocked=["blocked.example"])
+    assert (error.category, str(error)) == ("blocked", "its host is on the block list")
+
+
+async def test_a_redirect_to_a_blocked_host_is_refused():
+    with (
+        serving(Answer(302, {"Location": "https://blocked.example/answers"})) as server,
+        pytest.raises(PageRefusedError, match="block list"),
+    ):
+        await fetcher(server, blocked=["blocked.example"]).fetch(server.url)
+
+
+# How much a page may send, and for how long
+
+
+async def test_a_page_of_a_gibibyte_is_cut_and_says_so():
+    chunk = b"<p>Copper is a metal of reddish colour.</p>" * 1500
+    endless = itertools.repeat(chunk, GIB // len(chunk))
+    headers = HTML | {"Content-Length": str(GIB)}
+    with serving(Answer(headers=headers, chunks=endless)) as server:
+        result = await read(server)
+    assert result.text.startswith("(page cut after 100000 bytes)\n")
+    assert "Copper is a metal" in result.text
+    assert server.sent < 20_000_000
+
+
+async def test_a_page_that_trickles_for_ever_is_given_up_at_the_deadline():
+    with serving(Answer(headers=HTML, chunks=itertools.repeat(b"<p>copper"), pause_s=0.02)) as server:
+        started = time.perf_counter()
+        result = await read(server, limits=replace(LIMITS, deadline_s=0.5))
+    assert time.perf_counter() - started < 2
+    assert (result.error, result.text) == ("timeout", "The page was not read: it was not there within 0.5 s.")
+
+
+async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
+    async def silent(reader, writer):
+        await asyncio.sleep(30)
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    host_port = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    pages = PageFetcher(replace(LIMITS, deadline_s=0.3), block_list=BlockList(), allowed_hosts=[host_port])
+    with pytest.raises(PageRefusedError, match=r"not there within 0\.3 s"):
+        await pages.fetch(f"http://{host_port}/")
+    server.close()
+
+
+async def test_headers_without_end_are_no_page():
+    async def chatter(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        while not writer.is_closing():
+            writer.write(b"X: " + b"y" * 1000 + b"\r\n")
+            await writer.drain()
+
+    server = await asyncio.start_server(chatter, "127.0.0.1", 0)
+    host_port = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    pages = PageFetcher(LIMITS, block_list=BlockList(), allowed_hosts=[host_port])
+    with pytest.raises(PageRefusedError, match="broke off"):
+        await pages.fetch(f"http://{host_port}/")
+    server.close()
+
+
+def bomb(num_mib, wbits):
+    """Zeros, packed once and repeated: a full flush makes the packed pieces independent of one another."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, wbits)
+    header = packer.compress(b"") + packer.flush(zlib.Z_FULL_FLUSH)
+    return header + (packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)) * num_mib
+
+
+@pytest.mark.parametrize(("coding", "wbits"), [("gzip", 31), ("deflate", 15), ("X-GZIP", 31)])
+async def test_a_bomb_of_a_gibibyte_is_unpacked_up_to_the_cap_only(coding, wbits):
+    body = bomb(1024, wbits)
+    with serving(Answer(headers=HTML | {"Content-Encoding": coding}, body=body)) as server:
+        tracemalloc.start()
+        result = await read(server)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert result.error == "no_text"
+    assert "no readable text in its first 100000 bytes, where it was cut" in result.text
+    assert peak < 30_000_000
+
+
+async def test_a_bomb_of_readable_text_is_cut_and_says_so():
+    body = gzip.compress(b"<p>Copper is a metal.</p>" * 1_000_000)
+    with serving(Answer(headers=HTML | {"Content-Encoding": "gzip"}, body=body)) as server:
+        assert (await read(server)).text.startswith("(page cut after 100000 bytes)\nCopper is a metal.")
+
+
+async def test_a_compressed_stream_that_goes_on_and_becomes_nothing_is_cut():
+    start = gzip.compress(b"")[:10]
+    empty_block = zlib.compressobj(9, zlib.DEFLATED, -15).flush(zlib.Z_FULL_FLUSH)
+    chunks = itertools.chain([start], itertools.repeat(empty_block * 1000))
+    with serving(Answer(headers=HTML | {"Content-Encoding": "gzip"}, chunks=chunks)) as server:
+        assert (await read(server)).error == "no_text"
+    assert server.sent < 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("coding", "said"),
+    [("br", "not supported"), ("gzip, gzip", "not supported"), ("gzip", "compression is broken")],
+)
+async def test_another_or_broken_compression_is_refused(coding, said):
+    with serving(Answer(headers=HTML | {"Content-Encoding": coding}, body=b"not packed")) as server:
+        result = await read(server)
+    assert (result.error, said in result.text) == ("encoding", True)
+
+
+# What a page may be
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("text/html; charset=utf-8", "<p>café über 中文</p>".encode("latin-1", "replace")),
+        ("text/html; charset=latin-1", "<p>café</p>".encode("latin-1")),
+        ("text/html; charset=utf-8", "<p>café</p>".encode("latin-1")),
+        ("text/html; charset=no-such-charset", "<p>café</p>".encode()),
+        ("text/html; charset=utf-16", "<p>café</p>".encode("utf-16")),
+        ("text/html; charset=unicode_escape", b"<p>caf\\u00e9</p>"),
+        ("text/html; charset=punycode", "<p>café</p>".encode()),
+        ("text/html; charset=zip", "<p>café</p>".encode()),
+        ("text/html; charset=utf-8", b"<p>caf\xff\xfe\xed\xa0\x80 \x00\x01\x1b[31m</p>"),
+        ("text/html; charset=\x80\xff", "<p>café</p>".encode()),
+        ("text/html", "<p>café</p>".encode("cp1252")),
+        ("", "<p>café</p>".encode()),
+    ],
+)
+async def test_a_wrong_charset_gives_text_without_control_characters(content_type, body):
+    with serving(Answer(headers={"Content-Type": content_type}, body=body)) as server:
+        result = await read(server)
+    assert result.error is None
+    assert result.text.startswith("caf")
+    assert not any(ord(char) < 32 and char not in "\n\t" for char in result.text)
+    result.text.encode()
+
+
+async def test_the_declared_charset_is_believed_where_it_fits():
+    answer = Answer(headers={"Content-Type": "text/html; charset=koi8-r"}, body="<p>медь</p>".encode("koi8-r"))
+    with serving(answer) as server:
+        assert (await read(server)).text == "медь"
+
+
+async def test_a_character_that_the_cap_cuts_in_two_is_no_wrong_charset():
+    with serving(Answer(headers={"Content-Type": "text/plain; charset=utf-8"}, body="é".encode() * 100)) as server:
+        page = await fetcher(server, replace(LIMITS, max_bytes=101)).fetch(server.url)
+    assert (page.text, page.cut) == ("é" * 50, True)
+
+
+@pytest.mark.parametrize("kind", ["application/pdf", "image/png", "application/octet-stream", "video/mp4"])
+async def test_what_is_not_text_is_refused_without_reading_it(kind):
+    with serving(Answer(headers={"Content-Type": kind}, chunks=itertools.repeat(b"x" * 1000), pause_s=0.001)) as server:
+        result = await read(server)
+    assert (result.error, f"of type {kind}, not text" in result.text) == ("content_type", True)
+
+
+@pytest.mark.parametrize("status", [204, 401, 404, 410, 500])
+async def test_a_page_that_is_not_there_is_an_observation(status):
+    with serving(Answer(status, HTML, b"" if status == 204 else b"sorry")) as server:
+        result = await read(server)
+    assert (result.error, f"status {status}" in result.text) == ("status", True)
+
+
+async def test_a_passing_failure_is_tried_again():
+    answers = iter([Answer(503), Answer(headers=HTML, body=b"<p>copper</p>")])
+    with LocalServer(lambda request: next(answers)) as server:
+        assert (await read(server, limits=replace(LIMITS, max_attempts=2))).text == "copper"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [b"<div>" * 15_000, b"<" * 90_000, b"<p " + b"a=b " * 20_000, b"<table><tr><td>" * 6_000, b"&#x110000;" * 9_000],
+)
+async def test_markup_made_to_choke_a_parser_is_read_or_refused_in_time(page):
+    with serving(Answer(headers=HTML, body=page)) as server:
+        started = time.perf_counter()
+        await read(server)
+    assert time.perf_counter() - started < 3
+
+
+async def test_cookies_and_credentials_are_never_sent():
+    answers = iter([Answer(302, {"Location": "/b", "Set-Cookie": "a=b"}), Answer(headers=HTML, body=b"<p>copper</p>")])
+    with LocalServer(lambda request: next(answers)) as server:
+        await read(server)
+    assert all(not {"Cookie", "Authorization", "Referer"} & set(request.headers) for request in server.requests)
+
+
+# HTTPS
+
+
+def certificate(folder, name):
+    """A self-signed one for `name`, and its key, as a file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    signed = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), False).sign(key, hashes.SHA256())
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = folder / f"{name}.pem"
+    path.write_bytes(key.private_bytes(*form) + signed.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+async def test_https_compares_the_certificate_with_the_name_and_not_with_the_checked_address(tmp_path, monkeypatch):
+    path = certificate(tmp_path, "good.example")
+    monkeypatch.setattr(web_fetch, "tls_context", lambda: ssl.create_default_context(cafile=path))
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(path)
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\ncopper")
+        await writer.drain()
+        writer.close()
+
+    async def here(host, port):
+        return ["127.0.0.1"]
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=own)
+    port = server.sockets[0].getsockname()[1]
+    hosts = [f"good.example:{port}", f"other.example:{port}"]
+    pages = PageFetcher(LIMITS, block_list=BlockList(), allowed_hosts=hosts, resolve=here)
+    assert (await pages.fetch(f"https://good.example:{port}/")).text == "copper"
+    with pytest.raises(PageRefusedError, match="broke off"):
+        await pages.fetch(f"https://other.example:{port}/")
+    server.close()

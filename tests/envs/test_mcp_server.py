@@ -1,0 +1,223 @@
+"""`agentflow serve-tools` as its clients see it: FastMCP's, and the protocol's own Python SDK."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from fastmcp import Client
+from fastmcp.client.transports import StdioTransport
+from mcp import ClientSession
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
+from scripted import ScriptedTool
+
+from configs.envs import EnvsConfig
+from envs.mcp_server import NO_SESSION, UNAVAILABLE, ServerRefusedError, Sessions, build_server
+from envs.tools.toolbox import Toolbox
+from envs.types import Tool, ToolUnavailableError
+
+_TOOLS = {"search", "code", "open_session", "close_session"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with http_server() as running:
+        yield running
+
+
+@pytest.fixture
+def toolbox() -> Iterator[Toolbox]:
+    with Toolbox(EnvsConfig()) as opened:
+        yield opened
+
+
+def _stdio() -> StdioTransport:
+    return StdioTransport(STDIO_COMMAND[0], STDIO_COMMAND[1:], cwd=str(ROOT), keep_alive=False)
+
+
+async def _text(client: Client, tool: str, input: str, **more: str) -> str:
+    result = await client.call_tool(tool, {"input": input, **more}, raise_on_error=False)
+    return "\n".join(block.text for block in result.content)
+
+
+# Clients of two makes, over both transports
+
+
+async def test_fastmcp_client_over_http_sees_the_tools_but_not_the_planners_own_moves(server: HttpServer) -> None:
+    async with Client(server.url) as client:
+        assert {tool.name for tool in await client.list_tools()} == _TOOLS
+        assert await _text(client, "code", "6 * 7") == "42\n"
+
+
+async def test_fastmcp_client_over_stdio_keeps_its_names_between_calls() -> None:
+    async with Client(_stdio()) as client:
+        await _text(client, "code", "x = 20")
+        assert await _text(client, "code", "x + 1") == "21\n"
+        assert "kg" in await _text(client, "search", "weight of wool locks crate")
+
+
+async def test_the_sdks_own_session_over_stdio_is_answered_by_the_same_tools() -> None:
+    parameters = StdioServerParameters(command=STDIO_COMMAND[0], args=STDIO_COMMAND[1:], cwd=ROOT)
+    async with stdio_client(parameters) as (reader, writer), ClientSession(reader, writer) as session:
+        greeting = await session.initialize()
+        assert greeting.server_info.name == "agentflow-tools"
+        assert {tool.name for tool in (await session.list_tools()).tools} == _TOOLS
+        await session.call_tool("code", {"input": "x = 20"})
+        result = await session.call_tool("code", {"input": "x + 1"})
+        assert (result.content[0].text, result.is_error) == ("21\n", False)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_clients_of_both_protocol_ages_have_a_session_of_their_own(server: HttpServer, mode: str) -> None:
+    """A connection of the older age is a session; a request of the newer one stands alone unless it names one."""
+    async with Client(server.url, mode=mode) as one, Client(server.url, mode=mode) as other:
+        await _text(one, "code", "secret = 1")
+        assert "NameError" in await _text(other, "code", "secret")
+        kept = await _text(one, "code", "secret")
+        assert kept == "1\n" if mode == "legacy" else "NameError" in kept
+
+
+async def test_an_opened_session_is_shared_by_whoever_has_its_id_until_it_is_closed(server: HttpServer) -> None:
+    async with Client(server.url) as one, Client(server.url) as other:
+        session_id = (await one.call_tool("open_session", {})).content[0].text
+        await _text(one, "code", "x = 20", session=session_id)
+        assert await _text(other, "code", "x + 1", session=session_id) == "21\n"
+        await one.call_tool("close_session", {"session": session_id})
+        gone = await other.call_tool("code", {"input": "x", "session": session_id}, raise_on_error=False)
+    assert gone.is_error
+    assert gone.meta["error"] == NO_SESSION
+
+
+async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: HttpServer) -> None:
+    async with Client(server.url) as client:
+        result = await client.call_tool("code", {"input": "1/0"}, raise_on_error=False)
+        assert result.is_error
+        assert "ZeroDivisionError" in result.content[0].text
+        assert result.meta["error"] == "exception"
+        too_long = await client.call_tool("code", {"input": "#" * 100_001}, raise_on_error=False)
+        assert too_long.is_error
+        assert "at most 100000 characters" in too_long.content[0].text
+
+
+async def test_fifty_clients_at_once_get_their_own_answers(server: HttpServer) -> None:
+    async def ask(number: int) -> str:
+        async with Client(server.url, mode="legacy") as client:
+            await _text(client, "code", f"x = {number}")
+            return await _text(client, "code", "x * 2")
+
+    assert await asyncio.gather(*map(ask, range(50))) == [f"{2 * number}\n" for number in range(50)]
+
+
+# Coming and going
+
+
+def test_sigterm_ends_the_server_and_every_process_of_its_sandbox() -> None:
+    with http_server() as running:
+        processes = psutil.Process(running.process.pid).children(recursive=True)
+        assert processes
+        assert running.end() == 0
+        assert psutil.wait_procs(processes, timeout=20)[1] == []
+
+
+def test_a_client_that_hangs_up_ends_the_stdio_server() -> None:
+    process = subprocess.Popen(STDIO_COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.communicate(timeout=60)[0] == b""
+    assert process.returncode == 0
+
+
+def test_an_interrupt_ends_the_http_server_as_an_interrupted_command() -> None:
+    with http_server() as running:
+        assert running.end(signal.SIGINT) == 130
+
+
+def test_it_listens_on_loopback_only(server: HttpServer) -> None:
+    (listener,) = [one for one in psutil.Process(server.process.pid).net_connections() if one.status == "LISTEN"]
+    assert listener.laddr.ip == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("host", "is_let_in"), [("evil.example", False), ("127.0.0.1", True)])
+async def test_a_page_in_a_browser_cannot_reach_it_through_a_name_of_its_own(
+    server: HttpServer, host: str, is_let_in: bool
+) -> None:
+    """A hostile site may point its name at 127.0.0.1; the Host header gives it away."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(f"GET /mcp HTTP/1.1\r\nHost: {host}:{server.port}\r\nConnection: close\r\n\r\n".encode())
+    status = (await reader.readline()).split()[1]
+    writer.close()
+    assert (status != b"421") == is_let_in
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"jsonrpc":"2.0","id":1,"method":"\\ud800","params":{"input":"\\ud800"}}', b"[" * 100_000, b"\x00\xff", b""],
+)
+async def test_what_is_no_request_is_refused_and_the_server_goes_on(server: HttpServer, body: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = (
+        f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    assert (await reader.readline()).split()[1] == b"400"
+    writer.close()
+    async with Client(server.url) as client:
+        assert await _text(client, "code", "6 * 7") == "42\n"
+
+
+def test_a_taken_port_is_one_line_for_the_user() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [*STDIO_COMMAND, "--transport", "http", "--port", port]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"agentflow: error: cannot listen on 127.0.0.1 port {port}: ")
+
+
+# Sessions
+
+
+def test_sessions_are_bounded_and_idle_ones_make_room(toolbox: Toolbox) -> None:
+    sessions = Sessions(toolbox, max_sessions=2, idle_s=1000)
+    sessions.open("a")
+    sessions.open("b")
+    with pytest.raises(ServerRefusedError, match="all 2 sessions are in use"):
+        sessions.open("c")
+    idle = Sessions(toolbox, max_sessions=1, idle_s=0)
+    idle.open("a")
+    idle.open("b")
+    assert (idle.holds("a"), idle.holds("b")) == (False, True)
+    sessions.close_all()
+    idle.close_all()
+
+
+def test_a_session_in_use_is_never_closed_for_idleness(toolbox: Toolbox) -> None:
+    sessions = Sessions(toolbox, max_sessions=1, idle_s=0)
+    with sessions.lent("a"), pytest.raises(ServerRefusedError):
+        sessions.open("b")
+    sessions.close_all()
+
+
+class _ScriptedToolbox:
+    @contextmanager
+    def episode(self) -> Iterator[list[Tool]]:
+        yield [ScriptedTool("code", {"1": ToolUnavailableError("the sandbox failed")})]
+
+
+async def test_a_broken_tool_is_told_apart_from_a_mistake_of_the_caller() -> None:
+    async with Client(build_server(_ScriptedToolbox(), transport="stdio")) as client:
+        result = await client.call_tool("code", {"input": "1"}, raise_on_error=False)
+    assert result.meta["error"] == UNAVAILABLE
+    assert "The tool is unavailable: the sandbox failed" in result.content[0].text
+
+
+async def test_every_session_is_closed_with_the_server(toolbox: Toolbox) -> None:
+    sessions = Sessions(toolbox)
+    async with Client(build_server(toolbox, transport="stdio", sessions=sessions)) as client:
+        await _text(client, "code", "1")
+        assert len(sessions) == 1
+    assert len(sessions) == 0

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from envs.datasets.own import OWN, load_own
+from envs.datasets.registry import LOADERS, load_tasks
+from envs.datasets.sampler import TaskSampler, held_out_tasks
+from reward.scorers import score_answer
+
+CAPITALS = [
+    {"question": f"What is the capital of country {number}?", "answer": f"City {number}"} for number in range(20)
+]
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return lambda *rows: write(tmp_path / "mine.jsonl", *rows)
+
+
+def test_rows_become_tasks_that_their_own_answer_solves(file):
+    path = file(
+        {"id": "fr", "question": "Capital of France?", "answer": ["Paris", "City of Light"], "split": "train"},
+        {"question": "Two and two?", "answer": 4, "split": "train"},
+        {"question": "held out", "answer": "x", "split": "eval"},
+    )
+    france, two_and_two = load_own("own_text", path, split="train")
+    assert (france.id, france.dataset, france.answer) == ("own_text-fr", "own_text", "Paris\nCity of Light")
+    assert (two_and_two.id, two_and_two.answer) == ("own_text-2", "4")
+    assert score_answer(france, "the city of light!") == 1.0
+    assert score_answer(france, "Lyon") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reference", "right", "wrong"),
+    [
+        ("own_integer", 1234, "1,234", "1234.0"),
+        ("own_math", "1/2", "\\frac{2}{4}", "2"),
+        ("own_choice", "C. a whale", "C", "B"),
+        ("own_text", "The Nile", "nile", "Amazon"),
+    ],
+)
+def test_the_name_of_the_data_set_says_how_answers_are_compared(file, dataset, reference, right, wrong):
+    path = file({"question": "q", "answer": reference, "split": "train"})
+    [task] = load_own(dataset, path, split="train")
+    assert (score_answer(task, right), score_answer(task, wrong)) == (1.0, 0.0)
+
+
+def test_without_named_halves_the_question_decides_and_no_task_is_in_both(file):
+    path = file(*CAPITALS)
+    train, held_out = (load_own("own_text", path, split=split) for split in ("train", "eval"))
+    assert len(train) + len(held_out) == 20
+    assert not {task.question for task in train} & {task.question for task in held_out}
+    again = load_own("own_text", file(*reversed(CAPITALS)), split="train")
+    assert {task.question for task in again} == {task.question for task in train}
+
+
+def test_training_and_evaluation_draw_from_their_halves(file):
+    path = file(*CAPITALS)
+    train = {task.question for task in load_own("own_text", path, split="train")}
+    sampler = TaskSampler({"own_text": 1.0}, seed=0, path=path)
+    # A round goes through the whole half once.
+    assert {sampler.task(ordinal).question for ordinal in range(len(train))} == train
+    held_out = held_out_tasks({"own_text": 1.0}, count=3, seed=0, path=path)
+    assert len(held_out) == 3
+    assert not {task.question for task in held_out} & train
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"question": "q", "answer": ""}, "row 2: 'answer' must be a text or a whole number"),
+        ({"question": "q", "answer": 1.5}, "got 1.5"),
+        ({"question": "q", "answer": True}, "got True"),
+        ({"question": "q", "answer": []}, "or a list of such, got"),
+        ({"question": " ", "answer": "a"}, "row 2: 'question' must be a text"),
+        ({"question": "q", "answer": "a", "solution": "s"}, "unknown field 'solution'"),
+        ({"question": "q", "answer": "a", "split": "test"}, "row 1: 'split' must be 'train' or 'eval' in every row"),
+        ({"question": "What is the capital  of country 0?", "answer": "a"}, "stands in 2 rows; keep one of them"),
+    ],
+)
+def test_row_that_is_no_task_is_named(file, row, says):
+    with pytest.raises(ValueError, match=r"mine\.jsonl") as caught:
+        load_own("own_text", file(CAPITALS[0], row), split="train")
+    assert says in str(caught.value)
+
+
+def test_list_of_answers_is_for_texts_only(file):
+    with pytest.raises(ValueError, match=r"'answer' must be a text or a whole number, got \['1', '2'\]"):
+        load_own("own_integer", file({"question": "q", "answer": ["1", "2"]}), split="train")
+
+
+def test_empty_half_says_how_to_fill_it(file):
+    rows = [{**row, "split": "train"} for row in CAPITALS]
+    with pytest.raises(ValueError, match="none of its 20 rows is for 'eval'"):
+        load_own("own_text", file(*rows), split="eval")
+
+
+def test_without_a_file_the_setting_is_named():
+    with pytest.raises(ValueError, match=r"set envs\.data_path"):
+        load_tasks("own_text", split="train", count=1, seed=0)
+
+
+def test_every_kind_of_own_data_can_be_drawn():
+    assert set(OWN) <= set(LOADERS)

@@ -1,0 +1,219 @@
+"""The attack corpus on each way by which code reaches the sandbox: directly, as a decision of the planner in JSON, and
+through the MCP server. No way may add a hole; all must bear fifty attacks at once and ten thousand calls."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from attacks import SECRET, Attack, Canaries, all_attacks, left_over, own_attacks, placed_canaries, signs_of_escape
+from fastmcp import Client
+from mcp_processes import started
+from scripted import decision, make_agent, run
+
+from envs.mcp_server import NO_SESSION
+from envs.sandbox import Sandbox, SandboxSettings
+from envs.tools.python_code import PythonCodeTool
+from envs.types import ToolResult
+from rollout.decision import Decision
+
+AT_ONCE = 50
+_TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
+_WARM_UP_CALLS = 500
+_MAX_GROWTH_MIB = 16.0
+_SERVER = Path(__file__).parent / "serve_bare_sandbox.py"
+
+Call = Callable[[str, float], Awaitable[ToolResult]]
+"""Run a code text under a time limit."""
+
+PATHS = ("direct", "agent", "mcp")
+
+
+@pytest.fixture(scope="module")
+def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
+    with placed_canaries(tmp_path_factory.mktemp("canary")) as placed:
+        yield placed
+
+
+@asynccontextmanager
+async def _opened(path: str) -> AsyncIterator[tuple[Call, psutil.Process, psutil.Process]]:
+    """A way to the sandbox, the process on the host that an attack on this way would hit, and the sandbox's watcher."""
+    if path == "mcp":
+        with started([sys.executable, str(_SERVER), str(_TIMEOUT_S), str(_HANG_TIMEOUT_S)]) as server:
+            # The old protocol keeps one connection per client, the new one none: a session for each call.
+            async with Client(server.url) as client:
+                host = psutil.Process(server.process.pid)
+                (watcher,) = host.children()
+                yield _by_mcp(client), host, watcher
+        return
+    with Sandbox(SandboxSettings(check_imports=False, memory_mb=512)) as sandbox:
+        call = (_by_agent if path == "agent" else _directly)(sandbox)
+        yield call, psutil.Process(), psutil.Process(sandbox.pid)
+
+
+def _directly(sandbox: Sandbox) -> Call:
+    async def call(code: str, timeout_s: float) -> ToolResult:
+        return await asyncio.get_running_loop().run_in_executor(
+            sandbox.executor, lambda: sandbox.run(code, timeout_s=timeout_s)
+        )
+
+    return call
+
+
+def _by_agent(sandbox: Sandbox) -> Call:
+    """The planner writes the code in its JSON decision, the executor parses and runs it, then it answers."""
+
+    async def call(code: str, timeout_s: float) -> ToolResult:
+        tool = PythonCodeTool(sandbox, timeout_s=timeout_s)
+        written = Decision(thought="t", action="code", action_input=code).to_json()
+        agent = make_agent([written, decision("answer", "done")], tools=[tool], timeout_s=120)
+        agent = replace(agent, settings=replace(agent.settings, max_result_chars=40_000))
+        try:
+            trajectory = await run(agent)
+        finally:
+            tool.close()
+        assert trajectory.turns[0].tool_call.arguments == code
+        return trajectory.turns[0].tool_result
+
+    return call
+
+
+def _by_mcp(client: Client) -> Call:
+    async def call(code: str, timeout_s: float) -> ToolResult:
+        if not _is_utf8(code):  # it cannot even be sent
+            return ToolResult(text="", error="syntax")
+        name = "hanging_code" if timeout_s == _HANG_TIMEOUT_S else "code"
+        result = await client.call_tool(name, {"input": code}, raise_on_error=False)
+        return ToolResult(text=result.content[0].text, error=(result.meta or {}).get("error"))
+
+    return call
+
+
+def _is_utf8(code: str) -> bool:
+    return code == code.encode(errors="replace").decode()
+
+
+async def _attack(call: Call, canaries: Canaries, attack: Attack, target: psutil.Process) -> list[str]:
+    code = canaries.place_in(attack["code"], pid=target.pid)
+    timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else _TIMEOUT_S
+    for _ in range(attack.get("repeat", 1)):
+        result = await call(code, timeout_s)
+    assert len(result.text) < 25_000
+    return signs_of_escape(attack, result.text, result.error)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_fifty_attacks_at_once_are_all_held(path: str, canaries: Canaries) -> None:
+    """Each of fifty attackers takes the next attack of the corpus until there is none."""
+    waiting, signs = iter(all_attacks()), []
+    async with _opened(path) as (call, target, watcher):
+
+        async def attacker() -> None:
+            for attack in waiting:
+                signs.extend(await _attack(call, canaries, attack, target))
+
+        await asyncio.gather(*(attacker() for _ in range(AT_ONCE)))
+        assert signs == []
+        assert canaries.touched() == []
+        assert target.is_running()
+        assert (await call("6 * 7", _TIMEOUT_S)).text.strip() == "42"
+        assert left_over(watcher) == []
+
+
+def test_the_corpus_is_at_least_150_attacks_of_our_own() -> None:
+    assert len(own_attacks()) >= 150
+
+
+async def test_fifty_code_processes_run_at_the_same_time_and_none_sees_another() -> None:
+    settings = SandboxSettings(check_imports=False, memory_mb=512, max_concurrent_runs=AT_ONCE)
+    with Sandbox(settings) as sandbox:
+        call = _directly(sandbox)
+        code = "import os, time\nopen('/tmp/{0}', 'w').close()\ntime.sleep(1)\n(os.listdir('/tmp'), os.getpid(), {0})"
+        results = await asyncio.gather(*(call(code.format(number), 60.0) for number in range(AT_ONCE)))
+        assert left_over(psutil.Process(sandbox.pid)) == []
+    assert [result.text for result in results] == [f"(['{number}'], 1, {number})\n" for number in range(AT_ONCE)]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"thought":"t","action":"code","action_input":"1","action_input":"import os"}',
+        '{"thought":"t","action":"code","action_input":{"code":"import os"}}',
+        '{"thought":"t","action":"__class__","action_input":"1"}',
+        '{"thought":"t","action":"CODE","action_input":"1"}',
+        '{"thought":"t","action":"code","action_input":"1"}{"thought":"t","action":"code","action_input":"2"}',
+        '{"thought":"t","action":"code","action_input":"1","timeout_s":1e9}',
+        '[{"thought":"t","action":"code","action_input":"1"}]',
+        "[" * 5_000,
+    ],
+)
+async def test_no_trick_in_the_json_itself_reaches_the_code_tool(written: str) -> None:
+    class Untouchable:
+        name, description = "code", "code"
+
+        async def call(self, arguments: str) -> ToolResult:
+            raise AssertionError(arguments)
+
+    trajectory = await run(make_agent([written] * 6, tools=[Untouchable()]))
+    assert trajectory.num_format_errors == 6
+
+
+@pytest.mark.parametrize("session", ["stdio", "../x", "connection ", "\x00", "a" * 10_000, "' OR 1=1 --"])
+async def test_no_session_can_be_guessed_or_forged_on_the_way_of_mcp(session: str) -> None:
+    with started([sys.executable, str(_SERVER), "2", "2"]) as server:
+        async with Client(server.url, mode="legacy") as victim, Client(server.url, mode="legacy") as thief:
+            await victim.call_tool("code", {"input": f"secret = {SECRET!r}"})
+            result = await thief.call_tool("code", {"input": "secret", "session": session}, raise_on_error=False)
+            assert result.meta["error"] == NO_SESSION
+            for arguments in ({"input": ["6*7"]}, {}, {"input": "1", "timeout_s": 1e9}, {"code": "1"}):
+                assert (await thief.call_tool("code", arguments, raise_on_error=False)).is_error
+
+
+@pytest.mark.parametrize(
+    "num_calls", [pytest.param(400, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.faults)]
+)
+@pytest.mark.parametrize("path", PATHS)
+async def test_many_calls_leave_no_memory_descriptors_or_processes_behind(
+    path: str, num_calls: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_done = 0
+    async with _opened(path) as (call, host, watcher):
+
+        async def caller(until: int) -> None:
+            nonlocal num_done
+            while num_done < until:
+                num_done += 1
+                assert await call(f"x = {num_done}\nx * 2", _TIMEOUT_S) is not None
+
+        async def calls(until: int) -> None:
+            await asyncio.gather(*(caller(until) for _ in range(AT_ONCE)))
+            assert left_over(watcher) == []
+
+        await calls(_WARM_UP_CALLS)
+        before = _held(host, watcher)
+        await calls(_WARM_UP_CALLS + num_calls)
+        after = _held(host, watcher)
+    with capsys.disabled():
+        print(f"\n{path}: {num_calls} calls, before {before}, after {after}")
+    for name, had in before.items():
+        has = after[name]
+        assert has["processes"] == had["processes"]
+        assert has["descriptors"] <= had["descriptors"]
+        assert has["mib"] < had["mib"] + _MAX_GROWTH_MIB, name
+
+
+def _held(host: psutil.Process, watcher: psutil.Process) -> dict[str, dict[str, float]]:
+    """Memory, descriptors and children of the host's process, of the sandbox's watcher and of its zygote."""
+    (zygote,) = watcher.children()
+    return {
+        name: {
+            "mib": round(process.memory_info().rss / 2**20, 1),
+            "descriptors": process.num_fds(),
+            "processes": len(process.children(recursive=True)),
+        }
+        for name, process in (("host", host), ("watcher", watcher), ("zygote", zygote))
+    }

@@ -1,0 +1,365 @@
+"""The tools of the open web over local servers that speak the services' protocols."""
+
+import json
+import logging
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from configs.envs import BaseGeneratorConfig
+from envs.tools.base_generator import BaseGeneratorTool, build_ask
+from envs.tools.block_list import BlockList
+from envs.tools.found_pages import FoundPage, PageSearchTool
+from envs.tools.google_search import GoogleFinder
+from envs.tools.keys import ToolSetupError
+from envs.tools.service import QueryRefusedError, ServiceLimits
+from envs.tools.web_fetch import FetchLimits, PageFetcher
+from envs.tools.web_search import WebSearchTool
+from envs.tools.wikipedia_search import WikipediaFinder
+from envs.types import ToolUnavailableError
+from tests.envs.local_server import Answer, LocalServer
+
+GOOGLE_KEY, ENGINE_ID = "AIza-secret-0123456789", "017576662512468239146:omuauf_lfve"
+LIMITS = ServiceLimits(first_pause_s=0.01, requests_per_minute=60_000, max_attempts=3, time_limit_s=5.0)
+
+
+@pytest.fixture(autouse=True)
+def _keys_and_no_proxy(monkeypatch):
+    monkeypatch.setenv("GOOGLE_API_KEY", GOOGLE_KEY)
+    monkeypatch.setenv("GOOGLE_CSE_ID", ENGINE_ID)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def json_answer(value, status=200, **headers):
+    return Answer(status, {"Content-Type": "application/json"} | headers, json.dumps(value).encode())
+
+
+def serving(*answers):
+    """The last answer repeats."""
+    left = list(answers)
+    return LocalServer(lambda request: left.pop(0) if len(left) > 1 else left[0])
+
+
+def parameters(request):
+    return {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
+
+
+# Wikipedia: https://www.mediawiki.org/wiki/API:Search, Extension:TextExtracts
+
+WIKI = {
+    "batchcomplete": True,
+    "query": {
+        "pages": [
+            {"pageid": 2, "ns": 0, "title": "Bolt", "index": 2, "extract": "A bolt.", "fullurl": "https://w.org/Bolt"},
+            {
+                "pageid": 1,
+                "ns": 0,
+                "title": "Copper",
+                "index": 1,
+                "extract": "A\nmetal.",
+                "fullurl": "https://w.org/Cu",
+            },
+        ]
+    },
+}
+
+
+async def wikipedia(server, query="copper bolts"):
+    return await WikipediaFinder(LIMITS, base_url=f"{server.url}/w/api.php", max_results=2).find(query)
+
+
+async def test_wikipedia_is_asked_by_full_text_search_for_introductions_in_plain_text():
+    with serving(json_answer(WIKI)) as server:
+        await wikipedia(server)
+    [request] = server.requests
+    assert (request.method, urlsplit(request.path).path) == ("GET", "/w/api.php")
+    assert request.headers["User-Agent"].startswith("agentflow-ray/")
+    sent = parameters(request)
+    assert {
+        "action": "query",
+        "generator": "search",
+        "gsrsearch": "copper bolts",
+        "gsrlimit": "2",
+    }.items() <= sent.items()
+    assert {"format": "json", "formatversion": "2", "exintro": "1", "explaintext": "1"}.items() <= sent.items()
+
+
+async def test_wikipedias_pages_come_in_the_order_of_the_search():
+    with serving(json_answer(WIKI)) as server:
+        found = await wikipedia(server)
+    assert [page.title for page in found] == ["Copper", "Bolt"]
+    assert found[0] == FoundPage(title="Copper", url="https://w.org/Cu", text="A\nmetal.")
+
+
+async def test_wikipedia_finding_nothing_is_no_failure():
+    with serving(json_answer({"batchcomplete": True})) as server:
+        assert await wikipedia(server) == []
+
+
+@pytest.mark.parametrize("code", ["maxlag", "ratelimited", "readonly"])
+async def test_an_overloaded_wiki_is_asked_again(code):
+    with serving(json_answer({"error": {"code": code, "info": "wait"}}), json_answer(WIKI)) as server:
+        assert len(await wikipedia(server)) == 2
+
+
+async def test_a_query_that_the_wiki_refuses_is_the_callers_error():
+    with (
+        serving(json_answer({"error": {"code": "cirrussearch-regex-syntax-error", "info": "no"}})) as server,
+        pytest.raises(QueryRefusedError),
+    ):
+        await wikipedia(server)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [[], "x", {"query": []}, {"query": {"pages": [{}]}}, {"query": {"pages": None}}])
+async def test_an_answer_that_is_not_the_wikis_makes_the_tool_unavailable(answer):
+    with (
+        serving(json_answer(answer)) as server,
+        pytest.raises(ToolUnavailableError, match="not the MediaWiki API's"),
+    ):
+        await wikipedia(server)
+
+
+# Google: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
+
+ITEM = {
+    "kind": "customsearch#result",
+    "title": "Copper",
+    "htmlTitle": "<b>Copper</b>",
+    "link": "https://www.example.org/copper",
+    "displayLink": "www.example.org",
+    "snippet": "Copper melts at 1085 degrees.",
+    "formattedUrl": "https://www.example.org/copper",
+}
+GOOGLE = {"kind": "customsearch#search", "searchInformation": {"totalResults": "1"}, "items": [ITEM]}
+
+
+async def google(server, **settings):
+    return await GoogleFinder(LIMITS, base_url=f"{server.url}/customsearch/v1", **settings).find("copper & bolts")
+
+
+async def test_google_is_asked_with_the_key_in_a_header_and_never_in_the_address(caplog):
+    caplog.set_level(logging.DEBUG)
+    with serving(json_answer(GOOGLE)) as server:
+        found = await google(server, max_results=50)
+    [request] = server.requests
+    assert parameters(request) == {"cx": ENGINE_ID, "q": "copper & bolts", "num": "10"}
+    assert request.headers["X-Goog-Api-Key"] == GOOGLE_KEY
+    assert found == [FoundPage(title=ITEM["title"], url=ITEM["link"], text=ITEM["snippet"])]
+    assert GOOGLE_KEY not in request.path + caplog.text
+
+
+async def test_google_finding_nothing_is_no_failure():
+    with serving(json_answer({"kind": "customsearch#search"})) as server:
+        assert await google(server) == []
+
+
+@pytest.mark.parametrize("variable", ["GOOGLE_API_KEY", "GOOGLE_CSE_ID"])
+def test_google_without_a_key_names_it_and_the_tool_that_needs_none(monkeypatch, variable):
+    monkeypatch.delenv(variable)
+    with pytest.raises(ToolSetupError, match=f"set {variable} .* `wikipedia_search`, which needs no key"):
+        GoogleFinder(LIMITS)
+
+
+def test_a_key_with_a_line_end_is_refused_without_being_quoted(monkeypatch):
+    monkeypatch.setenv("GOOGLE_API_KEY", "AIza\nsecret")
+    with pytest.raises(ToolSetupError) as caught:
+        GoogleFinder(LIMITS)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (400, "API key not valid. Please pass a valid API key.", "check GOOGLE_API_KEY and GOOGLE_CSE_ID"),
+        (403, "Custom Search API has not been used in project", "check GOOGLE_API_KEY and GOOGLE_CSE_ID"),
+        (404, "Requested entity was not found.", "status 404"),
+        (429, "Quota exceeded for quota metric 'Queries'", "failed 3 times, at last with status 429"),
+        (503, "unavailable", "failed 3 times, at last with status 503"),
+        (302, "moved", "status 302"),
+    ],
+)
+async def test_googles_failures_name_what_to_do_and_never_the_key(status, message, said):
+    error = {"error": {"code": status, "message": f"{message} {GOOGLE_KEY}", "status": "X"}}
+    with serving(json_answer(error, status)) as server, pytest.raises(ToolUnavailableError) as caught:
+        await google(server)
+    assert said in str(caught.value)
+    assert GOOGLE_KEY not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
+
+
+async def test_a_page_that_quotes_the_key_is_redacted():
+    with serving(json_answer({"items": [ITEM | {"snippet": f"key={GOOGLE_KEY}"}]})) as server:
+        assert (await google(server))[0].text == "key=[key]"
+
+
+async def test_an_answer_longer_than_the_cap_is_broken_off():
+    limits = ServiceLimits(max_bytes=10_000)
+    with (
+        serving(json_answer({"items": [ITEM | {"snippet": "x" * 100_000}]})) as server,
+        pytest.raises(ToolUnavailableError, match="more than 10000 bytes"),
+    ):
+        await GoogleFinder(limits, base_url=server.url).find("copper")
+
+
+async def test_the_pause_that_a_service_asks_for_is_kept_within_the_time_limit():
+    limits = ServiceLimits(first_pause_s=0.01, time_limit_s=0.3)
+    with (
+        serving(json_answer({}, 429, **{"Retry-After": "60"})) as server,
+        pytest.raises(ToolUnavailableError, match=r"no answer within 0\.3 s"),
+    ):
+        await GoogleFinder(limits, base_url=server.url).find("copper")
+    assert len(server.requests) == 1
+
+
+# What a search shows
+
+
+class ScriptedFinder:
+    def __init__(self, *pages):
+        self.pages = list(pages)
+        self.queries = []
+
+    async def find(self, query):
+        self.queries.append(query)
+        return self.pages
+
+
+def found(title, text, url="https://example.org/"):
+    return FoundPage(title=title, url=url, text=text)
+
+
+def search(*pages, block_list=None, max_chars=400):
+    block_list = block_list or BlockList()
+    return PageSearchTool("s", "d", ScriptedFinder(*pages), block_list=block_list, max_chars=max_chars)
+
+
+async def test_pages_of_blocked_hosts_and_with_held_out_questions_are_left_out():
+    question = "How many crates of wool locks does the blue truck carry on its way to the harbour town?"
+    block_list = BlockList(["blocked.example"], [question])
+    result = await search(
+        found("A", "fine"),
+        found("B", "fine", "https://www.blocked.example/x"),
+        found("C", f"Forum: {question.upper()} Answer: 35"),
+        block_list=block_list,
+    ).call("crates")
+    assert result.text == "A: fine"
+
+
+async def test_every_page_has_its_share_of_a_result():
+    result = await search(found("A", "x" * 1000), found("B", "y" * 1000), max_chars=100).call("q")
+    assert [len(line) for line in result.text.splitlines()] == [49, 49]
+
+
+@pytest.mark.parametrize("arguments", ["", " \n "])
+async def test_an_empty_query_asks_nobody(arguments):
+    assert (await search(found("A", "x")).call(arguments)).error == "empty_query"
+
+
+# Reading the web
+
+ARTICLE = (
+    "<html><head><title>Copper</title><script>var x = 'bolts';</script></head><body><nav>Home About</nav><article>"
+    + "".join(f"<p>Paragraph {number} tells of nothing that matters to anybody at all.</p>" for number in range(30))
+    + "<p>Copper bolts melt at 1085 degrees, as every smith knows.</p></article></body></html>"
+)
+
+
+def reading(server, *pages, questions=()):
+    block_list = BlockList((), questions)
+    limits = FetchLimits(max_attempts=1, pages_per_minute=60_000)
+    fetcher = PageFetcher(limits, block_list=block_list, allowed_hosts=[server.host_port])
+    finder = ScriptedFinder(*pages)
+    return WebSearchTool(fetcher, finder, block_list=block_list, max_chars=400), finder
+
+
+def html(text):
+    return Answer(headers={"Content-Type": "text/html"}, body=text.encode())
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "url: {} When do copper bolts melt?",
+        "URL:{}| query: When do copper bolts melt?",
+        "When do copper bolts melt? {}",
+        "url: <{}>\nWhen do copper bolts melt?",
+    ],
+)
+async def test_the_best_passages_of_a_named_page_are_shown(form):
+    with serving(html(ARTICLE)) as server:
+        tool, finder = reading(server)
+        result = await tool.call(form.format(f"{server.url}/copper"))
+    assert server.requests[0].path == "/copper"
+    assert "Copper bolts melt at 1085 degrees" in result.text.splitlines()[0]
+    assert "var x" not in result.text
+    assert len(result.text) <= 400
+    assert finder.queries == []
+
+
+async def test_a_question_reads_the_pages_that_the_finder_finds_and_falls_back_on_what_it_says_of_them():
+    with LocalServer(lambda request: html(ARTICLE) if request.path == "/a" else Answer(404)) as server:
+        tool, finder = reading(
+            server,
+            found("Smithing", "snippet", f"{server.url}/a"),
+            found("Gone", "Copper bolts were once melted here.", f"{server.url}/b"),
+        )
+        result = await tool.call("When do copper bolts melt?")
+    assert finder.queries == ["When do copper bolts melt?"]
+    assert "Smithing: Copper bolts melt at 1085 degrees" in result.text or "melt at 1085" in result.text
+    assert "Gone: Copper bolts were once melted here." in result.text
+
+
+async def test_a_page_with_a_held_out_question_is_left_out_and_says_so():
+    question = "At how many degrees do the copper bolts of the old bridge melt when the fire is hot?"
+    with serving(html(f"<p>{question}</p><p>Answer: 1085</p>")) as server:
+        tool, _ = reading(server, questions=[question])
+        result = await tool.call(f"url: {server.url} copper")
+    assert (result.error, "1085" in result.text) == ("blocked", False)
+    assert "it holds a question of a benchmark" in result.text
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://127.0.0.1/x", "javascript://x"])
+async def test_an_address_that_is_no_page_is_refused_and_not_searched_for(address):
+    with serving(html("x")) as server:
+        tool, finder = reading(server)
+        result = await tool.call(f"{address} secrets")
+    assert (result.error, finder.queries) == ("bad_url", [])
+
+
+# A frozen model
+
+
+async def test_the_base_generator_asks_an_openai_compatible_server(monkeypatch):
+    monkeypatch.setenv("BASE_KEY", "sk-secret")
+    reply = {"choices": [{"message": {"role": "assistant", "content": " Copper. "}}]}
+    with serving(Answer(500), json_answer(reply)) as server:
+        config = BaseGeneratorConfig(base_url=f"{server.url}/v1", model="m", api_key_env="BASE_KEY", max_tokens=9)
+        result = await BaseGeneratorTool(build_ask(config, LIMITS, None)).call("Which metal is red?")
+    assert (result.text, result.error) == ("Copper.", None)
+    request = server.requests[-1]
+    assert (request.path, request.headers["Authorization"]) == ("/v1/chat/completions", "Bearer sk-secret")
+    assert json.loads(request.body) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Which metal is red?"}],
+        "temperature": 0,
+        "max_tokens": 9,
+    }
+
+
+async def test_the_base_generator_asks_the_runs_own_model_where_there_is_one():
+    async def own(prompt):
+        return f"{prompt}!"
+
+    tool = BaseGeneratorTool(build_ask(BaseGeneratorConfig(), LIMITS, own))
+    assert (await tool.call("Red")).text == "Red!"
+    with pytest.raises(ToolSetupError, match=r"set envs\.base_generator\.base_url"):
+        build_ask(BaseGeneratorConfig(), LIMITS, None)
+
+
+@pytest.mark.parametrize("reply", [{}, {"choices": []}, {"choices": [{"message": None}]}, []])
+async def test_a_server_that_answers_no_completion_is_unavailable(reply):
+    with serving(json_answer(reply)) as server:
+        config = BaseGeneratorConfig(base_url=server.url, model="m")
+        with pytest.raises(ToolUnavailableError, match="without a chat completion"):
+            await build_ask(config, LIMITS, None)("x")

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from tiny_export import lora_config, random_adapter, save_tiny_export_model
+
+from learner.export import ExportError, file_digests, write_merged_model
+from learner.export_gap import greedy_answer, loaded_model, measure_gap
+from learner.gguf_export import write_gguf
+from rollout.decision import planner_grammar
+
+PROMPTS = [(1, 40, 41, 7), (1, 90, 12, 60, 5)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_export_model(tmp_path_factory.mktemp("model") / "m", "llama")
+
+
+@pytest.fixture(scope="module")
+def adapter(model_path):
+    return random_adapter(model_path)
+
+
+def in_place(model_path, adapter):
+    """PEFT's own forward pass, the adapter beside the weights."""
+    from peft import get_peft_model, set_peft_model_state_dict
+    from safetensors.torch import load
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32), lora_config(4))
+    set_peft_model_state_dict(model, load(adapter))
+    return model.eval()
+
+
+def test_the_merged_model_answers_as_the_adapter_in_its_place(model_path, adapter, tmp_path):
+    write_merged_model(model_path, adapter, tmp_path / "hf", rank=4, alpha=8.0)
+    beside = in_place(model_path, adapter)
+    expected = [greedy_answer(beside, prompt, 12) for prompt in PROMPTS]
+    with loaded_model(tmp_path / "hf") as merged:
+        assert [greedy_answer(merged, prompt, 12) for prompt in PROMPTS] == expected
+    with loaded_model(model_path) as base:
+        assert [greedy_answer(base, prompt, 12) for prompt in PROMPTS] != expected
+
+
+def test_merged_weights_are_those_that_peft_itself_would_write(model_path, adapter, tmp_path):
+    write_merged_model(model_path, adapter, tmp_path / "hf", rank=4, alpha=8.0)
+    expected = in_place(model_path, adapter).merge_and_unload().state_dict()
+    with loaded_model(tmp_path / "hf") as merged:
+        for name, weight in merged.state_dict().items():
+            # bf16 keeps 8 bits: half of the last one is 1/512.
+            assert torch.allclose(weight, expected[name], rtol=1 / 256, atol=1e-6), name
+
+
+def test_without_an_adapter_the_weights_and_every_other_file_are_the_base_s_own(model_path, tmp_path):
+    write_merged_model(model_path, None, tmp_path / "hf", rank=4, alpha=8.0)
+    before, after = file_digests(model_path), file_digests(tmp_path / "hf")
+    assert after == before
+
+
+def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
+    with pytest.raises(ExportError, match=r"its rank is \[4\], the configuration says model\.lora_rank = 16"):
+        write_merged_model(model_path, adapter, tmp_path / "hf", rank=16, alpha=32.0)
+    assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"no safetensors"])
+def test_bytes_that_are_no_adapter_are_refused(model_path, data, tmp_path):
+    with pytest.raises(ExportError, match="does not fit model m: these bytes are no adapter"):
+        write_merged_model(model_path, data, tmp_path / "hf", rank=4, alpha=8.0)
+
+
+def test_an_adapter_of_another_model_is_refused_before_anything_is_written(model_path, tmp_path):
+    other = save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3)
+    with pytest.raises(ExportError, match="the adapter has weights the base model lacks"):
+        write_merged_model(model_path, random_adapter(other), tmp_path / "hf", rank=4, alpha=8.0)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_the_measured_gap_is_nothing_for_bf16_and_grows_as_bits_go(model_path, adapter, tmp_path):
+    write_merged_model(model_path, adapter, tmp_path / "hf", rank=4, alpha=8.0)
+    gaps = {}
+    for quantization in ("bf16", "q8_0", "q4_0"):
+        gguf = tmp_path / f"{quantization}.gguf"
+        write_gguf(tmp_path / "hf", gguf, quantization, name="tiny")
+        grammar = planner_grammar(("think", "answer"))
+        gaps[quantization] = measure_gap(tmp_path / "hf", gguf, PROMPTS, grammar=grammar, max_new_tokens=12)
+    exact = gaps["bf16"]
+    assert (exact.mean_abs_logprob, exact.mean_kl, exact.same_top, exact.same_answers) == (0, 0, 1, 2)
+    assert 0 < gaps["q8_0"].mean_kl < gaps["q4_0"].mean_kl
+    assert 0 < gaps["q8_0"].mean_abs_logprob < gaps["q4_0"].mean_abs_logprob <= gaps["q4_0"].max_abs_logprob
+    assert {gap.num_prompts for gap in gaps.values()} == {2}

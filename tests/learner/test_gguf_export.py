@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+import torch
+from tiny_export import TEMPLATE, save_tiny_export_model
+from tokenizers import Regex, pre_tokenizers
+
+from learner.export import ExportError
+from learner.export_gap import loaded_model
+from learner.gguf_export import pre_tokenizer_name, write_gguf
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def model_path(request, tmp_path_factory):
+    return save_tiny_export_model(tmp_path_factory.mktemp(request.param) / "model", request.param)
+
+
+def read(path):
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    return {name: field.contents() for name, field in reader.fields.items()}, reader.tensors
+
+
+def logits_of(path, ids):
+    with loaded_model(path) as model, torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def test_a_bf16_file_is_the_very_same_model_when_it_is_loaded_back(model_path, tmp_path):
+    write_gguf(model_path, tmp_path / "m.gguf", "bf16", name="tiny")
+    ids = [1, 40, 41, 7, 300, 2, 5]
+    assert torch.equal(logits_of(tmp_path / "m.gguf", ids), logits_of(model_path, ids))
+
+
+@pytest.mark.parametrize(("quantization", "furthest"), [("f16", 2e-4), ("q8_0", 0.01), ("q4_0", 0.2)])
+def test_every_quantised_weight_is_as_near_as_its_bits_allow(model_path, tmp_path, quantization, furthest):
+    write_gguf(model_path, tmp_path / "m.gguf", quantization, name="tiny")
+    with loaded_model(model_path) as one, loaded_model(tmp_path / "m.gguf") as other:
+        expected, found = one.state_dict(), other.state_dict()
+    assert expected.keys() == found.keys()
+    for name, weight in expected.items():
+        assert (weight - found[name]).abs().max() <= furthest, name
+
+
+def test_metadata_says_the_shape_of_the_model(model_path, tmp_path):
+    write_gguf(model_path, tmp_path / "m.gguf", "q8_0", name="tiny")
+    fields, tensors = read(tmp_path / "m.gguf")
+    kind = fields["general.architecture"]
+    head_dim = 128 if kind == "qwen3" else 16
+    expected = {
+        "context_length": 256,
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "vocab_size": 320,
+    }
+    assert {name: fields[f"{kind}.{name}"] for name in expected} == expected
+    assert fields["general.name"] == "tiny"
+    assert fields["general.file_type"] == 7
+    assert fields[f"{kind}.rope.freq_base"] == pytest.approx(10000.0)
+    assert fields[f"{kind}.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
+    types = {tensor.name: tensor.tensor_type.name for tensor in tensors}
+    assert {types[name] for name in types if name.endswith("norm.weight")} == {"F32"}
+    assert {types["token_embd.weight"], types["output.weight"], types["blk.1.attn_q.weight"]} == {"Q8_0"}
+
+
+def test_four_bits_spare_the_embeddings_and_the_head(model_path, tmp_path):
+    write_gguf(model_path, tmp_path / "m.gguf", "q4_0", name="tiny")
+    types = {tensor.name: tensor.tensor_type.name for tensor in read(tmp_path / "m.gguf")[1]}
+    assert (types["token_embd.weight"], types["output.weight"], types["blk.0.ffn_up.weight"]) == (
+        "Q8_0",
+        "Q8_0",
+        "Q4_0",
+    )
+
+
+def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
+    from transformers import AutoTokenizer
+
+    write_gguf(model_path, tmp_path / "m.gguf", "bf16", name="tiny")
+    fields, _ = read(tmp_path / "m.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    texts, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    assert texts[: len(tokenizer)] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert (len(texts), texts[-1], types[-1]) == (320, "[PAD319]", 5)
+    assert types[:3] == [3, 3, 3]
+    assert types[tokenizer.convert_tokens_to_ids("<tool>")] == 4
+    assert set(types[3:290]) <= {1, 4, 5}
+    assert fields["tokenizer.ggml.model"] == "gpt2"
+    assert fields["tokenizer.ggml.pre"] == "gpt-2"
+    ids = [fields[f"tokenizer.ggml.{role}_token_id"] for role in ("bos", "eos", "unknown")]
+    assert ids == [1, 2, 0]
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert fields["tokenizer.chat_template"] == TEMPLATE
+    if fields["general.architecture"] == "llama":
+        # Transformers goes by the architecture, not by the file's word, for how Qwen's tokenizers split text.
+        loaded = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+        text = "How heavy? <tool> 35 crates, 12.5 kg\n"
+        assert loaded(text).input_ids == tokenizer(text).input_ids
+
+
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([pre_tokenizers.ByteLevel(add_prefix_space=False)], "gpt-2"),
+        ([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)], "smollm"),
+        (
+            [
+                pre_tokenizers.Split(Regex(WORDS), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ],
+            "qwen2",
+        ),
+        (
+            [
+                pre_tokenizers.Split(Regex(WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ],
+            "llama-bpe",
+        ),
+        ([pre_tokenizers.ByteLevel(add_prefix_space=True)], None),
+        ([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False)], None),
+        ([pre_tokenizers.Whitespace()], None),
+    ],
+)
+def test_a_way_to_split_text_has_the_name_under_which_others_know_it_or_none(steps, name):
+    import json
+
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    parts = json.loads(tokenizer.to_str())
+    if name is None:
+        with pytest.raises(ExportError, match="splits text another way"):
+            pre_tokenizer_name(parts)
+    else:
+        assert pre_tokenizer_name(parts) == name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("gemma", {"head_dim": 16}, "this model is 'gemma'; export it with --format hf"),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 10000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "rope_type 'llama3'",
+        ),
+    ],
+)
+def test_a_model_that_gguf_would_bend_is_refused(tmp_path, architecture, changes, message):
+    model = save_tiny_export_model(tmp_path / "model", architecture, **changes)
+    with pytest.raises(ExportError, match=message):
+        write_gguf(model, tmp_path / "m.gguf", "f16", name="tiny")
+
+
+def test_a_weight_beyond_float16_is_refused_by_name(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = save_tiny_export_model(tmp_path / "model", "qwen2")
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"layers\.0\.mlp\.up_proj\.weight has values beyond float16"):
+        write_gguf(model, tmp_path / "m.gguf", "f16", name="tiny")
+
+
+def test_the_same_model_gives_the_same_bytes(model_path, tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        write_gguf(model_path, tmp_path / name, "q8_0", name="tiny")
+    assert np.array_equal(np.fromfile(tmp_path / "a.gguf", np.uint8), np.fromfile(tmp_path / "b.gguf", np.uint8))

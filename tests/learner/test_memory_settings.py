@@ -1,0 +1,111 @@
+"""Gradient checkpointing and chunked logits change what is kept in memory, and no number."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from live_memory import LiveMemory
+from tiny import make_learner, sample, save_tiny_model
+
+from configs.learner import LearnerConfig
+from learner.batching import build_batch
+from learner.types import GrammarSpan
+
+GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
+LONG = 300
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model_path(request, tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def siblings(length):
+    """Three that share half of their tokens, longer together than a block of the attention."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(4, 60, length // 2).tolist()
+    made = []
+    for index in range(3):
+        ids = shared + rng.integers(4, 60, length // 2).tolist()
+        made.append(sample(ids, range(length // 2, len(ids)), advantage=(1.0, -0.5, 0.3)[index], name=str(index)))
+    return made
+
+
+def gradient(learner, samples):
+    batch = build_batch(samples, microbatch_tokens=10_000)
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    return torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+
+
+def test_checkpointing_changes_no_gradient(model_path):
+    kept = gradient(make_learner(model_path), siblings(LONG))
+    computed_again = gradient(make_learner(model_path, gradient_checkpointing=True), siblings(LONG))
+    assert kept.abs().max() > 0
+    assert torch.allclose(computed_again, kept, atol=1e-7, rtol=1e-5)
+
+
+def test_checkpointing_changes_no_gradient_of_the_kl_term(model_path):
+    settings = {"objective": "flow_grpo", "kl_weight": 0.5}
+    kept = gradient(make_learner(model_path, **settings), siblings(LONG))
+    computed_again = gradient(make_learner(model_path, gradient_checkpointing=True, **settings), siblings(LONG))
+    assert torch.allclose(computed_again, kept, atol=1e-7, rtol=1e-5)
+
+
+def test_checkpointing_changes_no_gradient_in_mixed_precision(model_path):
+    """A layer that is computed again is so in the precision of the first time."""
+    kept, computed_again = (
+        gradient(mixed_learner(model_path, gradient_checkpointing=on), siblings(LONG)) for on in (False, True)
+    )
+    assert kept.abs().max() > 0
+    assert torch.allclose(computed_again, kept, atol=1e-4, rtol=1e-2)
+
+
+def mixed_learner(model_path, **config):
+    from configs.model import ModelConfig
+    from learner.learner import Learner
+
+    learner = Learner(
+        model_path, ModelConfig(lora_rank=4), LearnerConfig(num_threads=1, **config), off_policy=False, seed=0
+    )
+    generator = torch.Generator().manual_seed(0)
+    for parameter in learner.policy.trainable_parameters():
+        parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+    return learner
+
+
+def test_checkpointing_keeps_a_fraction(model_path):
+    peaks = []
+    for on in (False, True):
+        learner = make_learner(model_path, gradient_checkpointing=on)
+        with LiveMemory() as memory:
+            gradient(learner, siblings(LONG))
+        peaks.append(memory.peak)
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10_000])
+def test_the_chunks_of_the_logits_change_no_gradient(model_path, chunk):
+    usual = gradient(make_learner(model_path), siblings(60))
+    chunked = gradient(make_learner(model_path, logit_chunk_tokens=chunk), siblings(60))
+    assert torch.allclose(chunked, usual, atol=1e-7, rtol=1e-5)
+
+
+def test_the_chunks_of_the_logits_respect_the_grammar(model_path):
+    sampled = sample([10, 11, 2, 5, 6, 5, 3], range(2, 7))
+    spans = (GrammarSpan(start=2, end=7, grammar=GRAMMAR),)
+    one = replace(sampled, grammar_spans=spans)
+    usual, chunked = (make_learner(model_path, logit_chunk_tokens=chunk).policy.logprobs([one]) for chunk in (128, 2))
+    assert torch.allclose(chunked, usual, atol=1e-6)
+    assert usual[0, 2] == 0
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_only_a_chunk_of_the_logits_exists_at_a_time(tmp_path, chunk):
+    """All 450 positions' would be 36 MB; a chunk's are 1.3 or 5.1 MB, held up to four times over by the softmax."""
+    folder = save_tiny_model(tmp_path, "llama", vocab_size=20_000)
+    learner = make_learner(folder, logit_chunk_tokens=chunk, gradient_checkpointing=True)
+    with LiveMemory() as memory:
+        gradient(learner, siblings(LONG))
+    logits_of_a_chunk = chunk * 20_000 * 4
+    assert logits_of_a_chunk < memory.peak < 4 * logits_of_a_chunk + 8_000_000

@@ -1,0 +1,78 @@
+import re
+
+import pytest
+from tiny_export import save_tiny_export_model
+
+from learner.modelfile import go_template, render_modelfile
+from rollout.building import build_chat
+
+SYSTEM, TASK, REPLY, RESULT = "Solve.", "Task: 6*7?\nStep 1 of 2.", '{"thought":"t"}', "Result: 42\nStep 2 of 2."
+
+
+def rendered(template, messages):
+    """The little of Go's template language that a chat template of ours uses: range, if, else if, eq and a field."""
+    body = template.removeprefix("{{ range $i, $m := .Messages }}").removesuffix("{{ end }}")
+    parts = re.split(r"(\{\{ .*? \}\})", body)
+    return "".join(one_message(parts, index, message) for index, message in enumerate(messages))
+
+
+def one_message(parts, index, message):
+    written, taken = [], [[True, True]]
+    for part in parts:
+        if found := re.fullmatch(r"\{\{ (else )?if eq \$(m\.Role|i) (\S+) \}\}", part):
+            otherwise, what, value = found.groups()
+            holds = message["role"] == value.strip('"') if what == "m.Role" else index == int(value)
+            if not otherwise:
+                taken.append([holds, holds])
+            else:
+                taken[-1] = [holds and not taken[-1][1], taken[-1][1] or holds]
+        elif part == "{{ else }}":
+            taken[-1] = [not taken[-1][1], True]
+        elif part == "{{ end }}":
+            taken.pop()
+        elif all(on for on, _ in taken):
+            written.append(message["content"] if part == "{{ $m.Content }}" else part)
+    assert len(taken) == 1
+    return "".join(written)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    return build_chat(save_tiny_export_model(tmp_path_factory.mktemp("chat") / "m", "qwen3"))
+
+
+def dialogue(*contents):
+    roles = ("system", "user", "assistant", "user")
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+def test_ollama_renders_the_very_dialogue_that_training_saw_turn_after_turn(chat):
+    template = go_template(chat.pieces)
+    tokenizer = chat._tokenizer
+    first = chat.prompt(SYSTEM, TASK)
+    second = first + chat.encode_completion(REPLY) + chat.bridge(chat.encode_completion(REPLY), RESULT)
+    assert rendered(template, dialogue(SYSTEM, TASK)) == tokenizer.decode(first)
+    assert rendered(template, dialogue(SYSTEM, TASK, REPLY, RESULT)) == tokenizer.decode(second)
+    # Qwen3's empty thinking block stands before each reply: thinking is off.
+    assert tokenizer.decode(second).count("<think>\n\n</think>\n\n") == 2
+
+
+def test_a_dialogue_without_a_system_message_is_rendered_as_the_tokenizer_does(chat):
+    messages = [{"role": "user", "content": TASK}]
+    expected = chat._tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    assert rendered(go_template(chat.pieces), messages) == expected
+
+
+def test_a_modelfile_names_the_file_the_template_and_every_parameter():
+    text = render_modelfile("model-q8_0.gguf", "{{ .Prompt }}\n", {"num_ctx": 1024, "stop": ["<a>", "<b>"]})
+    assert text == (
+        'FROM ./model-q8_0.gguf\nTEMPLATE """{{ .Prompt }}\n"""\n'
+        'PARAMETER num_ctx 1024\nPARAMETER stop "<a>"\nPARAMETER stop "<b>"\n'
+    )
+
+
+def test_a_template_that_would_end_its_own_quotes_is_refused():
+    with pytest.raises(ValueError, match="cannot stand in a Modelfile"):
+        render_modelfile("m.gguf", 'a"""b', {})

@@ -1,0 +1,58 @@
+"""A scripted policy for evaluations: the real agent, tools that answer from a table, no model."""
+
+from contextlib import contextmanager
+
+from scripted import decision, make_agent
+
+from configs.loading import load_run_config
+from rollout.engine import EngineError
+
+SOLUTIONS = {"1 1 4 6": "4*6*1*1", "4 6 6 8": "4+6+6+8"}
+
+
+def right_answer(task):
+    """What the scorer takes, where it is not the reference itself."""
+    return SOLUTIONS.get(task.answer, task.answer.split("\n")[0].partition(". ")[0])
+
+
+class ScriptedSolver:
+    """`answer_of(task, seed)` is the planner's only decision; an exception in it breaks the engine."""
+
+    max_open = 4
+
+    def __init__(self, answer_of):
+        self.answer_of = answer_of
+        self.asked = []
+
+    async def attempt(self, task, trajectory_id, *, temperature, seed):
+        self.asked.append((task.dataset, task.id, seed, temperature))
+        answer = self.answer_of(task, seed)
+        text = answer if isinstance(answer, Exception) else decision("answer", answer)
+        return await make_agent([text]).run(task, trajectory_id=trajectory_id, group_id=f"seed {seed}")
+
+
+def broken(task, seed):
+    return EngineError("gone")
+
+
+def config_for(tmp_path, *overrides):
+    return load_run_config(None, [f"output_dir={tmp_path}", "name=r", f"model.path={model_in(tmp_path)}", *overrides])
+
+
+def model_in(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"max_position_embeddings": 8192}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def use(monkeypatch, solver):
+    """Let commands open this solver in place of a model."""
+
+    @contextmanager
+    def open_scripted(config, adapter):
+        yield solver
+
+    monkeypatch.setattr("ray_jobs.evaluate.open_worker", open_scripted)
+    return solver

@@ -1,0 +1,52 @@
+"""Which cluster a run joins, and what is said where it cannot."""
+
+import socket
+
+import pytest
+
+from actors.cluster import ClusterError, start_ray
+from configs.cluster import ClusterConfig
+from configs.loading import ConfigError, load_run_config
+from ray_jobs.preflight import check_before_start
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "joined"),
+    [
+        (None, None, None),
+        (None, "head:6379", "head:6379"),
+        ("other:6379", "head:6379", "other:6379"),
+        ("auto", None, "auto"),
+        ("local", "head:6379", None),
+        (None, "local", None),
+        (None, "http://head:8265", None),
+    ],
+)
+def test_recipe_says_which_cluster_else_the_job_that_the_run_is_in(address, environment, joined, monkeypatch):
+    if environment:
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+    assert ClusterConfig(address=address).joined == joined
+
+
+def test_address_that_no_run_can_join_is_refused_with_the_command_that_can():
+    with pytest.raises(ConfigError, match="agentflow submit --address ray://head:10001"):
+        load_run_config(None, ["cluster.address=ray://head:10001"])
+
+
+def test_cluster_that_is_not_there_is_said_at_once():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    with pytest.raises(ClusterError, match=r"nothing listens at .*`ray status --address"):
+        start_ray(ClusterConfig(address=f"127.0.0.1:{port}"))
+
+
+def test_in_a_job_the_head_nodes_devices_say_nothing_about_where_models_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setattr("ray_jobs.preflight._check_model", lambda config: tmp_path)
+    check_before_start(load_run_config(None, [f"output_dir={tmp_path}/runs", "learner.num_threads=64"]))

@@ -1,0 +1,161 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+from evaluating import ScriptedSolver, config_for, right_answer, use
+
+from envs.types import Task
+from ray_jobs.compare import ComparisonError, run_compare
+from ray_jobs.evaluate import EvaluationRequest, run_evaluation
+from ray_jobs.evaluation_folder import EvaluationError
+from ray_jobs.run_folder import RunFolder
+from rollout.records import trajectory_record
+from rollout.types import Trajectory
+
+SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
+MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, branch=0.25}", "evaluation.num_tasks=40")
+
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch):
+    """An evaluation whose policy solves what `solves(task, seed)` says."""
+
+    def run(name, solves, *overrides, benchmarks=(), seeds=1):
+        use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task) if solves(task, seed) else "no"))
+        request = EvaluationRequest(
+            benchmarks=benchmarks, data=SAMPLE, whole=False, num_seeds=seeds, out=tmp_path / name
+        )
+        run_evaluation(config_for(tmp_path, *MIX, *overrides), request)
+        return tmp_path / name
+
+    return run
+
+
+def compared(before, after, **options):
+    page = run_compare(before, after, **{"out": None, "anyway": False} | options)
+    return json.loads((page.parent / "comparison.json").read_text()), words_of(page)
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.read_text().partition("</style>")[2]))
+
+
+def test_gain_is_paired_by_item_and_told_family_by_family(evaluate):
+    before = evaluate("before", lambda task, seed: False)
+    after = evaluate("after", lambda task, seed: task.dataset == "lookup")
+    result, words = compared(before, after)
+    row = result["benchmarks"]["lookup"]
+    assert (row["num_items"], row["before"], row["after"]) == (20, 0.0, 1.0)
+    assert (row["only_before"], row["only_after"], row["mcnemar_p"]) == (0, 20, 2 / 2**20)
+    assert result["benchmarks"]["branch"]["mcnemar_p"] == 1.0
+    assert result["benchmarks"]["branch"]["items_for_this_gain"] is None
+    assert (result["all"]["num_items"], result["all"]["gain"]) == (40, 0.5)
+    # Within the families nothing varies, so a bootstrap is too sure: the verdict tells Newcombe's interval.
+    assert result["all"]["bootstrap_ci95"] == [0.5, 0.5]
+    assert result["all"]["newcombe_ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
+    low, high = result["all"]["newcombe_ci95"]
+    assert f"+50.0 points (95% interval {100 * low:+.1f} to {100 * high:+.1f})" in result["verdict"]
+    assert "Yes. On 40 paired items: 0.0% before, 50.0% after." in words
+    assert "are equal, by digest" in words
+
+
+def test_small_gain_is_not_sold_as_one_and_its_price_in_items_is_told(evaluate):
+    before = evaluate("before", lambda task, seed: False)
+    after = evaluate("after", lambda task, seed: task.dataset == "branch" and int(task.id.split("-")[-1]) < 2)
+    result, words = compared(before, after)
+    assert result["all"]["mcnemar_p"] == 0.5
+    assert "This comparison does not show it." in words
+    # A gain of 2 of 40 with no item lost: (1.959964 sqrt(.05) + .841621 sqrt(.05 - .0025))^2 / .0025 + 1 / .05.
+    assert result["all"]["items_for_this_gain"] == 175
+    assert "for 5 points" in words
+
+
+def test_loss_is_called_a_loss(evaluate):
+    before = evaluate("before", lambda task, seed: True)
+    after = evaluate("after", lambda task, seed: task.dataset == "lookup")
+    result, words = compared(before, after)
+    assert result["all"]["gain"] == -0.5
+    assert "No, it is worse." in words
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("rollout.max_steps=2", "sampling"),
+        ("rollout.engine.dtype=float32", "quantisation"),
+        ("rollout.engine.adapter_mode=native", "quantisation"),
+        ("envs.search_results=3", "tools"),
+        ("evaluation.num_tasks=20", "items"),
+        ("seed=1", "items"),
+    ],
+)
+def test_evaluations_that_differ_in_more_than_the_policy_are_refused(evaluate, override, part):
+    before = evaluate("before", lambda task, seed: False)
+    after = evaluate("after", lambda task, seed: True, override)
+    with pytest.raises(ComparisonError, match=f"differ in {part}, and not in the policy alone"):
+        compared(before, after)
+
+
+def test_verifier_of_other_code_is_refused_and_flagged_when_it_is_compared_anyway(evaluate):
+    before = evaluate("before", lambda task, seed: False)
+    after = evaluate("after", lambda task, seed: True)
+    facts = json.loads((after / "evaluation.json").read_text())
+    facts["identity"]["verifier"]["code"] = "0" * 64
+    (after / "evaluation.json").write_text(json.dumps(facts))
+    with pytest.raises(ComparisonError, match="differ in verifier"):
+        compared(before, after)
+    result, words = compared(before, after, anyway=True)
+    assert result["differs_in"] == ["verifier"]
+    assert "This cannot be told: they also differ in verifier." in words
+    assert "Yes." not in words
+
+
+def test_item_with_another_question_under_the_same_id_is_never_paired(evaluate):
+    before = evaluate("before", lambda task, seed: False, benchmarks=("musique",))
+    after = evaluate("after", lambda task, seed: True, benchmarks=("musique",))
+    items = after / "items.jsonl"
+    items.write_text(items.read_text().replace("capital of the country where", "capital of that country where"))
+    with pytest.raises(ComparisonError, match=r"another question or reference, first musique/musique-0"):
+        compared(before, after, anyway=True)
+
+
+def test_evaluations_without_a_common_item_cannot_be_compared(evaluate):
+    before = evaluate("before", lambda task, seed: False, benchmarks=("musique",))
+    after = evaluate("after", lambda task, seed: True, benchmarks=("gaia",))
+    with pytest.raises(ComparisonError, match="no item in common"):
+        compared(before, after, anyway=True)
+
+
+def test_seeds_are_averaged_by_item_before_they_are_compared(evaluate):
+    warm = "evaluation.temperature=0.5"
+    before = evaluate("before", lambda task, seed: False, warm, seeds=4)
+    after = evaluate("after", lambda task, seed: task.dataset == "branch" and seed == 0, warm, seeds=4)
+    result, _ = compared(before, after)
+    row = result["benchmarks"]["branch"]
+    assert (row["num_items"], row["after"], row["only_after"]) == (10, 0.25, 10)
+    assert row["newcombe_ci95"] is None
+    assert row["discordant"] == pytest.approx(1 / 16)
+
+
+def test_folder_that_is_no_evaluation_is_named(evaluate, tmp_path):
+    before = evaluate("before", lambda task, seed: False)
+    with pytest.raises(EvaluationError, match="holds no evaluation"):
+        compared(before, tmp_path)
+
+
+def test_phases_of_a_training_run_compare_without_a_second_folder(tmp_path):
+    def record(phase, index, answer):
+        task = Task(id=f"lookup-{index}", dataset="lookup", question="?", answer="1")
+        trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer=answer, stop_reason="answered")
+        return trajectory_record(trajectory, reward=float(answer == "1"), phase=phase, step=None)
+
+    with RunFolder.create(config_for(tmp_path)) as folder:
+        folder.log_trajectories(record("eval_before", index, "0") for index in range(8))
+        folder.log_trajectories(record("eval_after", index, "1") for index in range(8))
+    result, words = compared(folder.path, None)
+    assert (result["all"]["only_after"], result["all"]["mcnemar_p"]) == (8, 2 / 2**8)
+    assert result["differs_in"] == []
+    assert "eval_before → eval_after" in words.replace("&rarr;", "→")
+    with pytest.raises(EvaluationError, match="is not the folder of a run"):
+        compared(tmp_path / "model", None)

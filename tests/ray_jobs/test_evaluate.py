@@ -1,0 +1,231 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+from evaluating import ScriptedSolver, broken, config_for, right_answer, use
+from scripted import ScriptedTool, decision, make_agent
+
+from ray_jobs.evaluate import EvaluationRequest, evaluation_items, run_evaluation
+from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
+from rollout.engine import BackendError, EngineError
+from rollout.records import read_records
+
+SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
+ALL = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "aime24", "amc23", "game24", "gpqa", "medqa")
+
+
+def request_for(tmp_path, *benchmarks, **changes):
+    out = tmp_path / "out"
+    return EvaluationRequest(**{"benchmarks": benchmarks, "data": SAMPLE, "whole": False, "out": out} | changes)
+
+
+def summary_of(tmp_path):
+    return json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.read_text().partition("</style>")[2]))
+
+
+def test_all_ten_benchmarks_are_scored_by_their_own_scorers(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    page = run_evaluation(config_for(tmp_path), request_for(tmp_path, *ALL))
+    summary = summary_of(tmp_path)
+    assert {name: row["solve_rate"] for name, row in summary["benchmarks"].items()} == dict.fromkeys(ALL, 1.0)
+    assert summary["num_items"] == 20
+    # Wilson, 2 of 2: 1 / (1 + 1.96^2 / 2).
+    assert summary["benchmarks"]["gaia"]["solve_rate_ci95"] == pytest.approx([0.342, 1.0], abs=1e-3)
+    words = words_of(page)
+    assert "100.0% of 20 items, one try each" in words
+    assert "GPQA Diamond 2 100.0%" in words
+    assert "2 of 125 items" in words
+
+
+def test_failed_infrastructure_is_tried_again_and_then_counts_as_not_solved_in_plain_sight(tmp_path, monkeypatch):
+    tries = {}
+
+    def answer(task, seed):
+        tries[task.id] = tries.get(task.id, 0) + 1
+        if task.id == "amc23-0" and tries[task.id] < 3:
+            return EngineError("gone")
+        return right_answer(task) if task.id == "amc23-0" else EngineError("gone")
+
+    use(monkeypatch, ScriptedSolver(answer))
+    page = run_evaluation(config_for(tmp_path, "evaluation.max_attempts=3"), request_for(tmp_path, "amc23"))
+    assert tries == {"amc23-0": 3, "amc23-1": 3}
+    row = summary_of(tmp_path)["benchmarks"]["amc23"]
+    assert (row["solve_rate"], row["num_items"], row["infrastructure_failures"], row["retried"]) == (0.5, 2, 1, 2)
+    assert "1 results are infrastructure failures : they count as not solved" in words_of(page)
+    rewards = {row["task_id"]: row["reward"] for row in read_records(tmp_path / "out" / "items.jsonl")}
+    assert rewards == {"amc23-0": 1.0, "amc23-1": None}
+
+
+def test_item_that_is_done_is_not_run_again_but_a_failed_one_is(tmp_path, monkeypatch):
+    config, request = config_for(tmp_path), request_for(tmp_path, "musique", "amc23")
+    use(monkeypatch, ScriptedSolver(lambda task, seed: broken(task, seed) if task.id == "amc23-1" else "no"))
+    run_evaluation(config, request)
+    again = use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    run_evaluation(config, request)
+    assert [asked[1] for asked in again.asked] == ["amc23-1"]
+    stored = read_evaluation(tmp_path / "out")
+    assert len(stored.items) == 4
+    assert {key.task_id: item.solved for key, item in stored.items.items()}["amc23-1"]
+    finished = use(monkeypatch, ScriptedSolver(broken))
+    run_evaluation(config, request)
+    assert finished.asked == []
+
+
+def test_evaluation_that_was_cut_off_in_a_line_goes_on(tmp_path, monkeypatch):
+    config, request = config_for(tmp_path), request_for(tmp_path, "musique")
+    use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    run_evaluation(config, request)
+    items = tmp_path / "out" / "items.jsonl"
+    items.write_bytes(items.read_bytes()[:-20])
+    with pytest.raises(EvaluationError, match="1 of 2 results; run the same command again"):
+        read_evaluation(tmp_path / "out")
+    again = use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    run_evaluation(config, request)
+    assert len(again.asked) == 1
+    assert read_evaluation(tmp_path / "out").items.keys()
+
+
+def test_error_that_no_item_survives_ends_the_command_and_keeps_what_is_done(tmp_path, monkeypatch):
+    class FakeRefusedSolver(ScriptedSolver):
+        async def attempt(self, task, trajectory_id, **options):
+            if task.id == "musique-1":
+                raise BackendError("the server refuses the key")
+            return await super().attempt(task, trajectory_id, **options)
+
+    use(monkeypatch, FakeRefusedSolver(lambda task, seed: right_answer(task)))
+    with pytest.raises(BackendError, match="refuses the key"):
+        run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    assert [row["task_id"] for row in read_records(tmp_path / "out" / "items.jsonl")] == ["musique-0"]
+
+
+def test_folder_of_another_policy_or_other_settings_is_refused(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    with pytest.raises(EvaluationError, match="with another sampling"):
+        run_evaluation(config_for(tmp_path, "rollout.max_steps=2"), request_for(tmp_path, "musique"))
+    with pytest.raises(EvaluationError, match="with another items"):
+        run_evaluation(config_for(tmp_path), request_for(tmp_path, "gaia"))
+    changed = config_for(tmp_path)
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(EvaluationError, match="with another policy"):
+        run_evaluation(changed, request_for(tmp_path, "musique"))
+
+
+def test_seeds_are_tries_of_the_same_items_and_widen_no_interval(tmp_path, monkeypatch):
+    solver = use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task) if seed < 2 else "no"))
+    config = config_for(tmp_path, "evaluation.temperature=0.7")
+    run_evaluation(config, request_for(tmp_path, "musique", num_seeds=4))
+    row = summary_of(tmp_path)["benchmarks"]["musique"]
+    assert row["by_seed"] == [1.0, 1.0, 0.0, 0.0]
+    assert (row["num_items"], row["num_results"], row["solve_rate"]) == (2, 8, 0.5)
+    # Wilson over two items, one of which is solved on average: not over eight tries.
+    assert row["solve_rate_ci95"] == pytest.approx([0.0945, 0.9055], abs=1e-4)
+    assert {asked[2:] for asked in solver.asked} == {(seed, 0.7) for seed in range(4)}
+
+
+def test_seeds_of_a_greedy_policy_are_refused(tmp_path):
+    with pytest.raises(EvaluationError, match="copies of one another"):
+        run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", num_seeds=2))
+
+
+def test_limit_takes_the_same_items_every_time_and_not_the_first_ones(tmp_path):
+    config = config_for(tmp_path, "evaluation.num_tasks=60", "envs.mix={lookup=0.5, branch=0.5}")
+    tasks = evaluation_items(config, EvaluationRequest(limit=10))
+    assert [task.dataset for task in tasks].count("lookup") == 10
+    assert len(tasks) == 20
+    assert tasks == evaluation_items(config, EvaluationRequest(limit=10))
+    assert tasks[:10] != evaluation_items(config, EvaluationRequest())[:10]
+
+
+def test_file_that_is_missing_or_has_another_length_is_one_sentence(tmp_path):
+    with pytest.raises(EvaluationError, match=r"needs the file .*gaia.jsonl"):
+        evaluation_items(config_for(tmp_path), request_for(tmp_path, "gaia", data=tmp_path))
+    with pytest.raises(EvaluationError, match="expected 127 items, found 2"):
+        evaluation_items(config_for(tmp_path), request_for(tmp_path, "gaia", whole=True))
+    with pytest.raises(EvaluationError, match="unknown benchmark 'mmlu'"):
+        evaluation_items(config_for(tmp_path), request_for(tmp_path, "mmlu"))
+
+
+def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
+    class FakeJudge:
+        def __init__(self, config):
+            self.asked = []
+
+        async def same(self, question, gold, answer):
+            return {"the U.K.": True, "unclear": None}.get(answer, False)
+
+        async def close(self):
+            pass
+
+    monkeypatch.setattr("ray_jobs.evaluate.AnswerJudge", FakeJudge)
+    answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}
+    use(monkeypatch, ScriptedSolver(lambda task, seed: answers.get(task.id, "D")))
+    config = config_for(tmp_path, "evaluation.judge={model='m'}")
+    page = run_evaluation(config, request_for(tmp_path, "musique", "gaia", "medqa"))
+    rows = summary_of(tmp_path)["benchmarks"]
+    judged = {"asked": 2, "accepted": 1, "silent": 1, "solve_rate_with_judge": 0.5}
+    assert (rows["musique"]["solve_rate"], rows["musique"]["judge"]) == (0.0, judged)
+    assert rows["gaia"]["judge"] == {"asked": 1, "accepted": 0, "silent": 0, "solve_rate_with_judge": 0.5}
+    # A letter has one right form: nobody is asked.
+    assert rows["medqa"]["judge"] is None
+    assert "A language model's word, apart" in words_of(page).replace("&#x27;", "'")
+
+
+def test_identity_proves_what_was_evaluated(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    page = run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    identity = json.loads((tmp_path / "out" / "evaluation.json").read_text())["identity"]
+    assert re.fullmatch("[0-9a-f]{64}", identity["policy"]["model_digest"])
+    assert re.fullmatch("[0-9a-f]{64}", identity["verifier"]["code"])
+    assert identity["quantisation"]["weights"] == "bfloat16"
+    assert identity["items"]["musique"]["count"] == 2
+    words = words_of(page)
+    assert "Verifier and generator are rules: they asked no model." in words
+    assert f"items of MuSiQue 2, {identity['items']['musique']['digest'][:12]}" in words
+
+
+def test_page_shows_hostile_text_as_text(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "<script>alert(1)</script>"))
+    page = run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique")).read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_judge_without_its_key_ends_the_command_before_anything_is_run(tmp_path, monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    solver = use(monkeypatch, ScriptedSolver(broken))
+    with pytest.raises(EvaluationError, match="names JUDGE_KEY, which is not set"):
+        run_evaluation(
+            config_for(tmp_path, "evaluation.judge={model='m', api_key_env='JUDGE_KEY'}"),
+            request_for(tmp_path, "musique"),
+        )
+    assert solver.asked == []
+
+
+def test_question_that_a_tool_brought_in_is_reported_as_a_leak(tmp_path, monkeypatch):
+    run_evaluation_with_search(tmp_path, monkeypatch)
+    leaks = summary_of(tmp_path)["benchmarks"]["musique"]["leaks"]
+    assert leaks == {"searched": 2, "leaked": ["musique/musique-0/0"], "share": 0.5}
+    assert "MuSiQue 2 1 50.0%" in words_of(tmp_path / "out" / "report.html")
+
+
+def run_evaluation_with_search(tmp_path, monkeypatch):
+    """The page that is found for the first item holds its question."""
+    found = {
+        "musique-0": "What is the capital of the country where Mount Kenya stands? Nairobi.",
+        "musique-1": "Bern is a city on the river Aare.",
+    }
+
+    class SearchingSolver(ScriptedSolver):
+        async def attempt(self, task, trajectory_id, **options):
+            search = ScriptedTool("search", {"q": found[task.id]})
+            texts = [decision("search", "q"), decision("answer", "x")]
+            return await make_agent(texts, tools=[search]).run(task, trajectory_id=trajectory_id, group_id="g")
+
+    use(monkeypatch, SearchingSolver(broken))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))

@@ -1,0 +1,81 @@
+import json
+
+from evaluating import config_for, model_in
+from ollama_protocol import ScriptedOllama, serving
+
+from configs.loading import load_run_config
+from envs.types import Task
+from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
+
+TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
+
+
+class OllamaWithModels(ScriptedOllama):
+    """Adds the list of models, with the fields of docs/api.md."""
+
+    def answer(self, method, path, raw):
+        if (method, path) != ("GET", "/api/tags"):
+            return super().answer(method, path, raw)
+        details = {"format": "gguf", "family": "qwen3", "parameter_size": "8.2B", "quantization_level": "Q8_0"}
+        return 200, {"models": [{"name": "planner:latest", "digest": "ab" * 32, "details": details}]}
+
+
+def own(tmp_path, *overrides):
+    config = config_for(tmp_path, *overrides)
+    return identity_of(config, adapter=None, model_path=model_in(tmp_path), tasks=TASKS, num_seeds=1)
+
+
+def served(address, model="planner"):
+    config = load_run_config(
+        None, ["backend.kind=ollama", f"backend.model={model}", f"backend.base_url={address}", "backend.max_retries=0"]
+    )
+    return identity_of(config, adapter=None, model_path=None, tasks=TASKS, num_seeds=1)
+
+
+def test_ollama_tells_the_digest_and_the_quantisation_of_what_it_serves():
+    with serving(OllamaWithModels()) as address:
+        identity = served(address)
+    assert identity["policy"]["model_digest"] == "ab" * 32
+    assert identity["quantisation"]["weights"] == "Q8_0"
+    assert unproven(identity) == []
+
+
+def test_what_a_server_does_not_tell_is_named_and_not_made_up():
+    with serving(OllamaWithModels()) as address:
+        identity = served(address, model="another")
+    assert identity["quantisation"]["weights"] is None
+    assert unproven(identity) == ["quantisation", "digest of the model"]
+
+
+def test_frozen_module_that_asks_a_model_is_named_by_its_weights_too(tmp_path):
+    native = "rollout.engine.adapter_mode=native"
+    rule, model = own(tmp_path, native), own(tmp_path, native, "rollout.verifier.kind=model")
+    assert rule["verifier"]["weights"] is None
+    assert model["verifier"]["weights"] == model["policy"]["model_digest"]
+    assert differences(rule, model) == ["verifier"]
+
+
+def test_weights_are_told_apart_and_the_name_of_their_folder_is_not(tmp_path):
+    first = own(tmp_path)["policy"]["model_digest"]
+    moved = model_in(tmp_path).rename(tmp_path / "moved")
+    config = config_for(tmp_path)
+    same = identity_of(config, adapter=None, model_path=moved, tasks=TASKS, num_seeds=1)
+    assert same["policy"]["model_digest"] == first
+    (moved / "model.safetensors").write_bytes(b"weightt")
+    other = identity_of(config, adapter=None, model_path=moved, tasks=TASKS, num_seeds=1)
+    assert other["policy"]["model_digest"] != first
+    assert differences(same, other) == []
+
+
+def test_recording_and_replaying_the_same_tools_are_alike_and_hints_are_not(tmp_path):
+    plain = own(tmp_path)
+    replayed = own(tmp_path, "envs.recording.path=results.jsonl", "envs.recording.mode=replay")
+    assert differences(plain, replayed) == []
+    assert differences(plain, own(tmp_path, "memory.enabled=true")) == []
+    assert differences(plain, own(tmp_path, "memory.enabled=true", "memory.in_evaluation=true")) == ["memory"]
+
+
+def test_identity_is_what_is_read_back(tmp_path):
+    identity = own(tmp_path)
+    assert json.loads(json.dumps(identity)) == identity
+    assert set(FIXED) < set(identity)

@@ -1,0 +1,190 @@
+import hashlib
+import json
+import re
+from collections import namedtuple
+
+import pytest
+from tiny_export import random_adapter, save_tiny_export_model
+
+from configs.run import RunConfig
+from learner.checkpoint import CheckpointError, write_manifest
+from learner.demo_model import demo_model_dir
+from learner.export import ExportError
+from learner.export_gap import greedy_answer, loaded_model
+from ray_jobs.cli import main
+from ray_jobs.export import ExportOptions, find_source, planner_openings, read_export, run_export
+from rollout.building import build_chat
+
+OPTIONS = ExportOptions(formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
+Usage = namedtuple("Usage", "total used free")
+
+
+def make_run(folder, model_path, adapter, **changes):
+    """A run folder with one checkpoint, as training leaves it."""
+    config = RunConfig.model_validate(
+        {
+            "name": "tiny",
+            "model": {"path": str(model_path), "lora_rank": 4, "lora_alpha": 8.0},
+            "envs": {"actions": ["think", "answer"]},
+            "rollout": {"max_steps": 2, "max_turn_tokens": 12, "engine": {"max_model_len": 128}},
+        }
+        | changes
+    )
+    checkpoint = folder / "checkpoints" / "v000003"
+    checkpoint.mkdir(parents=True)
+    (folder / "config.json").write_text(config.model_dump_json())
+    (checkpoint / "adapter.safetensors").write_bytes(adapter)
+    write_manifest(checkpoint, policy_version=3, step=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_export_model(tmp_path_factory.mktemp("model") / "m", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def adapter(model_path):
+    return random_adapter(model_path)
+
+
+@pytest.fixture
+def run(tmp_path, model_path, adapter):
+    return make_run(tmp_path / "runs" / "tiny", model_path, adapter)
+
+
+def test_an_export_holds_both_models_a_modelfile_and_what_proves_them(run, model_path, adapter, tmp_path):
+    run_export(str(run), None, tmp_path / "out", OPTIONS)
+    manifest = read_export(tmp_path / "out", ("model-q8_0.gguf", "Modelfile", "hf/model.safetensors"))
+    assert manifest["source"] == {
+        "run": "tiny",
+        "checkpoint": "v000003",
+        "policy_version": 3,
+        "adapter_sha256": hashlib.sha256(adapter).hexdigest(),
+        "base_model": str(model_path),
+        "base_sha256": {
+            "model.safetensors": hashlib.sha256((model_path / "model.safetensors").read_bytes()).hexdigest()
+        },
+        "lora_rank": 4,
+        "lora_alpha": 8.0,
+    }
+    gguf = manifest["gguf"]
+    assert (gguf["file"], gguf["quantization"], gguf["gap"]["num_prompts"]) == ("model-q8_0.gguf", "q8_0", 2)
+    assert 0 < gguf["gap"]["mean_abs_logprob"] < 1
+    on_disk = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == on_disk - {"export.json"}
+    text = (tmp_path / "out" / "Modelfile").read_text()
+    assert text.startswith("FROM ./model-q8_0.gguf\nTEMPLATE ")
+    assert "PARAMETER num_ctx 128\n" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+
+
+def test_only_what_was_asked_for_is_written(run, tmp_path):
+    run_export(str(run), None, tmp_path / "a", ExportOptions(formats=("hf",), quantization="q8_0", num_prompts=2))
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"hf", "export.json"}
+    run_export(str(run), None, tmp_path / "b", ExportOptions(formats=("gguf",), quantization="f16", num_prompts=0))
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"model-f16.gguf", "Modelfile", "export.json"}
+    assert read_export(tmp_path / "b", ())["gguf"]["gap"] is None
+
+
+def test_run_checkpoint_and_adapter_file_name_the_same_policy(run):
+    checkpoint = run / "checkpoints" / "v000003"
+    for source in (run, checkpoint, checkpoint / "adapter.safetensors"):
+        found = find_source(str(source), None)
+        assert (found.checkpoint, found.config.name) == (checkpoint, "tiny")
+    assert find_source("none", None).checkpoint is None
+
+
+def test_a_checkpoint_whose_bytes_changed_is_not_exported(run, tmp_path):
+    (run / "checkpoints" / "v000003" / "adapter.safetensors").write_bytes(b"other")
+    with pytest.raises(CheckpointError, match="use an older checkpoint"):
+        run_export(str(run), None, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path, run):
+    with pytest.raises(CheckpointError, match="is no folder; name a run"):
+        find_source(str(tmp_path / "nowhere"), None)
+    lonely = tmp_path / "a" / "b" / "v000003"
+    lonely.parent.mkdir(parents=True)
+    (run / "checkpoints" / "v000003").rename(lonely)
+    with pytest.raises(ExportError, match="lies in no run folder; name the recipe"):
+        find_source(str(lonely), None)
+    with pytest.raises(CheckpointError, match="has no checkpoint to export"):
+        find_source(str(run), None)
+
+
+def test_a_folder_that_is_there_is_left_alone(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ExportError, match=r"exists; choose another folder"):
+        run_export(str(run), None, tmp_path / "out", OPTIONS)
+
+
+def test_too_little_room_is_said_before_anything_is_written(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10**9, 10**9 - 5000, 5000))
+    with pytest.raises(ExportError, match=r"has 0 MiB free; free some"):
+        run_export(str(run), None, tmp_path / "out", OPTIONS)
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(run, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ray_jobs.export.write_gguf", full)
+    with pytest.raises(ExportError, match="No space left on device; free space or choose another folder"):
+        run_export(str(run), None, tmp_path / "out", OPTIONS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+def test_a_model_that_gguf_does_not_know_can_still_be_exported_for_hugging_face(tmp_path):
+    model = save_tiny_export_model(tmp_path / "m", "gemma", head_dim=16)
+    run = make_run(tmp_path / "run", model, random_adapter(model))
+    with pytest.raises(ExportError, match="export it with --format hf"):
+        run_export(str(run), None, tmp_path / "out", OPTIONS)
+    run_export(str(run), None, tmp_path / "out", ExportOptions(formats=("hf",), quantization="q8_0", num_prompts=0))
+
+
+def test_an_export_that_was_changed_afterwards_is_not_trusted(run, tmp_path):
+    run_export(str(run), None, tmp_path / "out", ExportOptions(formats=("gguf",), quantization="f16", num_prompts=0))
+    (tmp_path / "out" / "Modelfile").write_text("FROM other")
+    with pytest.raises(ExportError, match="Modelfile is not the file that was exported"):
+        read_export(tmp_path / "out", ("Modelfile",))
+    (tmp_path / "out" / "export.json").write_text("{")
+    with pytest.raises(ExportError, match="is no complete export"):
+        read_export(tmp_path / "out", ())
+
+
+def test_the_command_says_what_is_wrong_in_one_line(capsys, tmp_path):
+    assert main(["export", str(tmp_path / "nowhere"), "--to", str(tmp_path / "out")]) == 2
+    assert re.fullmatch(r"agentflow: error: '.*nowhere' is no folder; .*\n", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_the_demo_model_answers_planner_prompts_the_same_after_export_and_loading_back(tmp_path):
+    """The adapter beside the weights, the merged model, and the GGUF file, on the same prompts, greedily."""
+    import torch
+    from peft import get_peft_model, set_peft_model_state_dict
+    from safetensors.torch import load
+    from tiny_export import lora_config
+
+    base = demo_model_dir()
+    adapter = random_adapter(base, scale=0.004)
+    run = make_run(tmp_path / "run", base, adapter, rollout={"max_steps": 5, "max_turn_tokens": 12})
+    run_export(
+        str(run), None, tmp_path / "out", ExportOptions(formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
+    )
+    config = find_source(str(run), None).config
+    chat = build_chat(tmp_path / "out" / "hf")
+    prompts = [chat.prompt(*text) for text in planner_openings(config, 2)]
+    with loaded_model(base) as model:
+        beside = get_peft_model(model, lora_config(4)).eval()
+        set_peft_model_state_dict(beside, load(adapter))
+        with torch.inference_mode():
+            in_place = [greedy_answer(beside, prompt, 12) for prompt in prompts]
+    with loaded_model(tmp_path / "out" / "hf") as merged:
+        assert [greedy_answer(merged, prompt, 12) for prompt in prompts] == in_place
+    gap = json.loads((tmp_path / "out" / "export.json").read_text())["gguf"]["gap"]
+    # The GGUF file was loaded back for these, and went on after the same prompts.
+    assert gap["same_answers"] == gap["num_prompts"] == 2
+    assert gap["mean_kl"] < 0.01
+    assert gap["same_top"] > 0.95

@@ -1,0 +1,343 @@
+"""`agentflow plan`: the arithmetic against hand computation and against what real models take, fits and refusals."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from configs.loading import load_run_config
+from learner import tree_attention
+from ray_jobs import cli
+from ray_jobs.plan import as_overrides, make_plan, plan_facts
+from ray_jobs.plan_memory import GIB, activations, kv_cache, kv_token_bytes
+from ray_jobs.plan_run import CARDS, HEADROOM, card_bytes
+from ray_jobs.plan_shapes import PlanError, find_shape, known_models, read_shape
+
+RECIPES = Path(cli.RECIPES)
+A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
+ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+BY_HAND = {
+    # embedding (+ head) + layers x (q + k + v + o + MLP + norms + q and k norms or biases) + last norm; KiB a token;
+    # rank-32 adapters of all linear layers.
+    "Qwen/Qwen3-0.6B": (
+        151936 * 1024
+        + 28 * (1024 * 2048 + 2 * 1024 * 1024 + 2048 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128)
+        + 1024,
+        28 * 2 * 8 * 128 * 2 / 1024,
+        32 * 28 * ((1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024) + 3 * (1024 + 3072)),
+    ),
+    "Qwen/Qwen3-8B": (
+        2 * 151936 * 4096
+        + 36 * (4096 * 4096 + 2 * 4096 * 1024 + 4096 * 4096 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128)
+        + 4096,
+        144,
+        32 * 36 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288)),
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": (
+        2 * 152064 * 3584
+        + 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3584 + 2 * 512 + 3 * 3584 * 18944 + 2 * 3584)
+        + 3584,
+        56,
+        32 * 28 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)),
+    ),
+    "meta-llama/Llama-3.1-8B-Instruct": (
+        2 * 128256 * 4096 + 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096) + 4096,
+        128,
+        32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)),
+    ),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": (
+        49152 * 576 + 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536 + 2 * 576) + 576,
+        22.5,
+        32 * 30 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_parameters_cache_and_adapter_are_those_counted_by_hand(name):
+    parameters, kib_per_token, lora = BY_HAND[name]
+    shape = find_shape(name)
+    assert shape.num_parameters == parameters
+    assert kv_token_bytes(shape, "bfloat16") == kib_per_token * 1024
+    assert shape.lora_parameters(32, ALL_LINEARS) == lora
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_parameters_are_what_the_models_page_states(name):
+    assert find_shape(name).num_parameters == known_models()[name]["parameters"]
+
+
+def test_a_cache_loses_what_is_less_than_a_block():
+    """3 GiB / (144 KiB x 16) = 1365.3 blocks, so 1365 x 16 tokens, which is 3 sequences of 6144."""
+    cache = kv_cache(find_shape("Qwen/Qwen3-8B"), "bfloat16", 3 * GIB, 16)
+    assert cache.num_tokens == 1365 * 16
+    assert cache.num_sequences(6144) == 3
+
+
+def test_the_a40_recipe_by_hand():
+    """Every figure in GiB, to two places."""
+    plan, refused = make_plan(load_run_config(A40_RECIPE), card="A40")
+    engine, learner, prm = plan.processes
+    assert [round(part.num_bytes / GIB, 2) for part in engine.parts] == [
+        round(8_190_735_360 * 2 / GIB, 2),
+        round(4 * 87_293_952 * 2 / GIB, 2),
+        3.0,
+        round((2048 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + 128 * 151_936 * 14) / GIB, 2),
+        1.0,
+        0.45,
+    ]
+    layer_again = 14 * 4096 + 8 * (4096 + 1024) + 12 * 12288 + 16 * 32
+    acting = 36 * 6144 * 4096 * 2 + 6144 * layer_again
+    assert [round(part.num_bytes / GIB, 2) for part in learner.parts] == [
+        round(8_190_735_360 * 2 / GIB, 2),
+        round(87_293_952 * 16 / GIB, 2),
+        round(acting / GIB, 2),
+        round(0.05 * acting / GIB, 2),
+        0.45,
+    ]
+    assert prm.parts[0].num_bytes == 596_049_920 * 2
+    assert refused == []
+    assert plan.cards[0].free == card_bytes("A40") - sum(process.num_bytes for process in plan.processes)
+
+
+def plan_of(recipe, *overrides, card="A40"):
+    plan, refused = make_plan(load_run_config(RECIPES / f"{recipe}.toml", overrides), card=card, machine_bytes=24 * GIB)
+    facts = plan_facts(plan, refused)
+    json.dumps(facts)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "card"),
+    [
+        ("dapo_qwen3_8b_a40", (), "A40"),
+        ("dapo_qwen3_8b_a40", (), "h200"),
+        ("dapo_qwen3_8b_a40", ("model.path=meta-llama/Llama-3.1-8B-Instruct",), "A40"),
+        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-1.7B",), "L4"),
+        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-4B", "rollout.engine.kv_cache_gib=12"), "A40"),
+        ("dapo_qwen3_8b_a40", ("card.shared=false", "card.learner=1", "card.engine=1", "card.prm=0.2"), "24"),
+        ("flow_grpo_qwen25_7b", (), "A40"),
+        ("demo_cpu", (), "A40"),
+        ("sync_cpu", ("model.path=Qwen/Qwen3-0.6B",), "A40"),
+    ],
+)
+def test_fits(recipe, overrides, card):
+    facts = plan_of(recipe, *overrides, card=card)
+    assert facts["fits"]
+    assert facts["refusals"] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "card", "says", "remedies"),
+    [
+        (
+            ("rollout.engine.kv_cache_gib=6",),
+            "A40",
+            "needs",
+            ["rollout.engine.kv_cache_gib=3.75"],
+        ),
+        (("learner.gradient_checkpointing=false",), "A40", "learner", ["learner.gradient_checkpointing=true"]),
+        (
+            ("rollout.engine.kv_cache_gib=0.5",),
+            "A40",
+            "holds 3,632 tokens, which is not one sequence of rollout.engine.max_model_len = 6,144",
+            ["rollout.engine.kv_cache_gib=1.0"],
+        ),
+        (
+            ("model.path=Qwen/Qwen2.5-7B-Instruct", "rollout.engine.max_model_len=40000"),
+            "H200",
+            "longer than the 32768 positions",
+            ["rollout.engine.max_model_len=32768"],
+        ),
+        (("learner.microbatch_tokens=16384",), "A40", "needs", ["learner.microbatch_tokens=7424"]),
+        (
+            ("rollout.engine.kv_cache_gib=8", "learner.gradient_checkpointing=false"),
+            "A40",
+            "needs",
+            [
+                "learner.gradient_checkpointing=true rollout.engine.kv_cache_gib=1.0 rollout.engine.max_model_len=6144 "
+                "learner.microbatch_tokens=4096"
+            ],
+        ),
+        (("card.shared=false",), "A40", "0.465 of A40 has 20.60 GiB", ["card.learner=0.47"]),
+        (("model.path=Qwen/Qwen3-14B",), "A40", "no setting makes it fit (weights alone take 56.13)", []),
+        ((), "24", "take one of 44 GiB, several cards with card.shared=false, or a smaller model.path", []),
+    ],
+)
+def test_refuses_what_cannot_fit_and_names_what_would(overrides, card, says, remedies):
+    facts = plan_of("dapo_qwen3_8b_a40", *overrides, card=card)
+    assert not facts["fits"]
+    first = facts["refusals"][0]
+    assert says in first["reason"]
+    told = [as_overrides(changes) for changes in first["remedies"]]
+    assert set(remedies) <= set(told)
+    assert bool(told) == bool(remedies)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("rollout.engine.kv_cache_gib=6",),
+        ("learner.microbatch_tokens=16384",),
+        ("rollout.engine.kv_cache_gib=8", "learner.gradient_checkpointing=false"),
+        ("model.lora_rank=256",),
+    ],
+)
+def test_every_remedy_that_is_named_works(overrides):
+    for remedy in plan_of("dapo_qwen3_8b_a40", *overrides)["refusals"][0]["remedies"]:
+        changes = as_overrides(remedy).split(" ")
+        assert plan_of("dapo_qwen3_8b_a40", *overrides, *changes)["fits"], remedy
+
+
+def test_a_further_engine_is_held_to_its_share_of_another_card():
+    assert plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")["fits"]
+    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2", "rollout.engine.kv_cache_gib=3.5")
+    assert [card["name"] for card in facts["cards"]] == ["A40", "0.485 of A40"]
+    (refusal,) = facts["refusals"]
+    assert "0.485 of A40 has 21.49 GiB" in refusal["reason"]
+    assert {"rollout.engine.kv_cache_gib": 3.0} in refusal["remedies"]
+
+
+def test_an_engine_over_two_cards_puts_half_on_each():
+    """Weights 15.26 / 2; half of the 8 key-value heads, so twice as many tokens in a card's cache."""
+    facts = plan_of("dapo_qwen3_8b_a40", "rollout.engine.tensor_parallel=2", "card.learner=0.6", "card.shared=false")
+    engine = facts["cards"][0]
+    assert engine["name"] == "1 of A40"
+    assert engine["processes"][0]["parts"][0]["num_bytes"] == 8_190_735_360
+    assert facts["kv"]["num_tokens"] == 3 * GIB // (72 * 1024 * 16) * 16
+
+
+def test_ranks_of_a_learner_divide_the_moments_and_at_stage_3_the_base():
+    two = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
+    assert two[0]["num_bytes"] == 2 * 8_190_735_360
+    assert two[1]["num_bytes"] == 87_293_952 * (4 + 4 + 4)
+    four = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=4", "learner.zero_stage=3")
+    assert four["cards"][1]["processes"][0]["parts"][0]["num_bytes"] == 2 * 8_190_735_360 // 4
+
+
+def test_a_trained_prm_only_scores(tmp_path):
+    trained = plan_of("dapo_qwen3_8b_a40", f"reward.prm_path={tmp_path}")["process_bytes"]["PRM"]
+    assert trained < plan_of("dapo_qwen3_8b_a40")["process_bytes"]["PRM"]
+
+
+def test_a_recipe_of_outcomes_alone_has_no_prm():
+    assert "PRM" not in plan_of("flow_grpo_qwen25_7b")["process_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "mixture of experts"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts"),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ({"model_type": "gemma3"}, "model_type 'gemma3'"),
+        ({"model_type": "llama", "num_attention_heads": 4}, "incomplete or broken"),
+    ],
+)
+def test_what_the_formulas_do_not_cover_is_refused(config, says):
+    with pytest.raises(PlanError, match=says):
+        read_shape(config, name="this model")
+
+
+def test_an_unknown_model_says_how_to_give_its_config():
+    with pytest.raises(PlanError, match="--model-config FILE"):
+        find_shape("someone/else-9B")
+
+
+@pytest.mark.parametrize("card", ["A41", "-3", "nan", "0"])
+def test_a_card_is_a_name_or_a_size(card):
+    with pytest.raises(PlanError, match="--card"):
+        card_bytes(card)
+
+
+def test_the_command_prints_the_arithmetic_and_ends_with_1_where_it_does_not_fit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["plan", str(A40_RECIPE)]) == 0
+    told = capsys.readouterr().out
+    assert "36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB per token" in told
+    assert "It fits." in told
+    assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=6"]) == 1
+    assert "set rollout.engine.kv_cache_gib=3.75" in capsys.readouterr().out
+    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"]
+    assert cli.main(["plan", str(A40_RECIPE), "--card", "A41"]) == 2
+    assert "nor one of A40" in capsys.readouterr().err
+
+
+def test_a_config_file_stands_in_for_the_model(tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(known_models()["Qwen/Qwen3-14B"]["config"]))
+    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json", "--model-config", str(file)]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"]["num_layers"] == 40
+    file.write_text("[]")
+    assert cli.main(["plan", str(A40_RECIPE), "--model-config", str(file)]) == 2
+
+
+@pytest.mark.slow
+def test_the_demo_models_file_holds_as_many_parameters_as_the_plan_says():
+    """From the header of its safetensors file: 8 bytes of length, then JSON with the shape of every tensor."""
+    from learner.demo_model import ensure_demo_model
+
+    (file,) = ensure_demo_model().glob("*.safetensors")
+    with file.open("rb") as data:
+        header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
+    counted = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    assert find_shape("demo").num_parameters == counted
+
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(("device", "num_tokens"), [("cuda", 400), ("cpu", 400), ("cpu", 1000)])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen3", {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 512}),
+        ("qwen2", {"hidden_size": 224, "intermediate_size": 1184, "vocab_size": 4096}),
+        ("llama", {"hidden_size": 192, "intermediate_size": 512, "vocab_size": 8192}),
+    ],
+)
+def test_activations_are_within_a_tenth_of_what_the_learner_allocates(
+    monkeypatch, family, sizes, device, num_tokens, checkpointing
+):
+    """The real learner in its real precision, every tensor that it makes counted; for a card with its attention."""
+    if device == "cuda":
+        monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend)
+    peak = allocated(family, SIZES | sizes, num_tokens=num_tokens, checkpointing=checkpointing)
+    shape = read_shape({"model_type": family, "max_position_embeddings": 4096} | SIZES | sizes, name="small")
+    planned = activations(shape, num_tokens, rank=8, checkpointing=checkpointing, chunk=64, device=device).num_bytes
+    assert planned == pytest.approx(peak, rel=0.1)
+
+
+def allocated(family, sizes, *, num_tokens, checkpointing):
+    import numpy as np
+    from live_memory import LiveMemory
+    from tiny import UNGUARDED, sample, save_tiny_model
+
+    from configs.learner import LearnerConfig
+    from configs.model import ModelConfig
+    from learner.batching import build_batch
+    from learner.learner import Learner
+
+    with tempfile.TemporaryDirectory() as folder:
+        learner = Learner(
+            save_tiny_model(Path(folder), family, **sizes),
+            ModelConfig(lora_rank=8),
+            LearnerConfig(num_threads=1, guard=UNGUARDED, gradient_checkpointing=checkpointing, logit_chunk_tokens=64),
+            off_policy=False,
+            seed=0,
+        )
+    ids = np.random.default_rng(0).integers(4, 60, num_tokens).tolist()
+    batch = build_batch([sample(ids, range(num_tokens // 2, num_tokens))], microbatch_tokens=10_000)
+    learner.train_step(batch)
+    with LiveMemory() as memory:
+        learner.train_step(batch)
+    return memory.peak
+
+
+def test_the_headroom_is_small_against_every_card():
+    assert all(0.03 * card_bytes(card) > HEADROOM for card in CARDS)

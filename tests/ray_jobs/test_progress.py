@@ -1,0 +1,65 @@
+from configs.loading import load_run_config
+from ray_jobs.bottleneck import Shares
+from ray_jobs.progress import VERDICT_WINDOW, Training
+
+
+def make_row(**shares):
+    """A step whose learner waits and whose engine is busy, unless told otherwise."""
+    idle = dict.fromkeys(Shares.__dataclass_fields__, 0.0) | {"kept_share": 1.0}
+    told = idle | {"learner_wait": 0.6, "engine_busy": 0.9} | shares
+    return {
+        "rollout/solve_rate": 0.5,
+        "rollout/groups_kept_share": 0.4,
+        "policy/staleness_max": 1.0,
+        "time/step_s": 12.0,
+        **{f"util/{name}": value for name, value in told.items()},
+    }
+
+
+def make_training(*rows):
+    return Training.of(load_run_config(None, []), rows)
+
+
+def news_of(training, *rows):
+    """What is said after each of these steps."""
+    said = []
+    for row in rows:
+        training.add(row)
+        said.append(training.news())
+    return said
+
+
+LEARNER = {"learner_wait": 0.0, "backpressure": 0.5}
+
+
+def test_each_step_names_what_limits_the_run():
+    training = make_training(make_row())
+    assert training.progress_fields == {
+        "solve_rate": 0.5,
+        "kept": 0.4,
+        "staleness": 1.0,
+        "step_s": 12.0,
+        "limit": "engine",
+    }
+
+
+def test_one_odd_step_does_not_change_what_is_said_to_limit():
+    training = make_training(make_row(), make_row(), make_row(learner_wait=0.1, backpressure=0.5))
+    assert training.progress_fields["limit"] == "engine"
+
+
+def test_advice_is_given_once_the_verdict_has_settled_and_again_when_another_part_limits():
+    training = make_training()
+    said = news_of(training, *[make_row()] * 6)
+    assert said[:VERDICT_WINDOW] == [None] * VERDICT_WINDOW
+    assert said[VERDICT_WINDOW].startswith("speed: the engine limits: it is busy 90% of the time")
+    assert "rollout.num_workers" in said[VERDICT_WINDOW]
+    assert said[VERDICT_WINDOW + 1 :] == [None, None]
+    later = [one for one in news_of(training, *[make_row(**LEARNER)] * 6) if one]
+    assert len(later) == 1
+    assert later[0].startswith("speed: the learner limits")
+
+
+def test_a_resumed_run_says_again_what_limits_it():
+    training = make_training(*[make_row()] * 8)
+    assert news_of(training, make_row())[0].startswith("speed: the engine limits")

@@ -1,0 +1,57 @@
+import json
+
+from ollama_protocol import ScriptedOllama, said, serving
+from scripted import decision
+
+from ray_jobs.cli import main
+from rollout.records import read_records, trajectory_of, trajectory_record
+
+ACTIONS = 'envs.actions=["think", "answer"]'
+
+
+def solve(url, *arguments):
+    return main(
+        ["solve", "What is 6*7?", "--backend", "ollama:planner", f"backend.base_url={url}", ACTIONS, *arguments]
+    )
+
+
+def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_writes_them(tmp_path, capsys):
+    ollama, trace = ScriptedOllama(), tmp_path / "trace.jsonl"
+    ollama.replies = [said(decision("think", "6*7=42")), said(decision("answer", "42"))] * 2
+    with serving(ollama) as url:
+        assert solve(url, "--trace", str(trace)) == 0
+        assert solve(url, "--trace", str(trace)) == 0
+    assert "answer 42" in capsys.readouterr().out
+    records = list(read_records(trace))
+    assert len(records) == 2
+    trajectory = trajectory_of(records[0])
+    assert trajectory_record(trajectory, reward=None, phase="solve", step=None) == records[0]
+    assert (trajectory.answer, trajectory.task.question, trajectory.served) == ("42", "What is 6*7?", True)
+    assert [turn.tool_call.name for turn in trajectory.turns] == ["think", "answer"]
+    assert ollama.faults == []
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    ollama = ScriptedOllama()
+    ollama.replies = [said(decision("answer", "42"))]
+    with serving(ollama) as url:
+        assert solve(url, "--trace", str(tmp_path / "no" / "trace.jsonl")) == 2
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
+    assert solve("http://127.0.0.1:9", "--adapter", str(tmp_path)) == 2
+    assert "export the checkpoint" in capsys.readouterr().err
+
+
+def test_a_frozen_verifier_cannot_be_asked_of_a_server(capsys):
+    settings = ("rollout.verifier.kind=model", "rollout.engine.adapter_mode=native")
+    assert solve("http://127.0.0.1:9", *settings) == 2
+    assert "does not serve; set them to 'rule'" in capsys.readouterr().err
+
+
+def test_training_over_a_server_is_refused_before_anything_starts(tmp_path, capsys):
+    arguments = ["train", "backend.kind=ollama", "backend.model=planner", f"output_dir={json.dumps(str(tmp_path))}"]
+    assert main(arguments) == 2
+    assert "nothing it samples can be trained on" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

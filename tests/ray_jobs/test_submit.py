@@ -1,0 +1,271 @@
+"""Submitting without a cluster: what is checked, what travels, what is said of failures."""
+
+import argparse
+import socket
+from pathlib import Path
+
+import pytest
+from ray.job_submission import JobDetails, JobStatus, JobType
+
+from configs.loading import load_run_config
+from ray_jobs import jobs_client
+from ray_jobs.cli import main
+from ray_jobs.jobs_client import JobError, JobServer
+from ray_jobs.jobs_watch import job_table, printable, run_status, run_stop, why_failed
+from ray_jobs.submit import key_variables, plan_submission
+from ray_jobs.submit_options import PHASES, SubmitOptions, add_submit_options, submit_options
+
+SECRET = "sk-live-0123456789"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A working directory with a recipe, as the current one."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\n')
+    monkeypatch.chdir(tmp_path)
+    for name in (*jobs_client.ADDRESS_VARIABLES, "TAVILY_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def make_options(recipe="recipes/mine.toml", **fields):
+    return SubmitOptions(recipe=Path(recipe), **{"runtime_env": {}, **fields})
+
+
+def plan(*overrides, here=True, recipe="recipes/mine.toml", **fields):
+    options = make_options(recipe, overrides=overrides, **fields)
+    config = load_run_config(options.recipe if options.recipe.is_file() else None, overrides)
+    return plan_submission(config, options, here=here)
+
+
+def make_job(**fields):
+    return JobDetails(
+        **{
+            "type": JobType.SUBMISSION,
+            "submission_id": "mine-train-1",
+            "status": JobStatus.FAILED,
+            "entrypoint": "python -m ray_jobs.cli train recipes/mine.toml",
+            "start_time": 1_000,
+            "end_time": 62_000,
+            "driver_exit_code": 2,
+            **fields,
+        }
+    )
+
+
+class ScriptedClient:
+    """A job server that knows these jobs and this log."""
+
+    def __init__(self, *jobs, log=""):
+        self.known = list(jobs)
+        self.log = log
+        self.submitted = []
+
+    def list_jobs(self):
+        return self.known
+
+    def get_job_logs(self, name):
+        return self.log
+
+    def stop_job(self, name):
+        self.known = [job.model_copy(update={"status": JobStatus.STOPPED}) for job in self.known]
+
+    def submit_job(self, **fields):
+        self.submitted.append(fields)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Every command talks to this one."""
+    server = JobServer("http://127.0.0.1:8265", ScriptedClient(make_job()))
+    for module in ("submit", "jobs_watch"):
+        monkeypatch.setattr(f"ray_jobs.{module}.connect", lambda address: server)
+    return server
+
+
+@pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
+def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folder_that_lasts(phase, project):
+    submission = plan("seed=4", phase=phase)
+    command = f"python -m ray_jobs.cli {phase} recipes/mine.toml seed=4 output_dir={project}/runs"
+    assert submission.entrypoint == command
+    assert submission.submission_id.startswith(f"mine-{phase}-20")
+    assert submission.metadata["run"] == f"{project}/runs/mine"
+    assert {"phase", "recipe", "name", "version", "commit"} <= submission.metadata.keys()
+
+
+def test_resume_names_the_run_folder_that_the_recipe_writes_to(project):
+    assert plan(phase="resume").entrypoint == f"python -m ray_jobs.cli resume {project}/runs/mine"
+
+
+def test_options_of_the_phase_reach_its_command_whole():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipe", type=Path)
+    parser.set_defaults(overrides=[])
+    add_submit_options(parser)
+    options = submit_options(parser.parse_args(["r.toml", "--options=--benchmark gpqa --out 'a b'"]))
+    assert options.phase_options == ("--benchmark", "gpqa", "--out", "a b")
+
+
+def test_what_travels_leaves_caches_runs_and_weights_behind_and_takes_what_the_user_adds(project):
+    added = {"pip": ["polars"], "env_vars": {"MINE": "1"}, "excludes": ["big/"]}
+    runtime_env = plan(runtime_env=added).runtime_env
+    assert runtime_env["working_dir"] == str(project)
+    assert {".git/", ".venv/", "runs/", "*.safetensors", ".env", "big/"} <= set(runtime_env["excludes"])
+    assert runtime_env["pip"] == ["polars"]
+    assert runtime_env["env_vars"]["MINE"] == "1"
+
+
+def test_only_phases_that_act_in_their_own_process_claim_places_for_it(project):
+    on_gpu = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native")
+    assert (plan(*on_gpu, phase="train").num_cpus, plan(*on_gpu, phase="train").num_gpus) == (0, 0)
+    assert (plan(*on_gpu, phase="evaluate").num_cpus, plan(*on_gpu, phase="evaluate").num_gpus) == (1, 1)
+    assert plan(phase="evaluate").num_gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ((), ()),
+        (("envs.search=tavily",), ("TAVILY_API_KEY",)),
+        (("backend.kind=openai", "backend.model=m", "backend.api_key_env=MY_KEY"), ("MY_KEY",)),
+        (('envs.actions=["google_search", "answer"]',), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")),
+        (('envs.actions=["web_search", "answer"]', "envs.web.finder=tavily"), ("TAVILY_API_KEY",)),
+    ],
+)
+def test_a_recipe_names_its_keys_by_itself_or_by_the_tools_that_it_switches_on(overrides, named):
+    assert key_variables(load_run_config(None, overrides)) == named
+
+
+def test_a_key_travels_only_where_the_recipe_names_it_and_is_never_printed(project, server, monkeypatch, capsys):
+    monkeypatch.setenv("TAVILY_API_KEY", SECRET)
+    assert main(["submit", "recipes/mine.toml"]) == 0
+    assert main(["submit", "recipes/mine.toml", "envs.search=tavily"]) == 0
+    without, with_key = (one["runtime_env"]["env_vars"] for one in server.client.submitted)
+    assert "TAVILY_API_KEY" not in without
+    assert with_key["TAVILY_API_KEY"] == SECRET
+    sent = server.client.submitted[1]
+    server.client.known = [make_job(runtime_env=sent["runtime_env"], metadata=sent["metadata"])]
+    main(["status"])
+    main(["status", "mine-train-1"])
+    said = capsys.readouterr()
+    assert "submitted mine-pipeline-" in said.out
+    assert SECRET not in said.out + said.err
+    assert SECRET not in sent["entrypoint"]
+
+
+def test_a_key_that_is_not_set_here_is_named(project, server, capsys):
+    assert main(["submit", "recipes/mine.toml", "envs.search=tavily"]) == 0
+    assert "TAVILY_API_KEY is not set here: the job needs it from the cluster" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.toml"], "recipe 'nowhere.toml' does not exist"),
+        (["recipes/mine.toml", "sede=1"], "unknown key 'sede'"),
+        (["recipes/mine.toml", "envs.mix={nonsense=1}"], "unknown data set 'nonsense'"),
+        (["recipes/mine.toml", "envs.data_path=gone.jsonl"], "is not in the working directory"),
+        (["recipes/mine.toml", "--working-dir", "gone"], "--working-dir 'gone' is no folder"),
+        (["/etc/hostname.toml"], "recipe '/etc/hostname.toml' does not exist"),
+        (["recipes/mine.toml", "model.path=recipes"], "model.path = 'recipes' does not travel"),
+        (["recipes/mine.toml", "cluster.address=http://h:8265"], "agentflow submit --address http://h:8265"),
+        (["runs", "--phase", "resume"], "is not the folder of a run"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_sent(arguments, said, project, server, capsys):
+    (project / "runs").mkdir()
+    assert main(["submit", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert server.client.submitted == []
+
+
+def test_recipe_outside_of_what_travels_is_refused(project, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "r.toml"
+    elsewhere.write_text("")
+    with pytest.raises(JobError, match="lies outside of the working directory"):
+        plan(recipe=str(elsewhere))
+
+
+def test_relative_output_folder_is_refused_where_nobody_could_find_it_again(project):
+    with pytest.raises(JobError, match=r"output_dir = 'runs' is relative.*give a folder there that does"):
+        plan(here=False)
+    assert plan("output_dir=/mnt/runs", here=False).metadata["run"] == "/mnt/runs/mine"
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "127.0.0.1:{port}"])
+def test_address_where_nobody_listens_is_said_at_once(address, project, capsys):
+    address = address.format(port=free_port())
+    assert main(["status", "--address", address]) == 2
+    said = capsys.readouterr().err
+    assert f"no Ray cluster at {address}: nothing listens" in said
+    assert "`ray start --head" in said
+
+
+def test_address_comes_from_the_flag_else_from_the_environment(project, monkeypatch):
+    asked = []
+    monkeypatch.setattr(jobs_client, "_dashboard_url", lambda named: asked.append(named) or named)
+    monkeypatch.setattr(jobs_client, "JobSubmissionClient", lambda url: url)
+    monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
+    jobs_client.connect("http://flag:8265")
+    monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
+    jobs_client.connect(None)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://api:8265")
+    jobs_client.connect(None)
+    jobs_client.connect(None)
+    assert asked == ["http://flag:8265", "from-ray-address:6379", "http://api:8265", "auto"]
+
+
+def test_ray_client_address_is_refused_with_the_right_ones(project, capsys):
+    assert main(["logs", "j", "--address", "ray://head:10001"]) == 2
+    assert "give http://host:8265, where the dashboard listens" in capsys.readouterr().err
+
+
+def test_unknown_job_is_answered_with_those_that_there_are(server, capsys):
+    assert main(["logs", "gone"]) == 2
+    assert "knows no job 'gone'; the newest it knows: mine-train-1" in capsys.readouterr().err
+
+
+def test_status_of_a_failed_job_ends_with_what_to_fix_and_exit_code_1(server, capsys):
+    server.client.log = "start engine ...\nagentflow: error: rollout.num_threads = 9 is more than 2; set it to 2\n"
+    assert run_status(None, "mine-train-1") == 1
+    assert "why rollout.num_threads = 9 is more than 2; set it to 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fields", "log", "why"),
+    [
+        ({}, "ModuleNotFoundError: No module named 'ray_jobs'", "submit from the project's folder"),
+        ({}, "ModuleNotFoundError: No module named 'peft'", "the module 'peft' is missing on the cluster"),
+        ({"driver_exit_code": -9}, "step 3", "memory runs out"),
+        ({"driver_exit_code": None, "message": "pip install failed"}, "", "not get as far as its command: pip install"),
+        ({"driver_exit_code": 1}, "boom\nValueError: x\n\n", "exit code 1, last line: ValueError: x"),
+    ],
+)
+def test_failure_is_explained(fields, log, why):
+    assert why in why_failed(make_job(**fields), log.splitlines())
+
+
+def test_stopped_job_says_how_its_run_goes_on(server, capsys):
+    server.client.known = [make_job(status=JobStatus.RUNNING, metadata={"run": "/mnt/runs/mine"})]
+    assert run_stop(None, "mine-train-1") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "mine-train-1: stopped" in said
+    assert "--phase resume` goes on with /mnt/runs/mine" in said
+
+
+def test_log_cannot_command_the_terminal():
+    assert printable("a\x1b[31mred\x1b]0;title\x07b\rc\n\td") == "ared]0;titlebc\n\td"
+
+
+def test_job_table_shows_metadata_and_nothing_of_the_environment():
+    table = job_table(make_job(metadata={"commit": "abc"}, runtime_env={"env_vars": {"K": SECRET}}))
+    cells = [str(cell) for column in table.columns for cell in column._cells]
+    assert "abc" in cells
+    assert not any(SECRET in cell for cell in cells)

@@ -1,0 +1,278 @@
+"""What the viewer says of a run folder, and what it refuses."""
+
+import json
+import shutil
+import time
+
+import pytest
+from starlette.testclient import TestClient
+from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
+
+from ray_jobs.view import run_view
+from ray_jobs.view_run import ViewedRun, ViewError
+from ray_jobs.view_server import build_app, finite
+from rollout.records import trajectory_record
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_run(tmp_path / "runs" / "demo")
+
+
+def client_of(*folders):
+    runs = [ViewedRun(folder) for folder in folders]
+    for run in runs:
+        run.refresh()
+    client = TestClient(build_app(runs), base_url="http://127.0.0.1:8770")
+    client.runs = runs
+    return client
+
+
+def ask(client, name, **query):
+    answer = client.get(f"/api/{name}", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ids(page):
+    return [row["id"] for row in page["rows"]]
+
+
+def test_rows_come_by_page_and_by_filter(folder):
+    client = client_of(folder)
+    everything = ask(client, "trajectories", limit=5)
+    assert (everything["total"], len(everything["rows"])) == (19, 5)
+    assert ids(ask(client, "trajectories", group="g000001")) == ["g000001/0", "g000001/1", "g000001/2"]
+    assert ids(ask(client, "trajectories", step=2, outcome="right")) == ["g000001/0"]
+    assert ask(client, "trajectories", verdict="all_wrong")["total"] == 2
+    assert (
+        ids(ask(client, "trajectories", text="CRATES OF IRON", phase="eval_after", order="newest"))[0] == "eval_after/3"
+    )
+    assert ask(client, "trajectories", text="no such thing")["total"] == 0
+
+
+def test_a_trajectory_comes_with_token_texts_siblings_and_other_attempts_at_its_task(folder):
+    shown = ask(client_of(folder), "trajectory", id="g000000/0")
+    first = shown["record"]["turns"][0]
+    assert first["pieces"] == ["weigh", " search", " iron", " bolts"]
+    assert first["learner_logprobs"] == pytest.approx([-0.1, -0.5, -0.9, -0.4])
+    assert "prompt_token_ids" not in first
+    assert [row["id"] for row in shown["siblings"]] == ["g000000/0", "g000000/1", "g000000/2"]
+    assert {row["id"] for row in shown["attempts"]} >= {"eval_before/0", "eval_after/0"}
+    assert shown["record"]["credit"]["scheme"] == "outcome_gated"
+
+
+def test_every_group_says_what_became_of_it(folder):
+    client = client_of(folder)
+    groups = ask(client, "groups")["rows"]
+    assert [group["state"] for group in groups] == ["trained"] * 3 + ["all_wrong", "expired", "failed", "queued"]
+    assert [group["reason"] for group in groups[3:6]] == [None, "older than version 3", "2 of 2 infrastructure"]
+    assert groups[0]["outcomes"] == [1.0, 0.0, 0.0]
+    assert ask(client, "groups", verdict="all_right,all_wrong")["total"] == 1
+    filtered = ask(client, "group", id="g000003")
+    assert [row["verdict"] for row in filtered["siblings"]] == ["all_wrong", "all_wrong"]
+
+
+def test_new_rows_are_taken_in_without_reading_the_old_ones_again(folder):
+    client = client_of(folder)
+    before = ask(client, "state")[0]
+    append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
+    append(folder / "metrics.jsonl", [metric_row(4)])
+    client.runs[0].refresh()
+    after = ask(client, "state")[0]
+    assert (before["trajectories"], after["trajectories"]) == (19, 22)
+    assert (after["steps"], after["generation"]) == (4, before["generation"])
+    assert [row["step"] for row in ask(client, "metrics", **{"from": 3})] == [4]
+
+
+def test_a_line_that_is_being_written_is_not_read_before_it_is_whole(folder):
+    client = client_of(folder)
+    line = json.dumps(evaluation_row(77, "eval_after", right=True)) + "\n"
+    with (folder / "trajectories.jsonl").open("a") as file:
+        file.write(line[:50])
+        file.flush()
+        client.runs[0].refresh()
+        assert ask(client, "state")[0]["trajectories"] == 19
+        file.write(line[50:])
+    client.runs[0].refresh()
+    assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
+
+
+def test_a_run_that_was_rewound_is_read_from_its_beginning(folder):
+    client = client_of(folder)
+    path = folder / "trajectories.jsonl"
+    kept = path.read_text().splitlines(keepends=True)[:3]
+    other = path.with_suffix(".partial")
+    other.write_text("".join(kept))
+    other.rename(path)
+    client.runs[0].refresh()
+    state = ask(client, "state")[0]
+    assert (state["trajectories"], state["generation"]) == (3, "1.0")
+    assert client.get("/api/trajectory", params={"id": "eval_after/0"}).status_code == 404
+
+
+def test_before_and_after_are_paired_by_task(folder):
+    answer = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after")
+    assert answer["counts"] == {"gained": 2, "both_right": 1, "both_wrong": 1}
+    assert [pair["task"] for pair in answer["rows"][:2]] == ["lookup-1", "lookup-2"]
+    gained = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after", only="gained", limit=1)
+    assert (gained["total"], len(gained["rows"])) == (2, 1)
+
+
+def test_two_runs_are_paired_too(folder, tmp_path):
+    other = make_run(tmp_path / "runs" / "other")
+    client = client_of(folder, other)
+    assert [about["name"] for about in ask(client, "about")] == ["demo", "other"]
+    assert ask(client, "pairs", left="0:eval_after", right="1:eval_after")["counts"] == {
+        "both_right": 3,
+        "both_wrong": 1,
+    }
+
+
+def test_runs_of_earlier_releases_still_open(tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    record = trajectory_record(make_trajectory(0), reward=1.0, phase="train", step=1)
+    for name in ("num_turns", "num_tokens", "versions"):
+        del record[name]
+    append(old / "trajectories.jsonl", [record | {"outcome": 1.0, "advantages": [1.0, 1.0], "prm_scores": [0.5, 0.5]}])
+    client = client_of(old)
+    assert ask(client, "trajectories")["rows"][0]["outcome"] == 1.0
+    assert ask(client, "trajectory", id="g000000/0")["record"]["advantages"] == [1.0, 1.0]
+    assert [group["state"] for group in ask(client, "groups")["rows"]] == ["trained"]
+
+
+def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
+    record = evaluation_row(50, "eval_after", right=True)
+    record["turns"][0]["logprobs"] = [float("-inf"), float("nan")]
+    with (folder / "trajectories.jsonl").open("a") as file:
+        file.write(json.dumps(record | {"question": "half a pair: \ud800"}) + "\n")
+        file.write("{broken\n")
+    client = client_of(folder)
+    shown = ask(client, "trajectory", id="eval_after/50")["record"]
+    assert shown["turns"][0]["logprobs"] == [None, None]
+    assert shown["question"] == "half a pair: ?"
+    assert ask(client, "state")[0]["unreadable"] == 1
+    assert finite({"a": [float("inf"), 1.0]}) == {"a": [None, 1.0]}
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8770", "127.0.0.1.evil.example", "localhost.evil", "127.0.0.2", ""]
+)
+def test_a_foreign_host_name_gets_nothing(folder, host):
+    answer = client_of(folder).get("/api/about", headers={"host": host})
+    assert answer.status_code == 421
+    assert "demo" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8770", "LOCALHOST:8770"])
+def test_names_of_this_machine_are_answered_whatever_the_port(folder, host):
+    assert client_of(folder).get("/", headers={"host": host}).status_code == 200
+
+
+def test_every_answer_says_what_the_browser_may_do_with_it(folder):
+    client = client_of(folder)
+    for path in ("/", "/static/main.js", "/api/state", "/api/trajectory?id=none", "/nothing"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/static/../view.py", "/static/%2e%2e%2fview.py", "/static/..%2f..%2fpyproject.toml", "/static//etc/passwd"),
+        *("/../config.json", "/api/trajectory?id=../../secret", "/api/group?id=%2Fetc%2Fpasswd", "/config.json"),
+    ],
+)
+def test_no_path_in_an_address_opens_a_file(folder, path):
+    (folder.parent / "secret").write_text("SECRET")
+    answer = client_of(folder).get(path)
+    assert answer.status_code == 404
+    assert "SECRET" not in answer.text
+    assert "root:" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("trajectories?offset=-1", "offset must be a whole number"),
+        ("trajectories?limit=many", "limit must be a whole number"),
+        ("trajectories?step=1e9", "step must be a whole number"),
+        ("metrics?run=7", "run 7 is not shown, there are 1"),
+        ("pairs?left=7:eval_after&right=0:eval_after", "left must be RUN:PHASE"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused_with_a_sentence(folder, query, says):
+    answer = client_of(folder).get(f"/api/{query}")
+    assert answer.status_code in (400, 404)
+    assert says in answer.json()["error"]
+
+
+def test_nothing_can_be_sent(folder):
+    assert client_of(folder).post("/api/state").status_code == 405
+
+
+def test_a_page_of_rows_has_a_bound(folder):
+    append(folder / "trajectories.jsonl", (evaluation_row(number, "eval_after", right=True) for number in range(600)))
+    assert len(ask(client_of(folder), "trajectories", limit=999_999_999)["rows"]) == 500
+
+
+def test_a_hostile_question_is_cut_in_lists_and_whole_in_the_trajectory(folder):
+    text = "<script>alert(1)</script>" + "x" * 1_000_000
+    append(folder / "trajectories.jsonl", group_rows(make_group(8, question=text), 4))
+    client = client_of(folder)
+    assert len(ask(client, "trajectories", step=4)["rows"][0]["question"]) == 300
+    assert ask(client, "trajectory", id="g000008/0")["record"]["question"] == text
+    assert client.get("/api/trajectories").headers["content-type"] == "application/json"
+
+
+def test_text_of_tokens_is_left_out_where_no_tokenizer_was_kept(folder):
+    (folder / "tokenizer.json").unlink()
+    assert "pieces" not in ask(client_of(folder), "trajectory", id="g000000/0")["record"]["turns"][0]
+
+
+def test_20000_trajectories_are_indexed_in_a_second_of_work(tmp_path):
+    """Work, not time on the clock: that is the machine's as well. 20,000 lines of 7 kB."""
+    folder = make_run(tmp_path / "big")
+    line = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)[0]
+    line = line.replace(b"Iron bolts: 12 kg.", b"y" * 6000)
+    with (folder / "trajectories.jsonl").open("ab") as file:
+        file.writelines(line.replace(b"g000000", b"g%06d" % number) for number in range(10, 20_010))
+    started = time.process_time()
+    run = ViewedRun(folder)
+    run.refresh()
+    assert time.process_time() - started < 1.5
+    assert run.state()["trajectories"] == 20_019
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_is_missing(tmp_path):
+    with pytest.raises(ViewError, match=r"has no trajectories.jsonl and no config.json; give the folder of a run"):
+        ViewedRun(tmp_path)
+    with pytest.raises(ViewError, match="3 runs were given"):
+        run_view([tmp_path] * 3, port=0, browser=False)
+
+
+def test_a_port_that_is_taken_is_said(folder):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ViewError, match="choose another --port"):
+        run_view([folder], port=taken.getsockname()[1], browser=False)
+
+
+def test_a_run_that_has_written_nothing_yet_opens_and_is_followed(tmp_path):
+    done = make_run(tmp_path / "done")
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "config.json").write_text("{}")
+    client = client_of(new)
+    assert ask(client, "state")[0]["trajectories"] == 0
+    assert ask(client, "groups")["total"] == 0
+    for name in ("trajectories.jsonl", "metrics.jsonl", "ledger.sqlite"):
+        shutil.copyfile(done / name, new / name)
+    client.runs[0].refresh()
+    assert ask(client, "state")[0]["trajectories"] == 19
+    assert ask(client, "groups")["total"] == 7

@@ -1,0 +1,248 @@
+"""The scorers of the benchmarks: hand-made right and wrong answers, tricky ones among them."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.types import Task
+from reward.gaia import score_gaia
+from reward.math_answer import LIMIT_S, same_number, score_math
+from reward.multiple_choice import score_choice
+from reward.scorers import partial_credit, score_answer
+from reward.string_match import exact_match, token_f1
+
+ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=120)
+
+SHORT_RIGHT = [
+    ("James Madison", "james madison"),
+    ("  the James  Madison. ", "james madison"),
+    ("Titan IIIE!", "Titan IIIE"),
+    ("5 January, 1964", "5 January 1964"),
+    ("Let's Make Money", "Let'S Make Money"),
+    ("Let’s Make Money", "Let'S Make Money"),
+    ("“Archibald, certainly not!”", '"Archibald, certainly not!"'),
+    ("323-272 BC", "323–272 BC"),
+    ("Gülçiçek Hatun", "Gu\u0308lc\u0327ic\u0327ek Hatun"),
+    ("USA", "United States\nUSA\nU.S."),
+    ("us", "United States\nUSA\nU.S."),
+    ("138535", "138,535"),
+    ("A yes", "yes"),
+]
+SHORT_WRONG = [
+    ("", "yes"),
+    ("president James Madison", "james madison"),
+    ("James", "james madison"),
+    ("madison james", "james madison"),
+    ("yes and no", "yes"),
+    ("noes", "no"),
+    ("1 January 1964", "5 January 1964"),
+    ("Titan III E", "Titan IIIE"),
+    ("United States USA", "United States\nUSA"),
+    ("United States\nUSA", "United States\nUSA"),
+    ("Gulcicek Hatun", "Gülçiçek Hatun"),
+    ("yes " * 400, "yes"),
+]
+
+
+@pytest.mark.parametrize(("text", "gold"), SHORT_RIGHT)
+def test_exact_match_accepts(text, gold):
+    assert exact_match(text, gold) == 1.0
+    assert token_f1(text, gold) == 1.0
+
+
+@pytest.mark.parametrize(("text", "gold"), SHORT_WRONG)
+def test_exact_match_refuses(text, gold):
+    assert exact_match(text, gold) == 0.0
+
+
+def test_token_f1_is_the_harmonic_mean_of_shared_words_over_the_best_alias():
+    # 2 of 3 words of the answer, 2 of 2 of the alias: 2 * 2 / (3 + 2).
+    assert token_f1("president James Madison", "adams\nJames Madison") == pytest.approx(0.8)
+    # A word that stands twice is shared as often as both have it.
+    assert token_f1("new new york", "new york") == pytest.approx(0.8)
+    assert token_f1("no James", "no") == 0.0
+    assert token_f1("nothing", "james") == 0.0
+
+
+CHOICE = "C. Colorectal cancer"
+CHOICE_RIGHT = ["C", "c", " C. ", "(C)", "(c).", "C)", "$C$", "\\boxed{C}", "$\\boxed{C}$", "\\boxed{\\text{C}}", "C:"]
+CHOICE_RIGHT += ["C. Colorectal cancer", "C) colorectal cancer.", "(C) Colorectal  cancer", "Colorectal cancer"]
+CHOICE_WRONG = ["", "D", "CC", "C D", "C, D", "C or D", "A. Colorectal cancer", "C. Oral ulcers", "C. cancer", "cancer"]
+CHOICE_WRONG += ["The answer is C", "not C", "\\boxed{C", "$C", "С", "Ｃ", "C" * 700, "C\nD", "1", "ABCD", "C. "]
+CHOICE_WRONG += ["(C) Colorectal cancer (D) Oral ulcers"]
+
+
+@pytest.mark.parametrize("text", CHOICE_RIGHT)
+def test_choice_accepts(text):
+    assert score_choice(text, CHOICE) == 1.0
+
+
+@pytest.mark.parametrize("text", [text for text in CHOICE_WRONG if text != "C. "])
+def test_choice_refuses(text):
+    assert score_choice(text, CHOICE) == 0.0
+
+
+def test_choice_without_a_readable_reference_is_the_data_sets_fault():
+    with pytest.raises(ValueError, match="looks like"):
+        score_choice("C", "Colorectal cancer")
+
+
+GAIA_RIGHT = [
+    ("17", "17"),
+    ("17.0", "17"),
+    ("$1,700", "1700"),
+    ("35%", "35"),
+    ("1e3", "1000"),
+    ("Right", "right"),
+    ("St. Petersburg", "Saint Petersburg".replace("Saint", "St")),
+    ("seagull", "sea gull"),
+    ("b, e", "b,e"),
+    ("b; e", "b,e"),
+    ("3, 4.0, 5", "3,4,5"),
+    ("Braintree, Honolulu", "Braintree, Honolulu"),
+]
+GAIA_WRONG = [
+    ("", "17"),
+    ("18", "17"),
+    ("17 apples", "17"),
+    ("1_7", "17"),
+    ("１７", "17"),
+    ("inf", "17"),
+    ("nan", "17"),
+    ("b, e, f", "b,e"),
+    ("e, b", "b,e"),
+    ("b", "b,e"),
+    ("3, 4, 6", "3,4,5"),
+    ("Left", "right"),
+    ("x" * 1001, "right"),
+]
+
+
+@pytest.mark.parametrize(("text", "gold"), GAIA_RIGHT)
+def test_gaia_accepts(text, gold):
+    assert score_gaia(text, gold) == 1.0
+
+
+@pytest.mark.parametrize(("text", "gold"), GAIA_WRONG)
+def test_gaia_refuses(text, gold):
+    assert score_gaia(text, gold) == 0.0
+
+
+MATH_RIGHT = [
+    ("27", "27"),
+    ("27.0", "27"),
+    (" $27$ ", "27"),
+    ("$\\boxed{27}$", "27"),
+    ("\\boxed{027}", "27"),
+    ("3,159", "3159"),
+    ("54/2", "27"),
+    ("\\frac{54}{2}", "27"),
+    ("\\dfrac{54}{2}", "27"),
+    ("3^3", "27"),
+    ("3**3", "27"),
+    ("\\sqrt{729}", "27"),
+    ("sqrt(729)", "27"),
+    ("\\sqrt[3]{19683}", "27"),
+    ("3\\sqrt{81}", "27"),
+    ("3(9)", "27"),
+    ("27\\pi/\\pi", "27"),
+    ("3 \\cdot 9", "27"),
+    ("3×9", "27"),
+    ("\\left(30-3\\right)", "27"),
+    ("−1", "-1"),
+    ("(-1)^3", "-1"),
+    ("0.5", "1/2"),
+    ("\\sqrt{8}", "2\\sqrt{2}"),
+]
+MATH_WRONG = [
+    ("", "27"),
+    ("28", "27"),
+    ("27 or 28", "27"),
+    ("27, 28", "27"),
+    ("\\boxed{27}\\boxed{28}", "27"),
+    ("27 miles", "27"),
+    ("x=27", "27"),
+    ("=27", "27"),
+    ("27 = 27", "27"),
+    ("2 7", "27"),
+    ("٢٧", "27"),
+    ("1/0", "27"),
+    ("0/0", "27"),
+    ("26.999999999", "27"),
+    ("$27", "27"),
+    ("\\boxed{27", "27"),
+    ("27)", "27"),
+    ("__import__('os')", "27"),
+    ("27!", "27"),
+    ("(" * 50 + "27" + ")" * 50, "27"),
+    ("9" * 201, "27"),
+    ("2.7e1", "27"),
+    ("\\frac{54}", "27"),
+    ("\\sqrt", "27"),
+]
+
+
+@pytest.mark.parametrize(("text", "gold"), MATH_RIGHT)
+def test_math_accepts_the_same_number_in_any_notation(text, gold):
+    assert score_math(text, gold) == 1.0
+
+
+@pytest.mark.parametrize(("text", "gold"), MATH_WRONG)
+def test_math_refuses(text, gold):
+    assert score_math(text, gold) == 0.0
+
+
+def test_expression_that_sympy_never_finishes_is_wrong_after_the_limit_and_the_next_one_is_checked():
+    started = time.monotonic()
+    assert score_math("9^9^9^9", "27") == 0.0
+    assert time.monotonic() - started < LIMIT_S + 2
+    assert score_math("9*3", "27") == 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY_TEXT)
+def test_no_text_breaks_a_scorer(text):
+    for score, gold in (
+        (exact_match, "yes"),
+        (token_f1, "a b"),
+        (score_gaia, "3, x"),
+        (score_choice, CHOICE),
+    ):
+        assert 0.0 <= score(text, gold) <= 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("0123()[]{}+-/$ .,\\sqrtfacpi", max_size=20))
+def test_no_text_breaks_the_check_of_a_number(text):
+    assert same_number({"text": text, "gold": "27"}) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "gold"),
+    [
+        ("bamboogle", "James Madison", "james madison"),
+        ("2wiki", "yes", "yes"),
+        ("hotpotqa", "U2", "U2"),
+        ("musique", "1932", "1932"),
+        ("gaia", "$17", "17"),
+        ("aime24", "\\boxed{025}", "25"),
+        ("amc23", "27.0", "27"),
+        ("game24", "(1+1+1)×8 = 24", "1 1 1 8"),
+        ("gpqa", "(C)", CHOICE),
+        ("medqa", "C", CHOICE),
+    ],
+)
+def test_every_benchmark_has_its_scorer(dataset, answer, gold):
+    task = Task(id="1", dataset=dataset, question="?", answer=gold)
+    assert score_answer(task, answer) == 1.0
+    assert score_answer(task, None) == 0.0
+    assert score_answer(task, "something else entirely") == 0.0
+
+
+def test_only_short_answers_have_partial_credit():
+    task = Task(id="1", dataset="musique", question="?", answer="George Sarton")
+    assert partial_credit(task, "Sarton") == pytest.approx(2 / 3)
+    assert partial_credit(task, None) == 0.0
+    assert partial_credit(Task(id="1", dataset="medqa", question="?", answer=CHOICE), "C") is None

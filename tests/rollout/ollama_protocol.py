@@ -1,0 +1,184 @@
+"""A local server that speaks Ollama's API as its documentation describes it, and takes nothing else.
+
+Fields, types and status codes follow docs/openapi.yaml and docs/api.md of ollama/ollama (August 2026); `truncate`,
+`shift` and `files` stand in its api/types.go. What a model says is scripted.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+NUMBER = (int, float)
+OPTIONS = {
+    "num_predict": int,
+    "num_ctx": int,
+    "temperature": NUMBER,
+    "seed": int,
+    "top_k": int,
+    "top_p": NUMBER,
+    "min_p": NUMBER,
+    "repeat_penalty": NUMBER,
+    "stop": (list, str),
+}
+MESSAGE = {"role": str, "content": str}
+CHAT = {
+    "model": str,
+    "messages": list,
+    "format": (dict, str),
+    "options": dict,
+    "stream": bool,
+    "think": (bool, str),
+    "keep_alive": (str, *NUMBER),
+    "truncate": bool,
+    "shift": bool,
+}
+SHOW = {"model": str, "verbose": bool}
+CREATE = {"model": str, "files": dict, "template": str, "parameters": dict, "system": str, "stream": bool}
+
+
+class FieldError(Exception):
+    pass
+
+
+def check_fields(body, fields, required=()):
+    for name, value in body.items():
+        if name not in fields:
+            raise FieldError(f"unknown field {name}")
+        kinds = fields[name] if isinstance(fields[name], tuple) else (fields[name],)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise FieldError(f"{name} has the type {type(value).__name__}")
+    for name in required:
+        if name not in body:
+            raise FieldError(f"{name} is missing")
+
+
+def said(text, *, done_reason="stop", eval_count=9, **message):
+    """The fields of a finished `/api/chat` reply; durations are nanoseconds."""
+    return {
+        "model": "planner:latest",
+        "created_at": "2026-08-21T18:48:22.386406455Z",
+        "message": {"role": "assistant", "content": text, **message},
+        "done": True,
+        "done_reason": done_reason,
+        "total_duration": 5_191_566_416,
+        "load_duration": 2_154_458,
+        "prompt_eval_count": 61,
+        "prompt_eval_duration": 383_809_000,
+        "eval_count": eval_count,
+        "eval_duration": 4_799_921_000,
+    }
+
+
+class ScriptedOllama:
+    """`replies` are given out in order: a chat reply, `(status, error)`, or raw bytes. The last one stays."""
+
+    def __init__(self, models=("planner:latest",)):
+        self.models = set(models)
+        self.replies = [said("{}")]
+        self.chats = []
+        self.created = []
+        self.blobs = {}
+        self.faults = []
+        self.headers = []
+
+    def answer(self, method, path, raw):
+        if method == "POST" and path.startswith("/api/blobs/"):
+            return self._push(path.removeprefix("/api/blobs/"), raw)
+        if method == "HEAD" and path.startswith("/api/blobs/"):
+            return (200 if path.removeprefix("/api/blobs/") in self.blobs else 404), None
+        route = {
+            ("POST", "/api/show"): self._show,
+            ("POST", "/api/chat"): self._chat,
+            ("POST", "/api/create"): self._create,
+        }.get((method, path))
+        if route is None:
+            return 404, "404 page not found"
+        try:
+            return route(json.loads(raw))
+        except FieldError as error:
+            self.faults.append(str(error))
+            return 400, {"error": str(error)}
+
+    def _known(self, name):
+        return (name if ":" in name else f"{name}:latest") in self.models
+
+    def _show(self, body):
+        check_fields(body, SHOW, required=("model",))
+        if not self._known(body["model"]):
+            return 404, {"error": f"model '{body['model']}' not found"}
+        return 200, {"details": {"format": "gguf"}, "model_info": {}, "capabilities": ["completion"]}
+
+    def _chat(self, body):
+        check_fields(body, CHAT, required=("model", "messages"))
+        check_fields(body.get("options", {}), OPTIONS)
+        for message in body["messages"]:
+            check_fields(message, MESSAGE, required=("role", "content"))
+        self.chats.append(body)
+        if not self._known(body["model"]):
+            return 404, {"error": f"model '{body['model']}' not found"}
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        if isinstance(reply, tuple):
+            return reply[0], {"error": reply[1]}
+        return 200, reply
+
+    def _push(self, digest, raw):
+        if digest != f"sha256:{hashlib.sha256(raw).hexdigest()}":
+            return 400, {"error": "digest mismatch"}
+        self.blobs[digest] = raw
+        return 201, None
+
+    def _create(self, body):
+        check_fields(body, CREATE, required=("model", "files"))
+        check_fields(body.get("parameters", {}), OPTIONS)
+        for name, digest in body["files"].items():
+            if "/" in name or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+                raise FieldError("invalid digest format")
+            if digest not in self.blobs:
+                return 400, {"error": f"blob {digest} not found"}
+        self.created.append(body)
+        self.models.add(body["model"] if ":" in body["model"] else f"{body['model']}:latest")
+        return 200, {"status": "success"}
+
+
+@contextmanager
+def serving(ollama):
+    """The address of a running server."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _do(self):
+            raw = self._body()
+            ollama.headers.append(dict(self.headers))
+            status, reply = ollama.answer(self.command, self.path, raw)
+            content = b"" if reply is None else reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def _body(self):
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = b""
+            while size := int(self.rfile.readline(), 16):
+                parts += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return parts
+
+        do_GET = do_POST = do_HEAD = _do
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

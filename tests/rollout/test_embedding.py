@@ -1,0 +1,52 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rollout.embedding import DIMENSIONS, WordEmbedder
+
+_UNRELATED = (
+    "Find the number of primes below 100.",
+    "What is the capital of France?",
+    "Which enzyme breaks down starch in saliva?",
+)
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    return WordEmbedder()
+
+
+@pytest.mark.parametrize(
+    ("question", "paraphrase"),
+    [
+        (
+            "A truck carries 35 crates of wool locks. What is the load in kg?",
+            "How many kilograms do the 35 crates of wool locks on a lorry weigh?",
+        ),
+        ("Who wrote the novel Middlemarch?", "Which author is Middlemarch by?"),
+        ("At what age did Marie Curie win her first Nobel Prize?", "How old was Curie when she first got the Nobel?"),
+        (
+            "What drug treats high blood pressure in pregnancy?",
+            "Which medicine lowers hypertension of a pregnant woman?",
+        ),
+    ],
+)
+def test_a_paraphrase_is_closer_than_any_unrelated_question(embedder, question, paraphrase):
+    asked, same, *others = (embedder.embed(text) for text in (question, paraphrase, *_UNRELATED))
+    assert asked @ same > 0.5 > max(asked @ other for other in others) + 0.2
+
+
+@pytest.mark.parametrize("text", ["", "\ud800", "\x00", "字" * 9000, "a" * 100_000])
+def test_any_text_is_a_finite_vector_of_length_one_or_zero(embedder, text):
+    vector = embedder.embed(text)
+    assert vector.shape == (DIMENSIONS,)
+    assert np.isclose(np.linalg.norm(vector), 1.0, atol=1e-5) or not vector.any()
+
+
+def test_the_package_is_read_and_never_imported():
+    """Its import configures the logging of the whole process, and its loader downloads."""
+    code = "import sys; from rollout.embedding import WordEmbedder; WordEmbedder(); print('wordllama' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,25 @@
+import pytest
+from pydantic import ValidationError
+
+from configs.model import ModelConfig
+from configs.rollout import EngineConfig
+from rollout.vllm_parts import engine_options
+
+
+def test_engine_on_one_card_is_not_spread():
+    options = engine_options(EngineConfig(device="cuda", adapter_mode="native", kv_cache_gib=2.5), ModelConfig())
+    assert "tensor_parallel_size" not in options
+    assert options["kv_cache_memory_bytes"] == 2_684_354_560
+
+
+def test_spread_engine_starts_its_workers_by_itself():
+    config = EngineConfig(device="cuda", adapter_mode="native", tensor_parallel=4)
+    options = engine_options(config, ModelConfig())
+    assert (options["tensor_parallel_size"], options["distributed_executor_backend"]) == (4, "mp")
+    assert options["enable_lora"]
+
+
+@pytest.mark.parametrize(("device", "mode"), [("cpu", "merged"), ("cpu", "native"), ("cuda", "merged")])
+def test_engine_is_spread_over_cards_with_native_adapters_only(device, mode):
+    with pytest.raises(ValidationError, match="tensor_parallel = 2 needs device = 'cuda' and adapter_mode = 'native'"):
+        EngineConfig(device=device, adapter_mode=mode, tensor_parallel=2)

@@ -1,0 +1,248 @@
+"""What the documentation promises is what the program does: commands, settings, recipes, messages, links."""
+
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+
+from configs.envs import EnvsConfig
+from configs.loading import load_run_config
+from configs.run import RunConfig
+from envs.datasets import families
+from envs.datasets.own import own_tasks
+from envs.tools.toolbox import Toolbox
+from ray_jobs.cli import _parse, _parser
+from ray_jobs.commands import _config
+from tests.documented import NEEDS, PAGES, ROOT, RUNS, SHELLS, blocks, blocks_of, environment, files_of, fill, words_of
+
+DOCS = ROOT / "docs"
+SHOWN = [block for block in blocks() if block.shows_commands]
+QUICK = [block for block in SHOWN if block.marks.get("runs") == "quick"]
+OPEN_TABLES = ("envs.mix", "envs.tools.", "label.judge", "evaluation.judge")
+"""Tables with keys, or components, of their own."""
+COMMANDS = _parser()._subparsers._group_actions[0].choices
+RECIPES = sorted(path.stem for path in (ROOT / "configs" / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.name)
+def test_block_of_commands_says_how_it_is_tested(block):
+    assert block.language in SHELLS, f"{block.name}: mark the block as bash, or as console where it shows output"
+    run, need = block.marks.get("runs"), block.marks.get("needs")
+    assert (run in RUNS) != (need in NEEDS), f"{block.name}: say above it <!-- runs: ... --> or <!-- needs: ... -->"
+    assert block.commands, f"{block.name} shows no command: a console's begin with '$ '"
+    if by := block.marks.get("by"):
+        runners = [
+            line for other in blocks_of(ROOT / by) if other.marks.get("runs") == "slow" for line in other.commands
+        ]
+        assert {" ".join(words_of(line)) for line in block.commands} <= {" ".join(words_of(line)) for line in runners}
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.name)
+def test_documented_command_is_one_and_its_settings_exist(block, tmp_path, monkeypatch):
+    fill(tmp_path, block.page)
+    monkeypatch.chdir(tmp_path)
+    for command in block.commands:
+        words = words_of(command)
+        if "agentflow" in words[:3]:
+            check_command(words[words.index("agentflow") + 1 :])
+        elif words[0] == "make":
+            done = subprocess.run(["make", "-n", *words[1:]], env=environment(), capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        elif words[0] == "python" and words[1].endswith(".py"):
+            assert (tmp_path / words[1]).is_file(), f"{block.name}: {words[1]} does not exist"
+
+
+def check_command(arguments):
+    options = _parse(arguments)
+    if hasattr(options, "overrides") and options.recipe is not None:
+        _config(options)
+
+
+def test_commands_named_in_the_text_exist():
+    placeholder = re.compile(r"\.\.\.|[…\[|]|\b[A-Z][A-Z]*\b|NAME")
+    for page in PAGES:
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for span in re.findall(r"`(agentflow [^`]+)`", text):
+            _, name, *arguments = words_of(" ".join(span.split()))
+            if name.startswith("-"):
+                continue
+            assert name in COMMANDS, f"{page.name}: `{span}`"
+            if arguments and not placeholder.search(span):
+                _parse([name, *arguments])
+        for script in re.findall(r"`python (\S+\.py)[^`]*`", text):
+            assert (ROOT / script).is_file(), f"{page.name}: {script}"
+        for target in re.findall(r"`make ([a-z-]+)[^`]*`", text):
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text(), f"{page.name}: make {target}"
+
+
+@pytest.mark.parametrize("block", QUICK, ids=lambda block: block.name)
+def test_quick_command_does_what_the_page_says(block, tmp_path):
+    fill(tmp_path, block.page)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.script],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{block.script}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def test_every_command_and_every_recipe_is_explained():
+    commands, recipes = ((DOCS / name).read_text(encoding="utf-8") for name in ("commands.md", "recipes.md"))
+    assert [name for name in COMMANDS if f"`agentflow {name}" not in commands] == []
+    assert [name for name in RECIPES if f"<!-- recipe: {name} -->" not in recipes] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_are_there(page):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_settings_named_in_the_text_exist():
+    components = "|".join(RunConfig.model_fields)
+    known = {*settings_of(RunConfig), *RunConfig.model_fields}
+    named = re.compile(rf"`(?:[^`\n]* )?'?((?:{components})\.[a-z_]+(?:\.[a-z_]+)*)(?:[= ][^`\n]*)?`")
+    for page in PAGES:
+        for name in named.findall(page.read_text(encoding="utf-8")):
+            room, part, *_ = name.split(".")
+            if part in ("py", "json", "jsonl") or (ROOT / room / f"{part}.py").exists():
+                continue  # a file or a module, not a setting
+            found = [one for one in known if one == name or one.startswith(f"{name}.")]
+            assert found or name.startswith(OPEN_TABLES), f"{page.name}: {name}"
+
+
+def test_tests_named_in_the_pages_are_there():
+    for page in PAGES:
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8")):
+            assert (ROOT / path).is_file(), f"{page.name}: {path}"
+            assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{page.name}: {name}"
+
+
+def test_recipe_in_a_page_can_be_loaded(tmp_path):
+    for page in PAGES:
+        for name, text in files_of(page).items():
+            if name.endswith(".toml"):
+                (tmp_path / name).write_text(text)
+                load_run_config(tmp_path / name)
+
+
+def test_own_questions_of_the_page_are_tasks(tmp_path):
+    (tmp_path / "questions.jsonl").write_text(files_of(DOCS / "tasks.md")["questions.jsonl"])
+    found = own_tasks("own_text", tmp_path / "questions.jsonl")
+    assert sum(map(len, found.values())) == 2
+
+
+async def test_own_tool_of_the_page_is_one(tmp_path, monkeypatch):
+    (tmp_path / "my_tools.py").write_text(files_of(DOCS / "tools.md")["my_tools.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    envs = EnvsConfig(actions=("weather", "answer"), tools={"weather": {"source": "my_tools:Weather"}})
+    with Toolbox(envs) as toolbox, toolbox.episode() as tools:
+        weather = next(tool for tool in tools if tool.name == "weather")
+        assert (await weather.call("Paris")).text == "Paris: 12 degrees"
+
+
+def test_own_family_of_the_page_draws_tasks_that_its_plan_solves():
+    [source] = [block.text for block in blocks_of(DOCS / "tasks.md") if "def draw_change" in block.text]
+    names = dict(vars(families))
+    exec(source, names)
+    problem = names["draw_change"](families.random.Random(0), ())
+    assert eval(problem.plan[0].action_input) == problem.answer == int(problem.plan[-1].action_input)
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def test_quoted_messages_are_those_of_the_code():
+    """Each piece between two `…` stands in a source; strings that go over several lines are joined first."""
+    rooms = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
+    sources = [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
+    said = "\n".join(path.read_text(encoding="utf-8") for path in (*sources, ROOT / ".ci" / "setup"))
+    said = re.sub(r'"\s*\n\s*f?"', "", said).replace("`", "").replace("\\'", "'")
+    said = re.sub(r"[\"'] else [\"']|\{[^{}\n]*\}", "…", said)
+    quoted = re.findall(r"^> .*", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quoted) > 30
+    for line in quoted:
+        for message in re.findall(r"`([^`]+)`", line):
+            pieces = [piece.strip() for piece in message.split("…")]
+            unknown = [piece for piece in pieces if len(piece) > 3 and piece not in said]
+            assert unknown == [], f"nothing says {unknown} of: {message}"
+
+
+# --- the site ------------------------------------------------------------------------------------
+
+
+class Outside(HTMLParser):
+    """What a page would load from elsewhere; links to be clicked are none of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.loaded = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("script", "link", "img", "iframe", "source", "video"):
+            for name, value in attributes:
+                if name in ("src", "href") and re.match(r"(https?:)?//", value or ""):
+                    self.loaded.append(value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built where no proxy answers: what needs the network fails."""
+    target = tmp_path_factory.mktemp("site")
+    dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
+        cwd=ROOT,
+        env={**environment(), **dead, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert time.monotonic() - started < 60
+    return target
+
+
+def test_site_has_every_page_and_loads_nothing_from_elsewhere(site):
+    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
+    for page in site.rglob("*.html"):
+        outside = Outside()
+        outside.feed(page.read_text(encoding="utf-8"))
+        assert outside.loaded == [], page.name
+    assert (site / "search" / "search_index.js").is_file()
+    assert "iframe-worker" in (site / "assets" / "iframe-worker.js").read_text()[:100]
+
+
+def test_formulas_are_drawn_without_a_script(site):
+    page = (site / "algorithms.html").read_text(encoding="utf-8")
+    assert page.count('display="block"') >= 10
+    assert "<mfrac>" in page
+    assert "\\frac" not in page
+
+
+def test_every_setting_is_on_its_page_with_its_meaning(site):
+    page = (site / "settings.html").read_text(encoding="utf-8")
+    assert "<code>pipeline_depth</code>" in page
+    assert "Batches that rollouts may run ahead (D)" in page
+    assert [name for name in settings_of(RunConfig) if f"<code>{name.rpartition('.')[2]}</code>" not in page] == []
+    assert [name for name, field in settings_of(RunConfig).items() if not field.description] == []
+
+
+def settings_of(model, path=""):
+    found = {}
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and hasattr(inner, "model_fields"):
+            found |= settings_of(inner, f"{path}{name}.")
+        elif not f"{path}{name}.".startswith(OPEN_TABLES[1:]):
+            found[f"{path}{name}"] = field
+    return found
