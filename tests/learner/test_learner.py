@@ -95,8 +95,10 @@ def test_tokens_masked_for_their_age_leave_the_others_log_probs_under_the_gramma
     assert -2 < whole[3] < 0
     assert (whole[2], whole[4]) == (0, 0)
     found = learner.policy.logprobs([masked(grammar_turn(), *masked_out)])[0]
-    for position in range(5):
-        assert found[position] == (0 if position in masked_out else whole[position])
+    kept = [position for position in range(5) if position not in masked_out]
+    assert not found[list(masked_out)].any()
+    # Fewer rows in the output head may add up in another order on some processors.
+    assert torch.allclose(found[kept], whole[kept], rtol=0, atol=1e-6)
 
 
 def test_a_step_on_a_turn_that_lost_tokens_counts_only_the_others(model_path):
@@ -112,7 +114,7 @@ def test_a_sibling_that_trains_the_same_token_does_not_lift_the_mask_of_the_othe
     learner = make_learner(model_path)
     whole, cut = grammar_turn("a"), masked(grammar_turn("b"), 2, 3)
     together = learner.policy.logprobs([whole, cut]).detach()
-    assert torch.equal(together[0], learner.policy.logprobs([whole])[0])
+    assert torch.allclose(together[0], learner.policy.logprobs([whole])[0], rtol=0, atol=1e-6)
     assert together[1].tolist() == [0, 0, 0, 0, together[0, 4].item()]
 
 
