@@ -226,9 +226,8 @@ class GroupBuffer:
         self._changed.notify_all()
 
     def _expire_stale(self) -> None:
-        oldest = self._oldest_version
         for group in self._ledger.ready():
-            stale = fresh_share(group.versions, oldest_version=oldest) < LEAST_FRESH_SHARE
+            stale = fresh_share(group.versions, fresh=self._version_ages) < LEAST_FRESH_SHARE
             # A task that takes longer than S versions each time is trained on what is left of it in the end.
             if stale and group.attempt < self._settings.max_attempts:
-                self._ledger.expire(group, f"older than version {oldest}")
+                self._ledger.expire(group, f"older than version {self._oldest_version}")

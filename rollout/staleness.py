@@ -4,7 +4,7 @@ Tokens beyond S are taken out of the loss; a trajectory is never cancelled for i
 what is hard, and cancelling it would quietly remove hard tasks from training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from rollout.lifecycle import State
 
@@ -45,13 +45,14 @@ def version_ages(published: Mapping[int, int], *, oldest_version: int) -> dict[i
     return ages
 
 
-def fresh_share(versions: Mapping[int, int], *, oldest_version: int) -> float:
-    """The share of a group's tokens that were sampled by `oldest_version` or later; 1 for a group without tokens.
+def fresh_share(versions: Mapping[int, int], *, fresh: Container[int]) -> float:
+    """The share of a group's tokens that the learner will train on; 1 for a group without tokens.
 
-    `versions`: number of tokens by the policy version that sampled them.
+    `versions`: number of tokens by the policy version that sampled them. `fresh`: the versions within the cap, as those
+    that `version_ages` knows an age of.
     """
     total = sum(versions.values())
-    return sum(num for version, num in versions.items() if version >= oldest_version) / total if total else 1.0
+    return sum(num for version, num in versions.items() if version in fresh) / total if total else 1.0
 
 
 def bias_metrics(groups: Sequence[tuple[State, float, int]]) -> dict[str, float]:

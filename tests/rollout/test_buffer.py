@@ -432,7 +432,9 @@ async def test_batches_are_cut_in_the_order_in_which_groups_were_drawn():
 
 
 async def test_groups_with_the_oldest_weights_are_trained_first():
-    buffer = make_buffer(policy_version=3)
+    buffer = make_buffer(policy_version=1)
+    for version in (2, 3):
+        await buffer.mark_trained(version, version)
     permits = await admitted(buffer, policy_version=3)
     for permit, versions in zip(permits, [{3: 9}, {2: 1, 3: 8}, {3: 1}, {1: 5}], strict=True):
         await complete(buffer, permit, versions=versions)

@@ -56,22 +56,22 @@ def test_a_version_whose_step_was_not_noted_before_a_crash_is_of_the_step_after_
     assert version_ages({1: 1, 2: 2, 4: 2}, oldest_version=2) == {2: 0, 3: 1, 4: 0}
 
 
-def test_fresh_share_counts_tokens_from_the_oldest_version_on():
+def test_fresh_share_counts_the_tokens_of_versions_within_the_cap():
     versions = {3: 10, 4: 30, 6: 60}
-    assert fresh_share(versions, oldest_version=3) == 1
-    assert fresh_share(versions, oldest_version=4) == pytest.approx(0.9)
-    assert fresh_share(versions, oldest_version=5) == pytest.approx(0.6)
-    assert fresh_share(versions, oldest_version=7) == 0
+    assert fresh_share(versions, fresh={3, 4, 5, 6}) == 1
+    assert fresh_share(versions, fresh={4, 5, 6}) == pytest.approx(0.9)
+    assert fresh_share(versions, fresh={6: 0, 5: 1}) == pytest.approx(0.6)
+    assert fresh_share(versions, fresh={7}) == 0
 
 
 def test_group_that_sampled_nothing_is_fresh():
-    assert fresh_share({}, oldest_version=5) == 1
-    assert fresh_share({2: 0}, oldest_version=5) == 1
+    assert fresh_share({}, fresh={5}) == 1
+    assert fresh_share({2: 0}, fresh={5}) == 1
 
 
 def test_a_tenth_is_the_least_fresh_share():
     assert LEAST_FRESH_SHARE == 0.1
-    assert fresh_share({0: 90, 1: 10}, oldest_version=1) == pytest.approx(LEAST_FRESH_SHARE)
+    assert fresh_share({0: 90, 1: 10}, fresh={1}) == pytest.approx(LEAST_FRESH_SHARE)
 
 
 def test_everything_trained_is_unbiased():
