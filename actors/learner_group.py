@@ -30,7 +30,7 @@ class LearnerRankActor(LearnerCalls):
         self._meeting: Any = None
 
     def __repr__(self) -> str:
-        return f"Learner rank {self._ranks.rank}"
+        return f"Learner rank {self._ranks.rank}" if hasattr(self, "_ranks") else "Learner rank, not made"
 
     def meet(self) -> tuple[str, int]:
         """Open the meeting point; returns its address."""
@@ -75,7 +75,7 @@ class LearnerGroupActor:
         self._all("join", address, build_learner)
 
     def __repr__(self) -> str:
-        return f"Learner of {len(self._members)} ranks"
+        return f"Learner of {len(self._members)} ranks" if hasattr(self, "_members") else "Learner of ranks, not made"
 
     def ready(self) -> bool:
         return bool(self._all("ready"))

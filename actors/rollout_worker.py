@@ -50,8 +50,8 @@ class RolloutWorkerActor:
         self._draining = False
 
     def __repr__(self) -> str:
-        """Ray asks for it once, when the actor is made."""
-        return f"RolloutWorker({self._index})"
+        """Ray asks for it once, when the actor is made, or when it cannot be: then that is the error to be told."""
+        return f"RolloutWorker({getattr(self, '_index', 'not made')})"
 
     async def ready(self) -> bool:
         return True
