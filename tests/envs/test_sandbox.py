@@ -203,7 +203,8 @@ def test_many_runs_leave_no_descriptors_processes_or_memory_behind() -> None:
         memory = zygote.memory_info().rss
         for _ in range(100):
             sandbox.run("1")
-        assert _wait_until(lambda: held()[0] <= of_this and held()[1] <= of_zygote), held()
+        # A leak is one for every run. One or two belong to whatever else this process does at that moment.
+        assert _wait_until(lambda: held()[0] < of_this + 10 and held()[1] <= of_zygote), held()
         assert _wait_until(lambda: not zygote.children())
         assert zygote.memory_info().rss < memory + (4 << 20)
 

@@ -25,6 +25,8 @@ AT_ONCE = 50
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
 _WARM_UP_CALLS = 500
 _MAX_GROWTH_MIB = 16.0
+_OTHERS = 5
+"""Descriptors that may come from what else the host does at that moment; of a leak there is one for every call."""
 _SERVER = Path(__file__).parent / "serve_bare_sandbox.py"
 
 Call = Callable[[str, float], Awaitable[ToolResult]]
@@ -201,8 +203,8 @@ async def test_many_calls_leave_no_memory_descriptors_or_processes_behind(
         print(f"\n{path}: {num_calls} calls, before {before}, after {after}")
     for name, had in before.items():
         has = after[name]
-        assert has["processes"] == had["processes"]
-        assert has["descriptors"] <= had["descriptors"]
+        assert has["processes"] <= had["processes"]
+        assert has["descriptors"] < had["descriptors"] + _OTHERS
         assert has["mib"] < had["mib"] + _MAX_GROWTH_MIB, name
 
 
