@@ -7,13 +7,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
 from configs.judge import JudgeConfig
+from envs.tools.http_json import retry_after_s
 
 CHARS_PER_TOKEN = 4
 LONGEST_PAUSE_S = 120.0
@@ -238,7 +237,7 @@ class ChatClient:
     def _refusal(self, response: httpx.Response) -> ChatError:
         status, unbilled = response.status_code, Bill(requests=1)
         if status in _PASSING or status >= 500:
-            return self._passing(f"status {status}; run again later", unbilled, _retry_after_s(response))
+            return self._passing(f"status {status}; run again later", unbilled, retry_after_s(response))
         advice = _ADVICE.get(status, _OTHER_ADVICE).format(section=self._section)
         said = f' ("{self._words(response)}")' if status in _ABOUT_THIS_REQUEST else ""
         return ChatError(
@@ -267,16 +266,3 @@ def _key(variable: str | None, section: str) -> str:
 def _count(usage: Any, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """The pause that the server asks for, as seconds or as a date; 0 when it asks for none."""
-    asked = response.headers.get("Retry-After", "")
-    try:
-        return max(0.0, float(asked))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0

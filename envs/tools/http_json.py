@@ -61,7 +61,7 @@ async def request_json(
 def _judged(response: httpx.Response, content: bytes) -> JsonReply | Failure:
     status = response.status_code
     if status in _PASSING or status >= 500:
-        return Failure(reason=f"status {status}", passing=True, wait_s=_retry_after_s(response))
+        return Failure(reason=f"status {status}", passing=True, wait_s=retry_after_s(response))
     if status >= 400:
         return JsonReply(status=status, value=_json(content))
     value = _json(content) if status == 200 else None
@@ -91,7 +91,7 @@ def tls_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _retry_after_s(response: httpx.Response) -> float:
+def retry_after_s(response: httpx.Response) -> float:
     """The pause that the server asks for, as seconds or as a date; 0 when it asks for none."""
     asked = response.headers.get("Retry-After", "")
     try:
