@@ -185,7 +185,7 @@ def _reinforce(config: RunConfig, folder: RunFolder, model_path: Path) -> Any:
 
 
 def _build_learner(config: RunConfig, model_path: Path) -> Learner:
-    return Learner(model_path, config.model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
+    return Learner(model_path, config.model, config.learner, seed=config.seed)
 
 
 def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:

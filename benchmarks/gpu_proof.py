@@ -149,7 +149,7 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
     native = EngineConfig.model_validate(
         config.rollout.engine.model_dump() | {"adapter_mode": "native", "max_num_seqs": running, "max_model_len": 1024}
     )
-    learner = Learner(model_path, config.model, config.learner, off_policy=True, seed=config.seed)
+    learner = Learner(model_path, config.model, config.learner, seed=config.seed)
     adapters = []
     for version in range(ADAPTER_LOADS + 1):
         learner.policy_version = version

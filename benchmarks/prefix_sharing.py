@@ -68,7 +68,7 @@ from rollout.types import Trajectory, TrajectoryGroup
 
 TARGET_RATIO = 2.0
 TARGET_GRADIENT = 1e-5
-UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)
+UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
 """The samples' log-probs are the learner's own of before the first step; the guard has nothing to guard here."""
 
 
@@ -250,7 +250,6 @@ def _learner(config: RunConfig, *, mixed_precision: bool) -> Learner:
         resolve_model(config.model.path),
         config.model,
         settings,
-        off_policy=config.pipeline_depth > 0,
         seed=config.seed,
         mixed_precision=mixed_precision,
     )

@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["merged", "native"], choices=["merged", "native"])
     options = parser.parse_args()
     config = load_run_config(DEFAULT_RECIPE)
-    learner = Learner(resolve_model(config.model.path), config.model, config.learner, off_policy=True, seed=0)
+    learner = Learner(resolve_model(config.model.path), config.model, config.learner, seed=0)
     adapters = make_adapters(learner, 2 * options.updates + 1 + round(options.seconds / options.every))
     print("| | context tokens | loaded | proven | first token | new request |\n| --- | --- | --- | --- | --- | --- |")
     costs = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from configs.learner import LearnerConfig
 from configs.model import ModelConfig
 from learner.corrections import Correction
-from learner.guard import age_sums, off_policy_metrics, refusal
+from learner.guard import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks
 from learner.packing import pack, split_microbatches
@@ -31,8 +31,7 @@ NOTHING = scoring_sample([0, 0])
 class Learner:
     """Holds the policy and its optimizer. One call of `train_step` is one optimizer step, one version.
 
-    `off_policy` switches the configured correction on; without it a batch is taken to be sampled by the very
-    weights it updates. `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
+    `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
     that were skipped. `ranks` says which of the processes this is that learn together; they have joined
     (`data_parallel`), and all of them are asked the same things in the same order.
     """
@@ -43,14 +42,13 @@ class Learner:
         model: ModelConfig,
         config: LearnerConfig,
         *,
-        off_policy: bool,
         seed: int,
         mixed_precision: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config = config
-        self._correction = Correction(**config.correction.model_dump()) if off_policy else Correction(kind="bypass")
+        self._correction = Correction(**config.correction.model_dump())
         self.policy = Policy(
             model_path,
             model,
@@ -178,19 +176,20 @@ class Learner:
             for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
         ref = self._ref_logprobs(rows)
-        output = self._objective((learner, rollout, advantages, mask), batch, turn_ids=turn_ids, ref_logprobs=ref)
-        return output.loss, output.metrics | age_sums(learner, rollout, output.weights, mask, ages)
+        tensors = (learner, rollout, advantages, mask)
+        output = self._objective(tensors, batch, ages=ages, turn_ids=turn_ids, ref_logprobs=ref)
+        return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
 
     def _objective(
         self,
         tensors: tuple[Tensor, Tensor, Tensor, Tensor],
         batch: TrainBatch,
         *,
+        ages: Tensor,
         turn_ids: Tensor,
         ref_logprobs: Tensor | None,
     ) -> LossOutput:
-        """The configured loss of learner and rollout log-probs, advantages and loss mask. There is one optimizer step
-        per batch, so the proximal policy is the learner before it, which the loss takes by itself."""
+        """The configured loss of learner and rollout log-probs, advantages and loss mask."""
         config = self.config
         if config.objective == "grpo":
             return grpo_loss(
@@ -199,6 +198,7 @@ class Learner:
                 clip_low=config.clip_low,
                 clip_high=config.clip_low,
                 correction=self._correction,
+                ages=ages,
             )
         if config.objective == "flow_grpo":
             return flow_grpo_loss(
@@ -210,6 +210,7 @@ class Learner:
                 clip_low=config.clip_low,
                 clip_high=config.clip_low,
                 correction=self._correction,
+                ages=ages,
             )
         return dapo_loss(
             *tensors,
@@ -217,6 +218,7 @@ class Learner:
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             correction=self._correction,
+            ages=ages,
         )
 
     def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:

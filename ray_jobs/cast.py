@@ -252,8 +252,8 @@ def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, 
 
 
 def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None) -> Learner:
-    model, off_policy = _model_here(config.model.path, model_path), config.pipeline_depth > 0
-    return Learner(model, config.model, config.learner, off_policy=off_policy, seed=config.seed, ranks=ranks)
+    model = _model_here(config.model.path, model_path)
+    return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks)
 
 
 def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:

@@ -59,7 +59,10 @@ LOGGED_ROWS: tuple[Row, ...] = (
         Age_of_trained_tokens="policy/staleness_max policy/age_mean",
         Log_prob_gap="policy/logprob_gap_abs",
         Mismatch="policy/mismatch_k3 policy/mismatch_k3_age0 policy/mismatch_k3_stale",
-        Effective_sample_size="policy/effective_sample_size policy/effective_sample_size_stale",
+        Effective_sample_size=(
+            "policy/effective_sample_size policy/effective_sample_size_age0 policy/effective_sample_size_stale"
+        ),
+        Choice_tokens="policy/choice_tokens",
         Left_out_of_the_loss="policy/stale_masked_share policy/correction_masked_share",
     ),
     _row(

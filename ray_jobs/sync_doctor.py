@@ -47,7 +47,7 @@ def run_sync_doctor(config: RunConfig) -> int:
     from rollout.vllm_engine import VllmEngine
 
     model_path = resolve_model(config.model.path)
-    learner = Learner(model_path, config.model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
+    learner = Learner(model_path, config.model, config.learner, seed=config.seed)
     engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed)
     try:
         with TemporaryDirectory() as folder:

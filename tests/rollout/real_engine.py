@@ -16,7 +16,7 @@ def build_learner(model_path):
     from configs.model import ModelConfig
     from learner.learner import Learner
 
-    return Learner(model_path, ModelConfig(), LearnerConfig(), off_policy=True, seed=0)
+    return Learner(model_path, ModelConfig(), LearnerConfig(), seed=0)
 
 
 def build_engine(model_path, **config):
