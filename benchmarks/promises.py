@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of every measurement's random numbers (default 0)")
     parser.add_argument("--only", nargs="+", choices=list(promises), metavar="NAME", help=", ".join(promises))
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=max(Console().width, 150))
     table = Table("promise", "said", "where", "measured just now", "s", "holds", title=f"seed {options.seed}")
     broken = []
     for name in options.only or promises:
