@@ -93,29 +93,28 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
                 f"step skipped: policy/{name} must be finite, it is {metrics[name]}; look for log-probs that are "
                 "not finite in this batch's trajectories, or lower learner.learning_rate"
             )
-    for name, cause in (
-        ("mismatch_k3_age0", _ENGINE_FAULT),
-        ("mismatch_k3_stale", _TOO_FAR),
-    ):
-        mismatch, bound = metrics.get(name, 0.0), getattr(guard, f"max_{name}")
-        if not mismatch <= bound:
-            return (
-                f"step skipped: policy/{name} = {mismatch:.3g} is above learner.guard.max_{name} = {bound:g}; {cause}"
-            )
+    mismatch = metrics.get("mismatch_k3_age0", 0.0)
+    if not mismatch <= guard.max_mismatch_k3_age0:
+        return (
+            f"step skipped: policy/mismatch_k3_age0 = {mismatch:.3g} is above "
+            f"learner.guard.max_mismatch_k3_age0 = {guard.max_mismatch_k3_age0:g}; engine and learner disagree on the "
+            "same weights: check the adapter the engine serves, its log-prob mode and temperature"
+        )
+    mismatch = metrics.get("mismatch_k3_stale", 0.0)
+    if not mismatch <= guard.max_mismatch_k3_stale:
+        return (
+            f"step skipped: policy/mismatch_k3_stale = {mismatch:.3g} is above "
+            f"learner.guard.max_mismatch_k3_stale = {guard.max_mismatch_k3_stale:g}; the batch is too far "
+            "off-policy: lower pipeline_depth or learner.learning_rate"
+        )
     share = metrics.get("effective_sample_size", 1.0)
     if not share >= guard.min_effective_sample_share:
         return (
             f"step skipped: policy/effective_sample_size = {share:.3g} is below "
-            f"learner.guard.min_effective_sample_share = {guard.min_effective_sample_share:g}; {_TOO_FAR}"
+            f"learner.guard.min_effective_sample_share = {guard.min_effective_sample_share:g}; the batch is too far "
+            "off-policy: lower pipeline_depth or learner.learning_rate"
         )
     return None
-
-
-_ENGINE_FAULT = (
-    "engine and learner disagree on the same weights: check the adapter the engine serves, its log-prob mode and "
-    "temperature"
-)
-_TOO_FAR = "the batch is too far off-policy: lower pipeline_depth or learner.learning_rate"
 
 
 def _effective_share(sums: Mapping[str, float], suffix: str, tokens: float) -> float:
