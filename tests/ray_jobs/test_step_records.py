@@ -89,16 +89,9 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
 
 
 def test_without_scores_all_of_it_is_the_outcome_whatever_the_recipe_says():
-    parts = credit_parts(make_scored(make_trajectory(0), make_trajectory(1)), credit="min_form", prm_weight=0.5)
+    parts = credit_parts(make_scored(make_trajectory(0), make_trajectory(1)), credit="outcome_gated", prm_weight=0.5)
     assert (parts.scheme, parts.weight, parts.processes) == ("outcome", 0.0, [[0.0], [0.0]])
     assert parts.advantages == parts.outcomes
-
-
-def test_another_scheme_is_all_process():
-    scored = make_scored(make_trajectory(0), make_trajectory(1), raw=((0.9,), (0.1,)))
-    parts = credit_parts(scored, credit="process_supervision", prm_weight=0.5)
-    assert parts.outcomes == [[0.0], [0.0]]
-    assert parts.processes == parts.advantages == [[pytest.approx(Z, abs=1e-5)], [pytest.approx(-Z, abs=1e-5)]]
 
 
 def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
