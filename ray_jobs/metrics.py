@@ -105,6 +105,7 @@ LOGGED: tuple[Metric, ...] = (
         ("trained", "count", "Groups trained so far"),
         ("all_right", "count", "Groups dropped so far because every trajectory was right"),
         ("all_wrong", "count", "Groups dropped so far because every trajectory was wrong"),
+        ("overlong", "count", "Groups dropped so far because the overlong rule left no difference to train on"),
         ("failed", "count", "Groups given up so far after the last attempt"),
         ("expired", "count", "Groups dropped so far as too stale; their tasks were drawn again"),
     ),

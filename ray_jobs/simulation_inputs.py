@@ -19,6 +19,7 @@ FATES: Mapping[str, Fate] = {
     "expired": "signal",
     "all_right": "all_right",
     "all_wrong": "all_wrong",
+    "overlong": "all_wrong",
     "failed": "failed",
 }
 

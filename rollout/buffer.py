@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
-from rollout.filters import ending_of
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult, State
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -105,7 +104,7 @@ class GroupBuffer:
         async with self._changed:
             if lease not in self._admitter.runs:
                 return False
-            ending = ending_of(result.outcomes)
+            ending = result.ending
             if ending is not None:
                 self._ledger.settle(lease, ending, result, now=self._clock())
             elif lease[1] < self._settings.max_attempts:

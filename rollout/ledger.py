@@ -17,7 +17,8 @@ from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
 SHOWN_UNTRAINED = 4
 """Of so many groups without signal per train step the bytes are kept, to be looked at."""
 
-_UNTRAINED = "state IN ('all_right', 'all_wrong', 'failed') AND payload IS NOT NULL"
+_FILTERED = "'all_right', 'all_wrong', 'overlong'"
+_UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
@@ -162,7 +163,7 @@ class Ledger(LedgerFile):
         """Play rounds again of which some group has not ended: in a synchronous run the groups of a round are sampled
         together, and only together they come out the same. Call it when nothing runs."""
         open_rounds = "SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0"
-        undone = ("ready", "all_right", "all_wrong", "running")
+        undone = f"('ready', {_FILTERED}, 'running')"
         with self._transaction():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
@@ -189,7 +190,7 @@ class Ledger(LedgerFile):
     def num_without_signal(self) -> int:
         """Groups without signal that ended since the last one with it."""
         return self._scalar(
-            "SELECT COUNT(*) FROM groups WHERE state IN ('all_right', 'all_wrong', 'failed') AND settled_at > "
+            f"SELECT COUNT(*) FROM groups WHERE state IN ({_FILTERED}, 'failed') AND settled_at > "
             "(SELECT COALESCE(MAX(settled_at), -1) FROM groups "
             "WHERE state IN ('ready', 'in_batch', 'trained', 'expired'))"
         )

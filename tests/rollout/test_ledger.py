@@ -16,7 +16,7 @@ from rollout.ledger import Ledger
 from rollout.lifecycle import GroupResult
 
 ledger = Ledger(Path(sys.argv[1]))
-result = GroupResult(outcomes=(1, 0), payload=b"bytes", versions={0: 10}, facts={"groups": 1})
+result = GroupResult(ending="ready", payload=b"bytes", versions={0: 10}, facts={"groups": 1})
 while True:
     for permit in ledger.lease(0, 4, num_new=4, min_version=0):
         ledger.settle(permit.lease, "ready", result, now=0.0)
@@ -25,7 +25,7 @@ while True:
 
 
 def make_result(payload=b"bytes", **changes):
-    values = {"outcomes": (1, 0), "payload": payload, "versions": {0: 10}, "duration_s": 1.0, "facts": {"groups": 1}}
+    values = {"ending": "ready", "payload": payload, "versions": {0: 10}, "duration_s": 1.0, "facts": {"groups": 1}}
     return GroupResult(**(values | changes))
 
 
@@ -306,7 +306,7 @@ def test_group_that_failed_for_good_leaves_its_numbers_behind():
     ledger = Ledger()
     run(ledger, "ready")
     (permit,) = lease_new(ledger, 1)
-    ledger.fail(permit.lease, make_result(outcomes=(None, None), reason="judge down"), now=1)
+    ledger.fail(permit.lease, make_result(ending=None, reason="judge down"), now=1)
     ledger.cut([0], 1)
     assert ledger.reported(1) == {"groups": 2}
     assert ledger.reasons() == {"judge down": 1}
