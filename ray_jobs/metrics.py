@@ -103,6 +103,7 @@ LOGGED: tuple[Metric, ...] = (
         ("ready", "count", "Groups with signal that wait for their batch"),
         ("in_batch", "count", "Groups of the batch that is trained now"),
         ("trained", "count", "Groups trained so far"),
+        ("refused", "count", "Groups so far of batches that the guard refused: they have trained nothing"),
         ("all_right", "count", "Groups dropped so far because every trajectory was right"),
         ("all_wrong", "count", "Groups dropped so far because every trajectory was wrong"),
         ("overlong", "count", "Groups dropped so far because the overlong rule left no difference to train on"),

@@ -16,6 +16,7 @@ FATES: Mapping[str, Fate] = {
     "ready": "signal",
     "in_batch": "signal",
     "trained": "signal",
+    "refused": "signal",
     "expired": "signal",
     "all_right": "all_right",
     "all_wrong": "all_wrong",

@@ -1,6 +1,6 @@
 """The life of a group: its states, the moves between them, and what is known of it at each.
 
-drawn = trained + filtered + failed + expired + live holds at any time; see `rollout.ledger`, which keeps it.
+drawn = trained + refused + filtered + failed + expired + live holds at any time; see `rollout.ledger`, which keeps it.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal[
-    "queued", "running", "ready", "in_batch", "trained", "all_right", "all_wrong", "overlong", "failed", "expired"
+    "queued",
+    "running",
+    "ready",
+    "in_batch",
+    "trained",
+    "refused",
+    "all_right",
+    "all_wrong",
+    "overlong",
+    "failed",
+    "expired",
 ]
 Ending = Literal["ready", "all_right", "all_wrong", "overlong"]
 """Of a group whose trajectories could be compared: with signal, or one of the ways to be filtered."""
@@ -17,8 +27,9 @@ MOVES: Mapping[State, frozenset[State]] = {
     "queued": frozenset({"running"}),
     "running": frozenset({"ready", "all_right", "all_wrong", "overlong", "queued", "failed"}),
     "ready": frozenset({"in_batch", "expired", "queued"}),
-    "in_batch": frozenset({"trained", "ready"}),
+    "in_batch": frozenset({"trained", "refused", "ready"}),
     "trained": frozenset({"ready"}),
+    "refused": frozenset({"ready"}),
     "all_right": frozenset({"queued"}),
     "all_wrong": frozenset({"queued"}),
     "overlong": frozenset({"queued"}),
@@ -76,7 +87,8 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Where all groups ever drawn are. `all_right`, `all_wrong` and `overlong` are the ways to be filtered."""
+    """Where all groups ever drawn are. `refused` were in a batch whose step the guard did not take. `all_right`,
+    `all_wrong` and `overlong` are the ways to be filtered."""
 
     drawn: int = 0
     queued: int = 0
@@ -84,6 +96,7 @@ class GroupCounts:
     ready: int = 0
     in_batch: int = 0
     trained: int = 0
+    refused: int = 0
     all_right: int = 0
     all_wrong: int = 0
     overlong: int = 0
@@ -101,4 +114,5 @@ class GroupCounts:
 
     @property
     def balanced(self) -> bool:
-        return self.drawn == self.trained + self.filtered + self.failed + self.expired + self.outstanding
+        ended = self.trained + self.refused + self.filtered + self.failed + self.expired
+        return self.drawn == ended + self.outstanding

@@ -80,9 +80,9 @@ function tile(value, name, href) {
   return href ? h("a", { class: "tile", href }, inside) : h("div", { class: "tile" }, inside);
 }
 
-const ORDER = ["trained", "all_right", "all_wrong", "overlong", "expired", "failed", "in_batch", "ready", "running", "queued"];
+const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed", "in_batch", "ready", "running", "queued"];
 
-const ENDED = new Set(["trained", "all_right", "all_wrong", "overlong", "expired", "failed"]);
+const ENDED = new Set(["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"]);
 
 function bar({ groups, live }, total, run) {
   const name = (state) => (live || ENDED.has(state) ? "" : "were ") + verdictName(state);

@@ -68,8 +68,8 @@ def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
     )
 
 
-def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5):
-    result = StepResult(policy_version=4, metrics={}, learner_logprobs=logprobs or {})
+def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5, skipped=None):
+    result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
     return list(step_records(batch, result, credit=credit, prm_weight=weight))
 
 
@@ -86,6 +86,13 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
     assert first["credit"]["totals"] == pytest.approx({"num": 2, "mean": 0.5, "std": Z})
     assert first["credit"]["scores"] == pytest.approx({"num": 3, "mean": 0.525, "std": 0.38})
     assert (first["verdict"], first["trained_as"]) == ("trained", 4)
+
+
+def test_records_of_a_refused_batch_say_why_and_name_no_version():
+    first, _ = records(make_batch(make_scored(make_trajectory(0), make_trajectory(1))), skipped="step skipped: because")
+    assert (first["verdict"], first["reason"]) == ("refused", "step skipped: because")
+    assert "trained_as" not in first
+    assert first["advantages"] == pytest.approx([Z], abs=1e-5)
 
 
 def test_without_scores_all_of_it_is_the_outcome_whatever_the_recipe_says():

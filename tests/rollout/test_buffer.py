@@ -453,6 +453,28 @@ async def test_next_step_waits_until_the_batch_before_is_trained():
     assert (await woken(waiter)).payloads == (b"2", b"3")
 
 
+async def test_groups_of_a_refused_batch_are_not_trained():
+    ledger = Ledger()
+    buffer = make_buffer(ledger)
+    for permit in await admitted(buffer):
+        await complete(buffer, permit)
+    await batch_now(buffer, 1)
+    await buffer.mark_trained(1, 1, refused="the loss is not finite")
+    assert buffer.counts == GroupCounts(drawn=4, ready=2, refused=2)
+    assert (buffer.counts.balanced, ledger.trained_tasks()) == (True, [])
+    assert (await batch_now(buffer, 2)).payloads == (b"2", b"3")
+
+
+async def test_a_refused_batch_gives_its_places_back():
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
+    (permit,) = await admitted(buffer)
+    await complete(buffer, permit)
+    await batch_now(buffer, 1)
+    assert await admitted(buffer) == []
+    await buffer.mark_trained(1, 1, refused="no")
+    assert ordinals(await admitted(buffer, policy_version=1)) == [1]
+
+
 async def test_batch_says_what_ended_since_the_batch_before():
     buffer = make_buffer(batch_groups=1, pipeline_depth=3)
     permits = await admitted(buffer)
@@ -1007,6 +1029,7 @@ class Life(RuleBasedStateMachine):
         self.proven = {0: 0, 1: 0}
         self.old_leases = [(0, 1)]
         self.trained_in = {}
+        self.refused_steps = set()
         self.in_batch = ()
         self.step, self.forgotten = 0, 0
         self.failed_with_facts = 0
@@ -1106,14 +1129,17 @@ class Life(RuleBasedStateMachine):
         assert sum(self.ledger.reported(step).get("groups", 0) for step in range(1, self.step + 2)) == self.num_ended()
 
     @precondition(lambda self: self.in_batch)
-    @rule(twice=st.booleans())
-    def mark_trained(self, twice):
+    @rule(twice=st.booleans(), refused=st.none() | st.just("no"))
+    def mark_trained(self, twice, refused):
         self.step += 1
+        self.refused_steps = {step for step in self.refused_steps if step < self.step} | (
+            {self.step} if refused else set()
+        )
         self.trained_in |= dict.fromkeys(self.in_batch, self.step)
         self.in_batch = ()
         version = self.publish()
         for _ in range(1 + twice):
-            self.play(self.buffer.mark_trained(self.step, version))
+            self.play(self.buffer.mark_trained(self.step, version, refused=refused))
 
     @rule()
     def forget(self):
@@ -1148,7 +1174,7 @@ class Life(RuleBasedStateMachine):
 
     def num_ended(self):
         counts = self.buffer.counts
-        kept = counts.ready + counts.in_batch + counts.trained + counts.expired
+        kept = counts.ready + counts.in_batch + counts.trained + counts.refused + counts.expired
         return kept + counts.filtered + self.failed_with_facts
 
     def ended(self):
@@ -1172,8 +1198,10 @@ class Life(RuleBasedStateMachine):
         self.bound = max(self.places, outstanding)
 
     @invariant()
-    def trained_groups_are_those_of_the_steps_so_far(self):
-        assert self.buffer.counts.trained == len(self.trained_in)
+    def trained_groups_are_those_of_the_steps_so_far_that_were_taken(self):
+        refused = [step in self.refused_steps for step in self.trained_in.values()]
+        assert self.buffer.counts.trained == refused.count(False)
+        assert self.buffer.counts.refused == refused.count(True)
         assert self.buffer.counts.in_batch == len(self.in_batch)
 
     @invariant()
@@ -1214,7 +1242,7 @@ class Life(RuleBasedStateMachine):
         if not self.in_batch:
             self.next_batch()
         if self.in_batch:
-            self.mark_trained(twice=False)
+            self.mark_trained(twice=False, refused=None)
         assert (self.buffer.counts, self.step) != before or self.ended()
 
 
