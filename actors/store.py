@@ -90,12 +90,12 @@ class StoreActor:
     async def next_batch(self, step: int) -> Batch | None:
         return await self._buffer.next_batch(step)
 
-    async def mark_trained(self, step: int, policy_version: int) -> None:
-        await self._buffer.mark_trained(step, policy_version)
+    async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
+        await self._buffer.mark_trained(step, policy_version, refused=refused)
 
-    async def rewind(self, step: int, policy_version: int) -> None:
+    async def rewind(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         """The policy is that of a checkpoint after `step`; what was trained since is ready again."""
-        await self._buffer.rewind(step, policy_version)
+        await self._buffer.rewind(step, policy_version, refused=refused)
 
     async def forget(self, step: int) -> None:
         """No checkpoint from before this step is left."""

@@ -26,7 +26,6 @@ from ray_jobs.cli import DEFAULT_RECIPE
 
 ARMS = {
     "outcome only": ("outcome", "own"),
-    "PRM only": ("process_supervision", "own"),
     "mixture": ("outcome_gated", "own"),
     "mixture, random PRM": ("outcome_gated", "random"),
     "mixture, lenient PRM": ("outcome_gated", "lenient"),

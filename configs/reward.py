@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from configs.base import Config
 from configs.judge import JudgeConfig
 
-Credit = Literal["outcome", "outcome_gated", "process_supervision", "min_form", "step_bandit"]
+Credit = Literal["outcome", "outcome_gated"]
 LabellerName = Literal["plan", "monte_carlo", "judge"]
 
 
@@ -99,7 +99,8 @@ class AlarmConfig(Config):
 
 class RewardConfig(Config):
     credit: Credit = "outcome_gated"
-    """How step scores become advantages; without a PRM every one of them is `outcome`."""
+    """What a step is credited with. `outcome`: its trajectory's outcome alone. `outcome_gated`: that and the step's PRM
+    score, in groups whose outcomes differ; without a PRM it is `outcome`."""
     prm_path: str | None = None
     """A trained PRM's folder; a pipeline fills it in."""
     prm_weight: float = Field(default=0.5, ge=0)

@@ -48,7 +48,8 @@ LOGGED_ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Where are the groups?",
-        Ended_so_far="groups/trained groups/all_right groups/all_wrong groups/failed groups/expired",
+        Ended_so_far="groups/trained groups/refused groups/all_right groups/all_wrong groups/overlong groups/failed "
+        "groups/expired",
         Live_now="groups/queued groups/running groups/ready groups/in_batch",
         Drawn_so_far="groups/drawn",
         Length_of_what_is_trained="bias/length_trained_over_drawn",

@@ -140,6 +140,7 @@ class Training:
             "groups": {
                 "drawn": counts.drawn,
                 "trained": counts.trained,
+                "refused": counts.refused,
                 "filtered": counts.filtered,
                 "failed": counts.failed,
                 "expired": counts.expired,

@@ -20,20 +20,18 @@ DIGITS = 6
 
 
 def step_records(batch: Batch, result: StepResult, *, credit: Credit, prm_weight: float) -> Iterator[dict[str, Any]]:
-    """All trained groups of the step, then those few without signal that the ledger kept bytes of."""
+    """All groups of the step's batch, then those few without signal that the ledger kept bytes of."""
     for payload in batch.payloads:
-        yield from _trained_records(scored_group_of(payload), batch, result, credit=credit, prm_weight=prm_weight)
+        yield from _batch_records(scored_group_of(payload), batch, result, credit=credit, prm_weight=prm_weight)
     for verdict, reason, payload in batch.untrained:
         yield from _untrained_records(scored_group_of(payload), batch.step, verdict, reason)
 
 
-def _trained_records(
+def _batch_records(
     scored: ScoredGroup, batch: Batch, result: StepResult, *, credit: Credit, prm_weight: float
 ) -> Iterator[dict[str, Any]]:
     parts = credit_parts(scored, credit=credit, prm_weight=prm_weight)
-    shared = {
-        "verdict": "trained",
-        "trained_as": result.policy_version,
+    shared = _verdict(result) | {
         "credit": {
             "scheme": parts.scheme,
             "weight": parts.weight,
@@ -55,6 +53,13 @@ def _trained_records(
         if logprobs is not None:
             _add_learner_logprobs(record, trajectory, logprobs, batch.version_ages)
         yield record
+
+
+def _verdict(result: StepResult) -> dict[str, Any]:
+    """What became of the batch: the version that it was trained into, or why the guard refused it."""
+    if result.skipped is None:
+        return {"verdict": "trained", "trained_as": result.policy_version}
+    return {"verdict": "refused", "reason": result.skipped}
 
 
 def _untrained_records(scored: ScoredGroup, step: int, verdict: str, reason: str) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ class CreditParts:
 
     `totals` spreads over the trajectories' total rewards, `scores` over the group's scored steps. Per trajectory, one
     number per planner turn: `advantages`, the `outcomes` and `processes` that add up to them, and the mapped
-    `step_rewards` (None: not scored). A scheme other than `outcome` and `outcome_gated` is all process.
+    `step_rewards` (None: not scored).
     """
 
     scheme: Credit
@@ -46,7 +46,7 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     totals = [reward.total for reward in scored.rewards]
     scheme: Credit = credit if scores else "outcome"
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    by_outcome = group_normalized(totals) if scheme in ("outcome", "outcome_gated") else [0.0] * len(totals)
+    by_outcome = group_normalized(totals)
     return CreditParts(
         scheme=scheme,
         weight=prm_weight if scheme == "outcome_gated" else 0.0,

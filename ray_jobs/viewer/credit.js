@@ -3,11 +3,6 @@
 import { h, number, signed } from "./dom.js";
 
 const EPS = "1e-6";
-const WORDS = {
-  process_supervision: "Process supervision: a step's advantage is the sum of the normalised scores of the steps from it on.",
-  min_form: "Min form: a step is worth the lowest score still to come, softly, compared with the group's steps.",
-  step_bandit: "Step bandit: a decision is compared with the decisions that siblings took in the very same state.",
-};
 
 export function creditPanel(record, index, siblings) {
   const advantage = record.advantages?.[index];
@@ -70,12 +65,7 @@ function explanation(record, index, credit, siblings) {
   } else if (scheme === "outcome") {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
   } else {
-    say(WORDS[scheme] ?? scheme);
-    if (mapped !== null) formula("s = ", mappedFrom(record, index, mapped), "; group: mean ", number(scores.mean), ", std ", number(scores.std), ", ", scores.num, " steps");
-    if (scheme === "process_supervision") {
-      const rest = record.step_rewards.slice(index).map((one) => (one === null ? 0 : (one - scores.mean) / (scores.std + 1e-6)));
-      formula(rest.map((one) => signed(one)).join(" "), " = ", h("b", {}, signed(record.advantages[index])));
-    }
+    say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
   return h("details", { open: true }, h("summary", {}, "Where it came from"), lines);
 }

@@ -12,7 +12,7 @@ const SECTIONS = [
   ]],
   ["Is there something to learn from?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, 1],
-    ["Groups by now", "Where the groups drawn so far went.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong" }],
+    ["Groups by now", "Where the groups drawn so far went.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
     ["Steps of an attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Is the update sound?", [
@@ -80,9 +80,9 @@ function tile(value, name, href) {
   return href ? h("a", { class: "tile", href }, inside) : h("div", { class: "tile" }, inside);
 }
 
-const ORDER = ["trained", "all_right", "all_wrong", "expired", "failed", "in_batch", "ready", "running", "queued"];
+const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed", "in_batch", "ready", "running", "queued"];
 
-const ENDED = new Set(["trained", "all_right", "all_wrong", "expired", "failed"]);
+const ENDED = new Set(["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"]);
 
 function bar({ groups, live }, total, run) {
   const name = (state) => (live || ENDED.has(state) ? "" : "were ") + verdictName(state);

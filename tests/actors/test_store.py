@@ -151,7 +151,7 @@ def test_result_that_comes_twice_counts_once_through_a_kill(store):
     publish(store, make_adapter(0))
     status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=1)
     (permit,) = ray.get(store.admit.remote(status)).permits
-    result = GroupResult(outcomes=(1.0, 0.0), payload=b"group", versions={0: 5}, facts={"groups": 1.0})
+    result = GroupResult(ending="ready", payload=b"group", versions={0: 5}, facts={"groups": 1.0})
     ray.get(store.complete.remote(permit.lease, result))
     kill("store")
     ray.get(store.complete.remote(permit.lease, result))

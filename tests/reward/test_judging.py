@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -80,6 +81,18 @@ async def test_group_without_signal_is_never_sent_to_the_prm(answers):
     prm = ScriptedPrm()
     scored = await make_judge(prm).judge(make_group(*answers))
     assert (prm.num_calls, scored.step_scores) == (0, None)
+
+
+async def test_group_whose_cut_attempts_are_filtered_is_never_sent_to_the_prm():
+    prm = ScriptedPrm()
+    outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100)
+    group = make_group("42", "1")
+    right, wrong = group.trajectories
+    cut = replace(
+        wrong, turns=(replace(make_turn(), completion=replace(make_turn().completion, finish_reason="length")),)
+    )
+    scored = await GroupJudge(outcome, prm.score_group).judge(replace(group, trajectories=(right, right, cut)))
+    assert (prm.num_calls, scored.ending, scored.step_scores) == (0, "overlong", None)
 
 
 async def test_without_a_prm_only_the_outcome_is_judged():

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from learner.advantages import outcome_gated, process_supervised
+from learner.advantages import outcome_gated, pooled
 
 WORK, PAD, ANSWER = range(3)
 NEEDED, MAX_STEPS = 3, 6
@@ -79,7 +79,8 @@ def gated(weight):
 
 
 def prm_only(outcomes, scores):
-    return process_supervised(scores, [[1] * len(steps) for steps in scores])
+    """The normalised scores of the steps still to come (process supervision, arXiv 2402.03300, section 4.1.3)."""
+    return [list(np.cumsum(steps[::-1])[::-1]) for steps in pooled(scores)]
 
 
 @cache
