@@ -18,9 +18,11 @@ def group_samples(
     prm_weight: float = 0.5,
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """The training samples of a group, under the recipe's credit; for `version_ages` see `build_sample`."""
+    """The training samples of a group, under the recipe's credit; for `version_ages` see `build_sample`. Trajectories
+    that could not be scored, or that the overlong rule keeps out of training, have none."""
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    return build_samples(scored.group, advantages, temperature=temperature, version_ages=version_ages)
+    trained = [None if reward.total is None else own for reward, own in zip(scored.rewards, advantages, strict=True)]
+    return build_samples(scored.group, trained, temperature=temperature, version_ages=version_ages)
 
 
 def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> list[list[float]]:
@@ -30,8 +32,8 @@ def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -
         trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
     outcome_gated: that, plus `prm_weight` times the step's score against the pool of the group's steps.
 
-    Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories that could not be scored
-    train nothing.
+    Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a
+    total reward get zeros.
     """
     totals = [reward.total for reward in scored.rewards]
     if credit == "outcome_gated":

@@ -8,6 +8,7 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
+from learner.batching import build_batch
 from reward.compose import group_samples, turn_advantages
 from reward.prm import VALID_FLOOR, PrmError, map_score
 from reward.prm_scores import step_rewards
@@ -132,6 +133,26 @@ def test_each_token_of_a_turn_carries_its_own_turns_advantage(credit):
             trained[start:end] = [True] * (end - start)
         assert sample.advantages.tolist() == pytest.approx(expected)
         assert sample.loss_mask.tolist() == trained
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(credit):
+    """Its tokens are in the denominators and in the KL term: what is average is not what was not sampled."""
+    trajectories = [make_trajectory(index, (10 + index, 20)) for index in range(4)]
+    scored = make_scored(*trajectories, totals=(1.0, 0.5, 0.0, None))
+    batch = build_batch(group_samples(scored, temperature=1.0, credit=credit), microbatch_tokens=100)
+    (rows,) = batch.microbatches
+    assert [(row.trajectory_id, bool(row.advantages.any())) for row in rows] == [
+        ("g/0", True),
+        ("g/1", False),
+        ("g/2", True),
+    ]
+    assert (batch.num_trajectories, batch.num_loss_tokens) == (3, 6)
+
+
+def test_trajectory_that_found_no_room_for_a_first_turn_has_no_sample():
+    scored = make_scored(make_trajectory(0, (10,)), make_trajectory(1), totals=(1.0, 0.0))
+    assert [sample.trajectory_id for sample in group_samples(scored, temperature=1.0)] == ["g/0"]
 
 
 def test_turn_count_and_score_count_must_agree():
