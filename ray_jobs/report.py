@@ -35,7 +35,7 @@ _KEY_NUMBERS = {
     "sync_s": "seconds from publication to proof",
     "restarts": "actors replaced",
     "steps_skipped": "train steps skipped by the guard",
-    "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0",
+    "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0, choice tokens",
 }
 _JUDGED_BY = {
     *("solve_rate_untouched", "solve_rate_before", "solve_rate_after", "num_eval_tasks", "num_untouched_tasks"),
