@@ -2,11 +2,11 @@
 
     python benchmarks/weight_sync.py [--running 48] [--updates 5] [--every 10] [--seconds 60] [--modes merged native]
 
-Seconds are counted from the moment the learner's bytes are there, as medians. `proven`: the engine's log-probs of the
-canary text were compared with the learner's. `first token`: of whatever sampled first with the new version, a running
-request in merged mode. `new request`: the first token of one that came with the update, which waits until the running
-ones are computed anew. Running are whole groups of the demo recipe, agent, grammar and tools included. The throughput
-with updates is compared with that before and after them, in one run.
+Seconds are counted from the moment the learner's bytes are there, as medians. `proven`: the weights were read back and
+the engine's log-probs of the canary text compared with the learner's. `first token`: of whatever sampled first with the
+new version, a running request in merged mode. `new request`: the first token of one that came with the update, which
+waits until the running ones are computed anew. Running are whole groups of the demo recipe, agent, grammar and tools
+included. The throughput with updates is compared with that before and after them, in one run.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Bench:
         self._worker = Worker(config, resolve_model(config.model.path), index=0)
         self._adapters = iter(adapters)
         self._loaded_at = self._stepped_at = 0.0
-        self._before: CanaryScores | None = None
+        self._before: list[CanaryScores] = []
         self._num_tasks = 0
         self._watch_steps()
 
@@ -105,16 +105,17 @@ class Bench:
         async def timed(result: Awaitable[Result]) -> tuple[Result, float]:
             return await result, time.perf_counter() - started
 
-        (_, loaded_s), (logprobs, proven_s), (_, new_request_s) = await asyncio.gather(
+        (_, loaded_s), (logprobs, proven_s), read_back, (_, new_request_s) = await asyncio.gather(
             timed(self.engine.load_adapter(adapter.policy_version, adapter.data)),
             timed(self.engine.score(adapter.canary.token_ids)),
+            self.engine.read_back(),
             timed(self.engine.generate(probe)),
         )
         self.engine.release("probe")
-        now = CanaryScores(learner=adapter.canary.logprobs, engine=logprobs)
-        if fault := canary_fault(now, self._before):
+        now = CanaryScores(policy_version=adapter.policy_version, learner=adapter.canary.logprobs, engine=logprobs)
+        if fault := read_back.fault or canary_fault(now, self._before):
             raise RuntimeError(fault)
-        self._before = now
+        self._before = [now]
         merged = self._config.rollout.engine.adapter_mode == "merged" and context_tokens
         return Update(
             loaded_s=loaded_s,

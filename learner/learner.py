@@ -60,6 +60,7 @@ class Learner:
         )
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
+        self._base_canary: tuple[float, ...] = ()
         self.optimizer = self._build_optimizer(ranks)
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 
@@ -163,9 +164,15 @@ class Learner:
     def _canary(self) -> Canary:
         """Log-probs of the canary text, at temperature 1 and without a grammar."""
         token_ids = self.policy.tokenizer(CANARY_TEXT).input_ids
+
+        def said() -> tuple[float, ...]:
+            return tuple(self.policy.logprobs([scoring_sample(token_ids)])[0, 1:].tolist())
+
+        if not self._base_canary:
+            with self.policy.without_adapter():
+                self._base_canary = said()
         with torch.no_grad():
-            logprobs = self.policy.logprobs([scoring_sample(token_ids)])[0, 1:]
-        return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs.tolist()))
+            return Canary(token_ids=tuple(token_ids), logprobs=said(), base_logprobs=self._base_canary)
 
     def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a microbatch and the sums that its tokens add to the step's."""

@@ -30,11 +30,12 @@ _KEY_NUMBERS = {
     "staleness": "staleness (train steps)",
     "groups": "groups",
     "versions_published": "policy versions published",
-    "versions_acked": "policy versions proven: digest repeated, canary text scored alike",
+    "versions_acked": "policy versions proven: weights read back, canary text scored alike",
+    "versions_unmoved": "most versions in a row that the weights read back alone proved",
     "sync_s": "seconds from publication to proof",
     "restarts": "actors replaced",
     "steps_skipped": "train steps skipped by the guard",
-    "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0",
+    "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0, choice tokens",
 }
 _JUDGED_BY = {
     *("solve_rate_untouched", "solve_rate_before", "solve_rate_after", "num_eval_tasks", "num_untouched_tasks"),
