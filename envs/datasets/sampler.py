@@ -9,6 +9,9 @@ from envs.datasets.generated import GeneratedTask, generate, sample_tasks
 from envs.datasets.registry import load_tasks
 from envs.types import Task
 
+# Far from the seeds of RL itself, of the PRM (+500,000) and of the evaluation (+1,000,000).
+DEMONSTRATION_SEED_OFFSET = 250_000
+
 
 class TaskSampler:
     """The endless sequence of training tasks: the same ordinal is the same task in every process.
@@ -54,11 +57,15 @@ def held_out_tasks(mix: Mapping[str, float], *, count: int, seed: int, path: Pat
 
 
 def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> list[GeneratedTask]:
-    """Training tasks whose plan is known, for the cold start; only generated families have one."""
+    """Training tasks whose plan is known, for the cold start; only generated families have one.
+
+    They come from another seed than RL's: most demonstrations are wrong on purpose, and a policy that was shown a wrong
+    answer to a question cannot be asked that question as if it were new.
+    """
     generated = {name: share for name, share in mix.items() if name in FAMILIES}
     if not generated:
         raise ValueError(
             f"a cold start needs a generated family in envs.mix ({', '.join(FAMILIES)}), got {dict(mix)}; "
             "or set cold_start.num_demonstrations = 0"
         )
-    return sample_tasks(generated, split="train", count=count, seed=seed)
+    return sample_tasks(generated, split="train", count=count, seed=seed + DEMONSTRATION_SEED_OFFSET)

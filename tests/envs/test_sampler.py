@@ -44,6 +44,14 @@ def test_demonstrations_need_a_family_whose_plans_are_known():
         demonstration_tasks({"game24": 1.0}, count=4, seed=0)
 
 
+@pytest.mark.parametrize("seed", [0, 7, 250_000])
+def test_no_demonstrated_task_is_one_that_rl_trains_on(seed):
+    demonstrated = {one.task.id for one in demonstration_tasks(MIX, count=300, seed=seed)}
+    sampler = TaskSampler(MIX, seed=seed)
+    assert len(demonstrated) == 300
+    assert not demonstrated & {sampler.task(ordinal).id for ordinal in range(3000)}
+
+
 def test_task_never_shows_its_reference_answer():
     assert all(
         one.task.answer not in one.task.question.split()
