@@ -174,7 +174,7 @@ def test_a_family_that_runs_out_of_questions_says_so():
 
     seen = {generate("arith", split="train", index=index, seed=0).task.question for index in range(50)}
     with pytest.raises(ValueError, match="wanted 1 distinct ones, found 0"):
-        list(_distinct("arith", split="train", count=1, seed=0, seen=seen))
+        list(_distinct("arith", split="train", count=1, seed=0, purpose=None, seen=seen))
 
 
 @pytest.mark.parametrize("mix", [{"arith": -1.0, "lookup": 2.0}, {"arith": 0.0}])
