@@ -39,6 +39,24 @@ def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
     return _check_model(config)
 
 
+def notes_before_start(config: RunConfig) -> list[str]:
+    """What is no reason to refuse a run that passed its checks, and must be known before its numbers are believed."""
+    from envs.datasets.own import OWN, own_tasks
+    from envs.leakage import find_leaks
+
+    notes = []
+    for name in sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN}):
+        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        questions = [(task.id, task.question) for task in halves["train"]]
+        if leaks := find_leaks(questions, [task.question for task in halves["eval"]]):
+            notes.append(
+                f"{len(leaks)} of {len(questions)} training questions of {name} read like a held-out one, first "
+                f"{leaks[0]}: the same in other words, or made from one template. What is learnt by heart may count as "
+                'solved; keep such questions in one half by a field "split"'
+            )
+    return notes
+
+
 def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
     """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
     _check_settings(config)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from envs.datasets.catalogue import build_catalogue
 from envs.datasets.families import FAMILIES, PlanStep
-from envs.datasets.split import SPLITS, Purpose, Split, purpose_of, split_of
+from envs.datasets.split import SPLITS, Purpose, Split, TooFewTasksError, purpose_of, split_of
 from envs.datasets.wrong_plans import wrong_steps
 from envs.types import Task
 
@@ -66,7 +66,7 @@ def rl_task(family: str, *, ordinal: int, seed: int) -> GeneratedTask:
         generated = generate(family, split="train", index=ordinal + redraw * _REDRAW_STRIDE, seed=seed)
         if purpose_of(generated.task.question) == "rl":
             return generated
-    raise ValueError(f"{family!r} has too few questions: none of {_MAX_DRAWS_PER_TASK} draws is one for RL")
+    raise TooFewTasksError(family, "train", wanted=1, found=0)
 
 
 def sample_tasks(
@@ -74,8 +74,7 @@ def sample_tasks(
 ) -> list[GeneratedTask]:
     """`count` tasks in shuffled order, shared out by the weights of `mix`, no question twice.
 
-    With `purpose` only questions that are for it: those of two purposes have none in common. Raises ValueError where a
-    family has too few questions.
+    With `purpose` only questions that are for it: those of two purposes have none in common. Raises TooFewTasksError.
     """
     quotas = shared_out(mix, count)
     seen: set[str] = set()
@@ -120,4 +119,4 @@ def _distinct(
             found += 1
             yield generated
     if found < count:
-        raise ValueError(f"{family!r} has too few questions: wanted {count} distinct ones, found {found}")
+        raise TooFewTasksError(family, split, wanted=count, found=found)

@@ -8,6 +8,7 @@ from pathlib import Path
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.registry import load_tasks
+from envs.datasets.split import TooFewTasksError
 from envs.types import Task
 
 BLOCK = 1000
@@ -35,6 +36,8 @@ class TaskSampler:
             for name in self._quotas
             if name not in FAMILIES
         }
+        if empty := [name for name, tasks in self._files.items() if not tasks]:
+            raise ValueError(f"{empty[0]!r} has no task for training; add rows, or leave it out")
 
     def task(self, ordinal: int) -> Task:
         block, place = divmod(ordinal, BLOCK)
@@ -65,7 +68,7 @@ def _round(name: str, size: int, seed: int, number: int) -> tuple[int, ...]:
 
 
 def held_out_tasks(mix: Mapping[str, float], *, count: int, seed: int, path: Path | None = None) -> list[Task]:
-    """`count` evaluation tasks in the shares of `mix`, none of which can occur in training."""
+    """`count` evaluation tasks in the shares of `mix`, none of which can occur in training. Raises ValueError."""
     generated = {name: share for name, share in mix.items() if name in FAMILIES}
     total = sum(mix.values())
     num_generated = round(count * sum(generated.values()) / total)
@@ -76,8 +79,18 @@ def held_out_tasks(mix: Mapping[str, float], *, count: int, seed: int, path: Pat
     )
     for name, share in mix.items():
         if name not in FAMILIES:
-            tasks += load_tasks(name, split="eval", count=round(count * share / total), seed=seed, path=path)
+            try:
+                tasks += load_tasks(name, split="eval", count=round(count * share / total), seed=seed, path=path)
+            except TooFewTasksError as error:
+                most = _most(error.found, share / total)
+                advice = [f"set evaluation.num_tasks={most}"] * (most > 0) + ["add rows"] * (path is not None)
+                raise ValueError(f"{error}; {' or '.join(advice)}") from error
     return tasks
+
+
+def _most(found: int, share: float) -> int:
+    """The largest number of tasks in all of which a data set with `found` tasks can give its share."""
+    return next(count for count in range(int((found + 0.5) / share), -1, -1) if round(count * share) <= found)
 
 
 def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> list[GeneratedTask]:

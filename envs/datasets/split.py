@@ -29,5 +29,13 @@ def question_key(question: str) -> str:
     return hashlib.sha256(" ".join(re.findall(r"\w+|[-+*/=^<>]", folded)).encode(errors="replace")).hexdigest()
 
 
+class TooFewTasksError(ValueError):
+    """More tasks are asked for than a data set has: `found`."""
+
+    def __init__(self, dataset: str, split: Split, *, wanted: int, found: int) -> None:
+        super().__init__(f"{wanted} {split} tasks of {dataset!r} were asked for, it has {found}")
+        self.found = found
+
+
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
