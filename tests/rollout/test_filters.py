@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.filters import has_signal
+from rollout.filters import ending_of, has_signal
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
 
@@ -25,6 +25,19 @@ def test_mixed_group_is_kept_and_unanimous_ones_are_dropped():
 def test_one_scored_trajectory_is_no_comparison():
     assert not has_signal([1, None, None])
     assert not has_signal([])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ending"),
+    [
+        ([1, 0, None, None], "ready"),
+        ([1, 1] + [None] * 6, "all_right"),
+        ([0, 0, None], "all_wrong"),
+        ([1, None, None], None),
+    ],
+)
+def test_only_scored_trajectories_are_compared(outcomes, ending):
+    assert ending_of(outcomes) == ending
 
 
 def test_equal_rewards_with_inexact_floats_have_no_signal():
