@@ -219,7 +219,7 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
             "another name=... or remove the folder"
         ) from error
     if _work(begun) != _work(config):
-        parts = [key for key in RunConfig.model_fields if getattr(begun, key) != getattr(config, key)]
+        parts = [key for key in RunConfig.model_fields if getattr(_work(begun), key) != getattr(_work(config), key)]
         raise PreflightError(
             f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); give the same ones to "
             "continue it, choose another name=..., or remove the folder"
@@ -227,8 +227,10 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 
 
 def _work(config: RunConfig) -> RunConfig:
-    """The configuration but for the learner's ranks: its checkpoints know nothing of them."""
-    return config.model_copy(update={"learner": config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})})
+    """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
+    is: a run may be moved."""
+    learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
+    return config.model_copy(update={"learner": learner, "output_dir": "", "name": ""})
 
 
 def _check_run_folder(folder: Path) -> None:

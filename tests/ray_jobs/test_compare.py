@@ -154,7 +154,8 @@ def test_phases_of_a_training_run_compare_without_a_second_folder(tmp_path):
     with RunFolder.create(config_for(tmp_path)) as folder:
         folder.log_trajectories(record("eval_before", index, "0") for index in range(8))
         folder.log_trajectories(record("eval_after", index, "1") for index in range(8))
-    result, words = compared(folder.path, None)
+    moved = folder.path.rename(tmp_path / "moved")
+    result, words = compared(moved, None)
     assert (result["all"]["only_after"], result["all"]["p"]) == (8, 2 / 2**8)
     assert result["differs_in"] == []
     assert "eval_before → eval_after" in words.replace("&rarr;", "→")
