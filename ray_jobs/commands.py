@@ -1,6 +1,7 @@
 """What each command of `agentflow` runs. Heavy imports happen inside, so that help and dry runs are instant."""
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,11 @@ def train(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    from ray_jobs.run_folder import begun_run
+    from ray_jobs.run_folder import begun_run, started_in
 
     config, with_prm = begun_run(options.run_folder)
+    # Its relative paths start there: data, a local model, tools of one's own.
+    os.chdir(started_in(options.run_folder))
     from ray_jobs.train import run_training
 
     run_training(config, with_prm=with_prm, resume=True)

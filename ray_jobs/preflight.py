@@ -39,6 +39,24 @@ def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
     return _check_model(config)
 
 
+def notes_before_start(config: RunConfig) -> list[str]:
+    """What is no reason to refuse a run that passed its checks, and must be known before its numbers are believed."""
+    from envs.datasets.own import OWN, own_tasks
+    from envs.leakage import find_leaks
+
+    notes = []
+    for name in sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN}):
+        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        questions = [(task.id, task.question) for task in halves["train"]]
+        if leaks := find_leaks(questions, [task.question for task in halves["eval"]]):
+            notes.append(
+                f"{len(leaks)} of {len(questions)} training questions of {name} read like a held-out one, first "
+                f"{leaks[0]}: the same in other words, or made from one template. What is learnt by heart may count as "
+                'solved; keep such questions in one half by a field "split"'
+            )
+    return notes
+
+
 def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
     """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
     _check_settings(config)
@@ -201,7 +219,7 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
             "another name=... or remove the folder"
         ) from error
     if _work(begun) != _work(config):
-        parts = [key for key in RunConfig.model_fields if getattr(begun, key) != getattr(config, key)]
+        parts = [key for key in RunConfig.model_fields if getattr(_work(begun), key) != getattr(_work(config), key)]
         raise PreflightError(
             f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); give the same ones to "
             "continue it, choose another name=..., or remove the folder"
@@ -209,8 +227,10 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 
 
 def _work(config: RunConfig) -> RunConfig:
-    """The configuration but for the learner's ranks: its checkpoints know nothing of them."""
-    return config.model_copy(update={"learner": config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})})
+    """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
+    is: a run may be moved."""
+    learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
+    return config.model_copy(update={"learner": learner, "output_dir": "", "name": ""})
 
 
 def _check_run_folder(folder: Path) -> None:

@@ -15,7 +15,13 @@ from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
 from ray_jobs.metrics import DESCRIPTIONS
-from ray_jobs.preflight import check_before_start, check_labelling, check_same_run, resolve_model
+from ray_jobs.preflight import (
+    check_before_start,
+    check_labelling,
+    check_same_run,
+    notes_before_start,
+    resolve_model,
+)
 from ray_jobs.run_folder import RunFolder, run_path
 from reward.alarms import Alarm
 from reward.prm import prm_settings
@@ -79,6 +85,8 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
     model_path = check_before_start(config, resume=resume)
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
+    for note in notes_before_start(config):
+        console.note(note)
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
     with RunFolder.open(config, with_prm=with_prm, resume=resume) as folder:

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from ray_jobs.preflight import (
     check_before_acting,
     check_before_start,
     check_labelling,
+    notes_before_start,
     resolve_model,
 )
 
@@ -118,7 +120,39 @@ def test_more_held_out_tasks_than_the_file_has_are_refused(config, tmp_path):
     file = tmp_path / "hands.jsonl"
     file.write_text('{"id": "a", "numbers": [1, 2, 3, 4]}\n')
     settings = ("envs.mix={game24=1}", f"envs.data_path={file}", "cold_start.num_demonstrations=0")
-    assert "300 tasks were asked for" in refusal(config(*settings))
+    assert "'game24' has no task for training" in refusal(config(*settings, "evaluation.num_tasks=1"))
+    assert "300 eval tasks of 'game24' were asked for, it has 1; set evaluation.num_tasks=1 or add rows" in refusal(
+        config(*settings)
+    )
+
+
+@pytest.mark.parametrize("mix", ["{own_text=1}", "{own_text=0.3,lookup=0.7}"])
+def test_too_few_held_out_rows_say_which_setting_fits_and_it_does(config, tmp_path, mix):
+    file = tmp_path / "mine.jsonl"
+    rows = [{"question": f"q{n}", "answer": "a", "split": "train" if n % 2 else "eval"} for n in range(14)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"envs.mix={mix}", f"envs.data_path={file}", "cold_start.num_demonstrations=0"]
+    said = refusal(config(*settings))
+    assert "eval tasks of 'own_text' were asked for, it has 7; set evaluation.num_tasks=" in said
+    assert said.endswith(" or add rows")
+    [advice] = re.findall(r"set (evaluation.num_tasks=\d+)", said)
+    check_before_start(config(*settings, advice))
+    more = f"evaluation.num_tasks={int(advice.partition('=')[2]) + 1}"
+    assert refusal(config(*settings, more)).endswith(f"set {advice} or add rows")
+
+
+def test_questions_of_both_halves_that_read_alike_are_told(config, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    texts = {
+        "train": ["A farmer has 31 hens and sells 12 of them at the market. How many hens are left?", "Who wrote it?"],
+        "eval": ["A farmer has 31 hens and sells 12 of them on the market. How many hens remain?", "Where is Oslo?"],
+    }
+    rows = [{"question": q, "answer": "19", "split": split} for split in texts for q in texts[split]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = config("envs.mix={own_text=1}", f"envs.data_path={file}")
+    [note] = notes_before_start(own)
+    assert "1 of 2 training questions of own_text read like a held-out one, first own_text-1" in note
+    assert notes_before_start(config("envs.mix={game24=1}")) == []
 
 
 def test_reference_that_its_own_scorer_would_not_accept_is_refused(config, tmp_path):

@@ -1,5 +1,6 @@
 """The synchronous job for real: a run that was killed and resumed is the run that was not, bit for bit."""
 
+import shutil
 import sys
 
 import pytest
@@ -17,10 +18,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder):
-    """A run that was killed after its first train step, with all that it had started, and resumed."""
+    """A run that was killed after its first train step, with all that it had started, moved, and resumed there."""
     job = begin(folder, "killed")
     wait_for_train_step(job, 1)
     job.kill("driver", job.process.pid)
+    job.folder = (folder / "elsewhere").absolute() / "moved"
+    job.folder.parent.mkdir()
+    shutil.move(folder / "killed", job.folder)
     job.ensure_running()
     return end(job)
 
