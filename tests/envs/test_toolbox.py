@@ -115,7 +115,7 @@ def test_tools_grammar_and_prompt_follow_the_order_of_the_recipe():
         (("answer",), {"code": {"source": "m:C"}}, "none of the built-in ones"),
         (("answer",), {'x" | "y': {"source": "m:C"}}, "at most 40 of a-z"),
         (("answer",), {"x": {"source": "mcp:https://example.org/mcp"}}, "needs a description"),
-        (("answer",), {"x": {"source": "no class"}}, "should match pattern"),
+        (("answer",), {"x": {"source": "no class"}}, "must be module:Class"),
     ],
 )
 def test_actions_that_cannot_be_are_refused(actions, tools, said):
