@@ -49,7 +49,9 @@ def describe(detail: Any, model: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in detail["loc"]) or "recipe"
     if detail["type"] == "extra_forbidden":
         near = did_you_mean(key, setting_names(model))
-        return f"unknown key '{key}'{near or '; `agentflow train --dry-run` prints every key that exists'}"
+        if not near:
+            near = "; `agentflow train --dry-run` prints every key that exists"
+        return f"unknown key '{key}'{near}"
     value = detail.get("input")
     shown = "a table" if isinstance(value, dict) else json.dumps(value, default=str)
     got = "" if detail["type"] in ("missing", "value_error") and isinstance(value, dict) else f" (got {shown})"
