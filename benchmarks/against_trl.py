@@ -58,10 +58,10 @@ from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
 from ray_jobs.cast import Cast
 from ray_jobs.claims import KEEP_MEMORY
-from ray_jobs.cli import DEFAULT_RECIPE
 from ray_jobs.console import Console
+from ray_jobs.model_folder import resolve_model
 from ray_jobs.phases import cold_start
-from ray_jobs.preflight import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from ray_jobs.run import Run
 from ray_jobs.run_folder import RunFolder
 from ray_jobs.train import reinforce

@@ -23,8 +23,8 @@ from learner.learner import Learner
 from learner.packing import pack
 from learner.types import GrammarSpan, TrainingSample
 from ray_jobs.claims import training_env
-from ray_jobs.cli import DEFAULT_RECIPE
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from rollout.chat import ChatFormat
 from rollout.decision import ACTIONS, Decision, planner_grammar
 

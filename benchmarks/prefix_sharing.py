@@ -56,8 +56,8 @@ from learner.learner import Learner
 from learner.packing import PackedRow, TokenSequence, pack
 from learner.samples import build_samples
 from learner.types import TrainBatch, TrainingSample
-from ray_jobs.cli import DEFAULT_RECIPE
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from reward.compose import turn_advantages
 from reward.outcome import OutcomeReward
 from rollout.building import build_agent, build_chat

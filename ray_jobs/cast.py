@@ -26,7 +26,7 @@ from ray_jobs.claims import (
     training_env,
     worker_claim,
 )
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
 from ray_jobs.run_folder import RunFolder
 from reward.prm import prm_settings
 from rollout.adapter_store import AdapterMismatchError

@@ -1,4 +1,4 @@
-"""What each command of `agentflow` runs. Heavy imports happen inside, so that help and dry runs are instant."""
+"""What each command of `agentflow` runs. Heavy imports happen inside, so that help is instant."""
 
 import argparse
 import os
@@ -39,8 +39,10 @@ def train(options: argparse.Namespace) -> int:
     config = _config(options)
     if options.dry_run:
         from configs.loading import render_config
+        from ray_jobs.preflight import check_before_start
 
-        print(render_config(config), end="")
+        print(render_config(config), end="", flush=True)
+        check_before_start(config, with_prm=options.with_prm, resume=options.resume, download=False)
         return 0
     from ray_jobs.train import run_training
 

@@ -48,7 +48,7 @@ def run_sync_doctor(config: RunConfig) -> int:
 
     os.environ.update(QUIET | {"OMP_NUM_THREADS": str(config.rollout.engine.num_threads)})
     from learner.learner import Learner
-    from ray_jobs.preflight import resolve_model
+    from ray_jobs.model_folder import resolve_model
     from rollout.vllm_engine import VllmEngine
 
     model_path = resolve_model(config.model.path)
