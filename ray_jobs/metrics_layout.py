@@ -78,6 +78,8 @@ LOGGED_ROWS: tuple[Row, ...] = (
     _row(
         "Can the process reward model be trusted?",
         Mean_score="prm/score prm/canary_max",
+        Right_above_wrong_siblings="prm/sibling_auroc",
+        How_far_from_chance="prm/sibling_z",
         Saturated_or_missing="prm/saturated_share prm/unscored_share",
         Correlation_with_length="prm/length_correlation",
         Weight="prm/weight",

@@ -12,7 +12,7 @@ from typing import Any
 from ray_jobs.cards import scored_cards, trajectory_cards
 from ray_jobs.charts import Bar, bar_chart, line_chart
 from ray_jobs.page import page_of, percent, shown, table
-from ray_jobs.prm_page import render_prm_section
+from ray_jobs.prm_page import like_with_like, render_prm_section
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
@@ -256,8 +256,10 @@ def _prm(run: _Run) -> str:
     said = "".join(f"<li>Step {alarm['step']}: {escape(alarm['message'])}.</li>" for alarm in alarms)
     weight = shown(run.summary.get("prm_weight_at_end"))
     count = "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
-    watched = f"<p>{count} in training; its weight at the end was {weight}.</p>"
-    cards = f"<h3>What it said in training</h3>{scored_cards(run.scored)}" if run.scored else ""
+    watched = f"<p>{count} in training; the PRM's weight at the end was {weight}.</p>"
+    cards = (
+        f"<h3>What it said in training</h3>{like_with_like(quality)}{scored_cards(run.scored)}" if run.scored else ""
+    )
     return render_prm_section(quality) + watched + (f"<ul>{said}</ul>" if said else "") + cards
 
 

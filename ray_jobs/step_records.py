@@ -9,6 +9,7 @@ import numpy as np
 from configs.reward import Credit
 from learner.types import StepResult
 from reward.credit_parts import credit_parts
+from reward.shared_steps import same_steps, scores_by_action
 from reward.stored import scored_group_of
 from reward.types import ScoredGroup
 from rollout.buffer import Batch
@@ -37,8 +38,12 @@ def _batch_records(
             "weight": parts.weight,
             "totals": asdict(parts.totals),
             "scores": asdict(parts.scores),
+            "by_action": {
+                action: asdict(spread) for action, spread in scores_by_action(scored, parts.step_rewards).items()
+            },
         },
     }
+    same = same_steps(scored, parts.advantages)
     for index, (trajectory, reward) in enumerate(zip(scored.group.trajectories, scored.rewards, strict=True)):
         more = shared | {
             "outcome": reward.outcome,
@@ -46,6 +51,7 @@ def _batch_records(
             "outcome_parts": _rounded(parts.outcomes[index]),
             "process_parts": _rounded(parts.processes[index]),
             "step_rewards": _rounded(parts.step_rewards[index]),
+            "same_steps": [_rounded(values) for values in same[index]],
         }
         more |= _scores(scored, index)
         record = trajectory_record(trajectory, reward=reward.total, phase="train", step=batch.step, more=more)

@@ -88,8 +88,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
     )
     metrics = step_metrics(batch, result, times, rollouts.readings())
-    shown = scored_group_of(batch.payloads[0])
-    metrics |= watch_prm(run, shown, step, prm_weight)
+    metrics |= watch_prm(run, [scored_group_of(payload) for payload in batch.payloads], step, prm_weight)
     run.log_metrics(step, metrics)
     records = step_records(batch, result, credit=config.reward.credit, prm_weight=prm_weight)
     run.folder.log_step(step, records, version_ages=batch.version_ages)

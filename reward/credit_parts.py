@@ -50,8 +50,8 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     return CreditParts(
         scheme=scheme,
         weight=prm_weight if scheme == "outcome_gated" else 0.0,
-        totals=_spread([total for total in totals if total is not None]),
-        scores=_spread(scores),
+        totals=spread_of([total for total in totals if total is not None]),
+        scores=spread_of(scores),
         advantages=advantages,
         outcomes=[[part] * len(steps) for part, steps in zip(by_outcome, advantages, strict=True)],
         processes=[
@@ -61,7 +61,8 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     )
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of plain numbers, in any order."""
     num = len(values)
     if num < 2:
         return Spread(num=num, mean=values[0] if values else 0.0, std=0.0)

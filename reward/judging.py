@@ -35,7 +35,8 @@ class GroupJudge:
         self._delays_s = delays_s
 
     async def judge(self, group: TrajectoryGroup) -> ScoredGroup:
-        scored = self._outcome.score_group(group)
+        # In a thread: an answer that is hard to check must not hold up the worker's other episodes.
+        scored = await asyncio.to_thread(self._outcome.score_group, group)
         if self._score_steps is None or scored.ending != "ready":
             return scored
         for delay in (*self._delays_s, None):

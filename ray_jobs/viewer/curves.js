@@ -7,8 +7,8 @@ import { h, number, percent, verdictName } from "./dom.js";
 const SECTIONS = [
   ["Does it learn?", [
     ["Solved while sampling", "Share of all sampled attempts that were right, before any filter.", { "rollout/solve_rate": "" }, 1],
-    ["PRM score", "Mean score of the steps. A rise without a rise of the solve rate is an alarm.", { "prm/score": "" }, 1],
-    ["Weight of the PRM", "What alarms have left of it.", { "prm/weight": "" }],
+    ["PRM score", "Mean score of the steps, in groups with signal.", { "prm/score": "" }, 1],
+    ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
   ]],
   ["Is there something to learn from?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, 1],

@@ -136,3 +136,25 @@ def test_the_head_of_a_line_says_all_but_the_turns_even_of_a_hostile_question():
     assert head == {name: value for name, value in record.items() if name != "turns"}
     assert (head["num_turns"], head["num_tokens"], head["versions"]) == (1, 2, [1, 1])
     assert trajectory_of(record) == trajectory
+
+
+def test_siblings_that_made_the_very_step_are_told_with_their_advantages():
+    """The first steps are the same decision after the same prompt; the second one has another prompt."""
+    scored = make_scored(make_trajectory(0, 2), make_trajectory(1), raw=((0.9, 0.5), (0.1,)))
+    first, second = records(make_batch(scored))
+    shared = [first["advantages"][0], second["advantages"][0]]
+    assert first["same_steps"] == [shared, [first["advantages"][1]]]
+    assert second["same_steps"] == [shared]
+
+
+def test_attempt_that_could_not_be_scored_made_no_step_that_is_trained():
+    trajectories = [make_trajectory(number) for number in range(3)]
+    scored = make_scored(*trajectories, totals=(1.0, 0.0, None), raw=((0.9,), (0.1,), (0.5,)))
+    assert [len(one["same_steps"][0]) for one in records(make_batch(scored))] == [2, 2, 2]
+
+
+def test_mean_score_of_each_action_is_beside_the_mean_of_all():
+    """Mapped scores 0.905, 0.525 and 0.145, all of `think`."""
+    scored = make_scored(make_trajectory(0, 2), make_trajectory(1), raw=((0.9, 0.5), (0.1,)))
+    by_action = records(make_batch(scored))[0]["credit"]["by_action"]
+    assert by_action == {"think": {"num": 3, "mean": pytest.approx(0.525), "std": pytest.approx(0.38)}}

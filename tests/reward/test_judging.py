@@ -1,3 +1,5 @@
+import asyncio
+import threading
 from dataclasses import replace
 from typing import get_args
 
@@ -72,6 +74,22 @@ async def test_group_with_signal_gets_outcomes_and_step_scores():
     scored = await make_judge(ScriptedPrm()).judge(make_group("42", "1"))
     assert scored.outcomes == [1.0, 0.0]
     assert scored.step_scores.raw == ((0.7, 0.7), (0.7, 0.7))
+
+
+async def test_scoring_does_not_hold_up_the_event_loop():
+    """The scorer waits for another task of the same loop, as long as it must."""
+    ticked = threading.Event()
+
+    class Slow:
+        def score_group(self, group):
+            assert ticked.wait(timeout=60)
+            return OutcomeReward(LearnerConfig(), max_turn_tokens=100).score_group(group)
+
+    async def tick():
+        ticked.set()
+
+    scored, _ = await asyncio.gather(GroupJudge(Slow()).judge(make_group("42", "1")), tick())
+    assert scored.outcomes == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
