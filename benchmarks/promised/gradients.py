@@ -88,13 +88,13 @@ def _attempt(index: int, rng: random.Random) -> Trajectory:
 PROMISES = [
     Promise(
         name="confident-tokens",
-        said="A token keeps its gradient in bf16 however confident the policy is of it.",
+        said="A token keeps its gradient in bf16 however confident the policy is of it",
         where="docs/algorithms.md",
         measure=_confident_tokens,
     ),
     Promise(
         name="signal",
-        said="Every group that is trained has an advantage that is not zero, under every overlong rule and credit.",
+        said="Every group that is trained has an advantage that is not zero, under every overlong rule and credit",
         where="docs/invariants.md",
         measure=_signal,
     ),

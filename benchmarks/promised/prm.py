@@ -98,19 +98,19 @@ PROMISES = (
     Promise(
         name="prm-takeover",
         said="Where a PRM likes useless steps as much as useful ones, alarms lower its weight and the policy keeps "
-        "solving; a lenient one that still ranks right attempts above wrong ones raises none.",
+        "solving; a lenient one that still ranks right attempts above wrong ones raises none",
         where="docs/credit.md",
         measure=measure_takeover,
     ),
     Promise(
         name="prm-intervals",
-        said="The PRM's 95% intervals over 16 held-out tasks cover at least 0.93.",
+        said="The PRM's 95% intervals over 16 held-out tasks cover at least 0.93",
         where="docs/credit.md",
         measure=measure_intervals,
     ),
     Promise(
         name="math-towers",
-        said="A tower of powers as an answer is wrong at once and holds nothing up.",
+        said="A tower of powers as an answer is wrong at once and holds nothing up",
         where="docs/tasks.md",
         measure=measure_towers,
     ),

@@ -60,13 +60,13 @@ def measure_seeds(seed: int) -> Measured:
 PROMISES = [
     Promise(
         name="weight-proof",
-        said="no earlier version passes as the newest at any step size, restarted workers included",
+        said="No earlier version passes as the newest at any step size, restarted workers included",
         where="docs/engine-room.md",
         measure=measure_proof,
     ),
     Promise(
         name="seeds",
-        said="runs with different seeds share no random stream",
+        said="Runs with different seeds share no random stream",
         where="docs/engine-room.md",
         measure=measure_seeds,
     ),
