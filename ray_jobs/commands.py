@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
+    from envs.sandbox import SandboxState
 
 
 def _config(options: argparse.Namespace) -> "RunConfig":
@@ -30,8 +31,14 @@ def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunCo
     config = _config(options)
     from ray_jobs.preflight import check_before_acting
 
-    check_before_acting(config, draws_tasks=draws_tasks)
+    _tell_of_sandbox(check_before_acting(config, draws_tasks=draws_tasks))
     return config
+
+
+def _tell_of_sandbox(state: "SandboxState | None") -> None:
+    """On stderr, where it is not the first choice."""
+    if state is not None and state.without:
+        print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
 def train(options: argparse.Namespace) -> int:
@@ -40,6 +47,9 @@ def train(options: argparse.Namespace) -> int:
         from configs.loading import render_config
 
         print(render_config(config), end="")
+        from ray_jobs.preflight import check_sandbox
+
+        _tell_of_sandbox(check_sandbox(config.envs))
         return 0
     from ray_jobs.train import run_training
 

@@ -3,11 +3,16 @@
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from configs.envs import EnvsConfig
 from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
+
+if TYPE_CHECKING:
+    from envs.sandbox import SandboxState
 
 # What vLLM can reserve for adapters that stay unmerged.
 NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -18,34 +23,42 @@ class PreflightError(RuntimeError):
     """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
 
 
-def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What the checks found: the folder of the base model, and the walls around the code tool on this machine."""
+
+    model_path: Path
+    sandbox: "SandboxState | None"
+
+
+def check_before_start(config: RunConfig, *, resume: bool = False) -> Ready:
     """All that a training run needs, the quick checks first, the network last. Creates nothing.
 
-    With `resume` the run folder may hold an unfinished run of the same configuration. Returns the folder of the
-    base model. Raises PreflightError.
+    With `resume` the run folder may hold an unfinished run of the same configuration. Raises PreflightError.
     """
     if config.backend.kind != "vllm":
         raise PreflightError(
             f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
             "nothing it samples can be trained on; leave it out"
         )
-    _check_settings(config)
+    sandbox = _check_settings(config)
     folder = Path(config.output_dir) / config.name
     if resume and (folder / "config.json").exists():
         check_same_run(config, folder)
     else:
         _check_run_folder(folder)
     _check_tasks(config, training=True)
-    return _check_model(config)
+    return Ready(model_path=_check_model(config), sandbox=sandbox)
 
 
-def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
+def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxState | None":
     """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
-    _check_settings(config)
+    sandbox = _check_settings(config)
     if draws_tasks:
         _check_tasks(config, training=False)
     if config.backend.kind == "vllm":
         _check_model(config)
+    return sandbox
 
 
 def check_labelling(config: RunConfig) -> None:
@@ -98,7 +111,22 @@ def _demo_model() -> Path:
         ) from error
 
 
-def _check_settings(config: RunConfig) -> None:
+def check_sandbox(config: EnvsConfig) -> "SandboxState | None":
+    """Start the code tool's sandbox, where the planner has this tool, and end it. Raises PreflightError."""
+    if "code" not in config.actions:
+        return None
+    from envs.sandbox import SandboxRefusedError
+    from envs.tools.toolbox import open_sandbox
+
+    try:
+        with open_sandbox(config) as sandbox:
+            return sandbox.state
+    except SandboxRefusedError as error:
+        others = json.dumps([action for action in config.actions if action != "code"])
+        raise PreflightError(f"{error}, or leave 'code' out: envs.actions='{others}'") from error
+
+
+def _check_settings(config: RunConfig) -> "SandboxState | None":
     """What the configuration and the machine say by themselves."""
     if config.cluster.joined is None and config.backend.kind == "vllm":
         # On a cluster that exists already, or beside a server, this machine says nothing about where models run.
@@ -106,7 +134,9 @@ def _check_settings(config: RunConfig) -> None:
     check_recipe(config)
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
+    sandbox = check_sandbox(config.envs)
     _check_tools(config)
+    return sandbox
 
 
 def check_recipe(config: RunConfig) -> None:
@@ -173,22 +203,19 @@ def _num_gpus() -> int:
 
 
 def _check_tools(config: RunConfig) -> None:
-    from envs.sandbox import SandboxRefusedError
+    """All but the code tool, whose sandbox is checked by itself."""
     from envs.tools.keys import ToolSetupError
     from envs.tools.toolbox import Toolbox
 
     async def nobody(prompt: str) -> str:
         return ""
 
+    others = config.envs.model_copy(update={"actions": tuple(set(config.envs.actions) - {"code"})})
     try:
         # The engine that `base_generator` may ask is there only once the run has begun.
-        Toolbox(config.envs, own_model=nobody if config.backend.kind == "vllm" else None).close()
+        Toolbox(others, own_model=nobody if config.backend.kind == "vllm" else None).close()
     except ToolSetupError as error:
         raise PreflightError(str(error)) from error
-    except SandboxRefusedError as error:
-        raise PreflightError(
-            f'{error}; without it, leave \'code\' out: envs.actions=\'["think", "search", "answer"]\''
-        ) from error
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:

@@ -76,17 +76,19 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
     """
     if with_prm:
         check_labelling(config)
-    model_path = check_before_start(config, resume=resume)
+    ready = check_before_start(config, resume=resume)
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
-    with RunFolder.open(config, with_prm=with_prm, resume=resume) as folder:
-        folder.keep_tokenizer(model_path)
+    with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox) as folder:
+        folder.keep_tokenizer(ready.model_path)
         start_ray(config.cluster)
         try:
             with console.phase("start"):
-                cast = start_cast(config, folder, model_path, prm_path)
+                cast = start_cast(config, folder, ready.model_path, prm_path)
+            for sandbox in cast.sandboxes():
+                console.note(f"code sandbox: {sandbox}")
             yield Run(config=config, console=console, folder=folder, cast=cast)
             cast.close()
         except ray.exceptions.RayActorError as error:
