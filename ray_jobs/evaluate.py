@@ -16,7 +16,7 @@ from rich.table import Table
 
 from configs.envs import EnvsConfig
 from configs.run import RunConfig
-from envs.benchmarks.registry import load_benchmark
+from envs.benchmarks.registry import BENCHMARKS, load_benchmark
 from envs.datasets.trained_on import never_trained_on
 from envs.types import Task
 from ray_jobs.begun_run import started_in
@@ -55,6 +55,12 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
     _check_settings(config, request)
     console = Console()
     tasks = evaluation_items(config, request)
+    if beyond := beyond_search(config.envs, request.benchmarks):
+        console.print(
+            f"{', '.join(beyond)}: no tool of this recipe finds facts of the world, and search=offline cannot answer "
+            "this: it finds the catalogue of the generated tasks and nothing else. Put wikipedia_search into "
+            "envs.actions, or set envs.search=tavily"
+        )
     served = config.backend.kind != "vllm"
     model_path = None if served else resolve_model(config.model.path)
     identity = identity_of(
@@ -85,6 +91,15 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
         except (ValueError, OSError, KeyError) as error:
             raise EvaluationError(_said(error)) from error
     return [task for name, tasks in groups.items() for task in _some(name, tasks, request.limit)]
+
+
+def beyond_search(envs: EnvsConfig, benchmarks: Sequence[str]) -> list[str]:
+    """The benchmarks that ask for facts of the world, where no tool of the recipe looks outside. A tool of one's own
+    may."""
+    outside = {"wikipedia_search", "web_search", "google_search", *envs.tools}
+    if envs.search != "offline":
+        outside.add("search")
+    return [] if outside & {*envs.actions} else [name for name in benchmarks if BENCHMARKS[name].asks_facts]
 
 
 async def attempt_all(

@@ -17,7 +17,8 @@ ReadRow = Callable[[str, int, Row], Task | None]
 class Benchmark:
     """`count` is the whole benchmark; `subset` the part that AgentFlow evaluates on, where that is less.
 
-    `answers` says what is compared: it decides the scorer, and whether a language model may be asked besides.
+    `answers` says what is compared: it decides the scorer, and whether a language model may be asked besides. With
+    `asks_facts` most items can only be answered by who can search the world outside.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Benchmark:
     count: int
     subset: int | None = None
     answers: str
+    asks_facts: bool = False
     read: ReadRow | None = None
 
     @property
@@ -46,6 +48,7 @@ _ALL = (
         source=_flash_rag("bamboogle", "test"),
         count=125,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -56,6 +59,7 @@ _ALL = (
         count=12_576,
         subset=200,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -66,6 +70,7 @@ _ALL = (
         count=7_405,
         subset=100,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -76,6 +81,7 @@ _ALL = (
         count=2_417,
         subset=200,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -85,6 +91,7 @@ _ALL = (
         source=PublicSet(id="gaia-benchmark/GAIA", config="2023_all", split="validation", gated=True),
         count=127,
         answers="quasi-exact",
+        asks_facts=True,
         read=readers.read_gaia,
     ),
     Benchmark(

@@ -8,7 +8,7 @@ from scripted import ScriptedTool, decision, make_agent
 
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
-from ray_jobs.evaluate import EvaluationRequest, evaluation_items, run_evaluation
+from ray_jobs.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
 from ray_jobs.run_folder import RunFolder
 from rollout.engine import BackendError, EngineError
@@ -152,6 +152,18 @@ def test_file_that_is_missing_or_has_another_length_is_one_sentence(tmp_path):
         evaluation_items(config_for(tmp_path), request_for(tmp_path, "gaia", whole=True))
     with pytest.raises(EvaluationError, match="unknown benchmark 'mmlu'"):
         evaluation_items(config_for(tmp_path), request_for(tmp_path, "mmlu"))
+
+
+def test_benchmark_whose_facts_no_tool_can_find_is_warned_of(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "bamboogle", "game24"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bamboogle: no tool of this recipe finds facts of the world, and search=offline cannot answer this" in said
+    assert "game24: no tool" not in said
+    asked = ("bamboogle", "musique", "gaia", "aime24", "gpqa")
+    assert beyond_search(config_for(tmp_path).envs, asked) == ["bamboogle", "musique", "gaia"]
+    for setting in ("envs.search=tavily", 'envs.actions=["wikipedia_search", "answer"]'):
+        assert beyond_search(config_for(tmp_path, setting).envs, asked) == []
 
 
 def test_item_that_training_meets_is_left_out_and_that_is_said(tmp_path, capsys):
