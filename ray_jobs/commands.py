@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ def _tell_of_sandbox(state: "SandboxState | None") -> None:
         print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
+def _adapter(options: argparse.Namespace) -> Path | None:
+    """The checkpoint that `--adapter` names, None for the base model. Raises CheckpointError."""
+    if options.adapter in (None, "none"):
+        return None
+    from ray_jobs.policy_source import checkpoint_at
+
+    return checkpoint_at(Path(options.adapter).expanduser())
+
+
 def train(options: argparse.Namespace) -> int:
     config = _config(options)
     if options.dry_run:
@@ -59,7 +69,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    from ray_jobs.run_folder import begun_run, started_in
+    from ray_jobs.begun_run import begun_run, started_in
 
     config, with_prm = begun_run(options.run_folder)
     # Its relative paths start there: data, a local model, tools of one's own.
@@ -111,7 +121,7 @@ def evaluate(options: argparse.Namespace) -> int:
     run_evaluation(
         config,
         EvaluationRequest(
-            adapter=options.adapter,
+            adapter=_adapter(options),
             benchmarks=options.benchmarks,
             data=options.data,
             whole=not options.part,
@@ -134,7 +144,7 @@ def solve(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=False)
     from ray_jobs.solve import run_solve
 
-    run_solve(config, options.question, options.adapter, options.trace)
+    run_solve(config, options.question, _adapter(options), options.trace)
     return 0
 
 
@@ -158,7 +168,7 @@ def collect(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=True)
     from ray_jobs.collect import run_collect
 
-    run_collect(config, options.adapter)
+    run_collect(config, _adapter(options))
     return 0
 
 
@@ -166,7 +176,7 @@ def label(options: argparse.Namespace) -> int:
     config = _config(options)
     from ray_jobs.label import run_label
 
-    run_label(config, options.adapter, dry_run=options.dry_run)
+    run_label(config, _adapter(options), dry_run=options.dry_run)
     return 0
 
 

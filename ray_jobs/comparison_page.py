@@ -21,7 +21,7 @@ def write_comparison_page(
     sections = {
         "Before and after": _bars(result) + _rows(result),
         "How many items would it take?": _power(result),
-        "Proof that only the policy differs": _proof(result)
+        "Proof that only the policy differs": _proof(result, one_run=sides[0].path == sides[1].path)
         + identity_table({"before": sides[0].identity, "after": sides[1].identity}),
     }
     body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items())
@@ -116,10 +116,12 @@ def _power(result: Mapping[str, Any]) -> str:
     return table(header, rows) + f'<p class="soft">{note}</p>'
 
 
-def _proof(result: Mapping[str, Any]) -> str:
+def _proof(result: Mapping[str, Any], *, one_run: bool) -> str:
     if result["differs_in"]:
         parts = escape(", ".join(result["differs_in"]))
         return f'<p class="wrong">The two sides also differ in: {parts}. What is seen could come from there.</p>'
     told = "".join(f" The server does not tell the {name}: there it is a claim." for name in result["unproven"])
+    if one_run:
+        return "<p>Both are phases of one run: one base model, one code, one configuration and the same items.</p>"
     parts = "Verifier, generator, quantisation, sampling, agent, tools, memory, judge and items"
     return f"<p>{parts} are equal, by digest.{told}</p>"

@@ -1,6 +1,7 @@
 """Evaluate one policy: benchmarks or held-out tasks, every item in the denominator, results as they come."""
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -13,15 +14,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from configs.envs import EnvsConfig
 from configs.run import RunConfig
-from envs.benchmarks.registry import load_benchmark
+from envs.benchmarks.registry import BENCHMARKS, load_benchmark
+from envs.datasets.trained_on import never_trained_on
 from envs.types import Task
+from ray_jobs.begun_run import started_in
 from ray_jobs.evaluation_folder import SUMMARY, EvaluationError, EvaluationFolder, ItemKey, read_evaluation
 from ray_jobs.evaluation_identity import digest_of, identity_of
 from ray_jobs.evaluation_page import write_evaluation_page
 from ray_jobs.evaluation_results import summarize_evaluation
 from ray_jobs.model_folder import resolve_model
 from ray_jobs.phases import evaluation_tasks
+from ray_jobs.policy_source import run_of
 from ray_jobs.run_folder import write_json
 from ray_jobs.single import open_worker
 from reward.answer_judge import JUDGED, AnswerJudge
@@ -50,6 +55,12 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
     _check_settings(config, request)
     console = Console()
     tasks = evaluation_items(config, request)
+    if beyond := beyond_search(config.envs, request.benchmarks):
+        console.print(
+            f"{', '.join(beyond)}: no tool of this recipe finds facts of the world, and search=offline cannot answer "
+            "this: it finds the catalogue of the generated tasks and nothing else. Put wikipedia_search into "
+            "envs.actions, or set envs.search=tavily"
+        )
     served = config.backend.kind != "vllm"
     model_path = None if served else resolve_model(config.model.path)
     identity = identity_of(
@@ -68,15 +79,27 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
 
 
 def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task]:
-    """The items, benchmark by benchmark. Raises EvaluationError where they cannot be had."""
+    """The items, benchmark by benchmark, without those that training meets. Raises EvaluationError where they cannot be
+    had."""
     if not request.benchmarks:
         groups = _by_dataset(evaluation_tasks(config))
     else:
         try:
             groups = {name: load_benchmark(name, request.data, whole=request.whole) for name in request.benchmarks}
+            trained, console = _trained(config, request.adapter), Console()
+            groups = {name: _never_trained_on(name, tasks, trained, console) for name, tasks in groups.items()}
         except (ValueError, OSError, KeyError) as error:
             raise EvaluationError(_said(error)) from error
     return [task for name, tasks in groups.items() for task in _some(name, tasks, request.limit)]
+
+
+def beyond_search(envs: EnvsConfig, benchmarks: Sequence[str]) -> list[str]:
+    """The benchmarks that ask for facts of the world, where no tool of the recipe looks outside. A tool of one's own
+    may."""
+    outside = {"wikipedia_search", "web_search", "google_search", *envs.tools}
+    if envs.search != "offline":
+        outside.add("search")
+    return [] if outside & {*envs.actions} else [name for name in benchmarks if BENCHMARKS[name].asks_facts]
 
 
 async def attempt_all(
@@ -171,6 +194,35 @@ def _check_settings(config: RunConfig, request: EvaluationRequest) -> None:
 
 def _key(task: Task, seed: int) -> ItemKey:
     return ItemKey(task.dataset, task.id, seed)
+
+
+def _never_trained_on(name: str, tasks: list[Task], trained: Sequence[EnvsConfig], console: Console) -> list[Task]:
+    kept = tasks
+    for envs in trained:
+        kept = never_trained_on(kept, envs)
+    if not kept:
+        raise EvaluationError(f"training meets each of the {len(tasks)} items of '{name}': none is left to evaluate on")
+    if len(kept) < len(tasks):
+        left_out = len(tasks) - len(kept)
+        console.print(f"{name}: {left_out} of {len(tasks)} items are left out, because training meets them")
+    return kept
+
+
+def _trained(config: RunConfig, adapter: Path | None) -> list[EnvsConfig]:
+    """What the recipe trains on, and what the run did that the adapter lies in."""
+    run = run_of(adapter) if adapter else None
+    if run is None:
+        return [config.envs]
+    envs = EnvsConfig.model_validate(json.loads((run / "config.json").read_text(encoding="utf-8"))["envs"])
+    if envs.data_path:
+        data = started_in(run) / envs.data_path
+        if not data.is_file():
+            raise EvaluationError(
+                f"the run in '{run}' was trained on '{data}', which is not there: which items it has met cannot be "
+                "told; put the file back, or copy the checkpoint out of the run"
+            )
+        envs = envs.model_copy(update={"data_path": str(data)})
+    return [config.envs, envs]
 
 
 def _by_dataset(tasks: Sequence[Task]) -> dict[str, list[Task]]:

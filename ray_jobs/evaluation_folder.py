@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from configs.run import RunConfig
 from envs.types import Task
+from ray_jobs.begun_run import begun_run
 from ray_jobs.evaluation_identity import FIXED, identity_of_phase
-from ray_jobs.run_folder import TRAJECTORIES, RunFolderError, begun_run, provenance, write_json
+from ray_jobs.run_folder import TRAJECTORIES, RunFolderError, provenance, write_json
 from rollout.engine import BASE_VERSION
 from rollout.records import append_record, read_records
 

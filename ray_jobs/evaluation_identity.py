@@ -51,14 +51,15 @@ def identity_of(
 
 
 def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Of an evaluation inside of a training run: whatever is no policy is the run's own, and so are code and base."""
+    """Of an evaluation inside of a training run: whatever is no policy is the run's own, and so are code and base. All
+    its phases have the one base model that the run loaded, so none is named by a digest."""
     code = f"commit {commit}"
     frozen = {
         name: {"kind": module.kind, "max_tokens": module.max_tokens, "code": code}
         for name, module in (("verifier", config.rollout.verifier), ("generator", config.rollout.generator))
     }
     identity = {
-        "policy": {"backend": "vllm", "model": config.model.path, "model_digest": None, "adapter": phase},
+        "policy": {"backend": "vllm", "model": config.model.path, "adapter": phase},
         **frozen,
         "quantisation": _own_weights(config),
         "sampling": _sampling(config, 1) | {"temperature": 0.0, "max_attempts": 1},

@@ -16,12 +16,13 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import held_out_tasks
 from envs.tools.toolbox import Toolbox
-from learner.checkpoint import CheckpointError, newest_checkpoint, read_manifest
+from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
 from learner.export_gap import measure_gap
 from learner.gguf_export import write_gguf
 from learner.modelfile import go_template, render_modelfile
 from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_source import checkpoint_at, run_of
 from rollout.building import build_chat
 from rollout.decision import planner_grammar
 from rollout.ollama_engine import PLAIN_SAMPLING
@@ -82,27 +83,15 @@ def find_source(source: str, recipe: Path | None) -> Source:
     Without a recipe the settings are those of the run that the checkpoint lies in."""
     if source == "none":
         return Source(config=load_run_config(recipe), checkpoint=None, manifest=None)
-    path = Path(source).expanduser()
-    folder = path.parent if path.is_file() else path
-    if not folder.is_dir():
-        raise CheckpointError(f"'{source}' is no folder; name a run, a checkpoint in it, or `none`")
-    run = folder if (folder / "config.json").is_file() else folder.parent.parent
-    checkpoint = _newest(folder) if run == folder else folder
+    checkpoint = checkpoint_at(Path(source).expanduser())
     manifest = read_manifest(checkpoint)
-    if recipe is None and not (run / "config.json").is_file():
+    if recipe:
+        config = load_run_config(recipe)
+    elif run := run_of(checkpoint):
+        config = _config_of(run)
+    else:
         raise ExportError(f"{checkpoint} lies in no run folder; name the recipe it was trained with: --recipe RECIPE")
-    config = load_run_config(recipe) if recipe else _config_of(run)
     return Source(config=config, checkpoint=checkpoint, manifest=manifest)
-
-
-def _newest(run: Path) -> Path:
-    faults: list[str] = []
-    for parent in ("checkpoints", "cold_start"):
-        found, wrong = newest_checkpoint(run / parent)
-        faults += wrong
-        if found is not None:
-            return found.folder
-    raise CheckpointError(f"run {run} has no checkpoint to export" + (f": {faults[0]}" if faults else ""))
 
 
 def _config_of(run: Path) -> RunConfig:

@@ -15,17 +15,10 @@ def add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
 
 
 def add_adapter(parser: argparse.ArgumentParser) -> None:
-    says = "checkpoint folder of a run, or the adapter file in it; `none` (default) is the untouched base model"
-    parser.add_argument("--adapter", type=_adapter, metavar="CHECKPOINT", help=says)
+    says = "run folder (its newest checkpoint), a checkpoint, or its adapter file; `none` (default) is the base model"
+    parser.add_argument("--adapter", metavar="RUN|CHECKPOINT", help=says)
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
     says = "vllm:FOLDER (a merged model), ollama:MODEL or openai:MODEL; backend.base_url=... says where it listens"
     parser.add_argument("--backend", metavar="KIND:MODEL", help=says)
-
-
-def _adapter(text: str) -> Path | None:
-    if text == "none":
-        return None
-    path = Path(text).expanduser()
-    return path.parent if path.is_file() else path

@@ -14,10 +14,11 @@ from rich.console import Console
 from actors.cluster import WORKER_ENV
 from configs.loading import load_run_config
 from configs.run import RunConfig
+from ray_jobs.begun_run import begun_run
 from ray_jobs.jobs_client import JobError, JobServer, connect, server_errors
 from ray_jobs.jobs_watch import follow
 from ray_jobs.preflight import check_labelling, check_recipe
-from ray_jobs.run_folder import begun_run, provenance
+from ray_jobs.run_folder import provenance
 from ray_jobs.submit_options import ACTING_PHASES, SubmitOptions
 
 COMMAND = ("python", "-m", "ray_jobs.cli")

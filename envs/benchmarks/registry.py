@@ -18,7 +18,8 @@ ReadRow = Callable[[str, int, Row], Task | None]
 class Benchmark:
     """`count` is the whole benchmark; `subset` the part that AgentFlow evaluates on, where that is less.
 
-    `answers` says what is compared: it decides the scorer, and whether a language model may be asked besides.
+    `answers` says what is compared: it decides the scorer, and whether a language model may be asked besides. With
+    `asks_facts` most items can only be answered by who can search the world outside.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Benchmark:
     count: int
     subset: int | None = None
     answers: str
+    asks_facts: bool = False
     read: ReadRow | None = None
 
     @property
@@ -47,6 +49,7 @@ _ALL = (
         source=_flash_rag("bamboogle", "test"),
         count=125,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -57,6 +60,7 @@ _ALL = (
         count=12_576,
         subset=200,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -67,6 +71,7 @@ _ALL = (
         count=7_405,
         subset=100,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -77,6 +82,7 @@ _ALL = (
         count=2_417,
         subset=200,
         answers="short text",
+        asks_facts=True,
         read=readers.read_short_answer,
     ),
     Benchmark(
@@ -86,6 +92,7 @@ _ALL = (
         source=PublicSet(id="gaia-benchmark/GAIA", config="2023_all", split="validation", gated=True),
         count=127,
         answers="quasi-exact",
+        asks_facts=True,
         read=readers.read_gaia,
     ),
     Benchmark(

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from configs.loading import RECIPES
+from learner.checkpoint import write_manifest
 from ray_jobs import commands
 from ray_jobs.cli import main
 from ray_jobs.policy_options import DEFAULT_RECIPE
@@ -169,15 +170,27 @@ def test_unknown_option_is_refused():
     assert "unrecognized arguments: --nonsense" in done.stderr
 
 
-def test_adapter_is_a_folder_the_file_in_it_or_none(tmp_path, monkeypatch):
+def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypatch, capsys):
     adapters = []
     monkeypatch.setattr("ray_jobs.preflight.check_before_acting", lambda config, draws_tasks: None)
     monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, request: adapters.append(request.adapter))
-    file = tmp_path / "adapter.safetensors"
-    file.touch()
-    for text in (tmp_path, file, "none"):
+    run = tmp_path / "run"
+    for version in (5, 10):
+        checkpoint = run / "checkpoints" / f"v{version:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "adapter.safetensors").touch()
+        write_manifest(checkpoint, policy_version=version, step=version)
+    assert main(["evaluate", "--adapter", str(run)]) == 2
+    assert "neither a run (it has no config.json) nor a checkpoint" in capsys.readouterr().err
+    (run / "config.json").touch()
+    for text in (run, checkpoint, checkpoint / "adapter.safetensors", "none"):
         assert main(["evaluate", "--adapter", str(text)]) == 0
-    assert adapters == [tmp_path, tmp_path, None]
+    assert adapters == [checkpoint, checkpoint, checkpoint, None]
+    (checkpoint / "adapter.safetensors").write_text("changed")
+    assert main(["evaluate", "--adapter", str(run)]) == 0
+    assert adapters[-1].name == "v000005"
+    assert main(["evaluate", "--adapter", str(tmp_path / "nowhere")]) == 2
+    assert "is no folder; name a run, a checkpoint in it" in capsys.readouterr().err
 
 
 class CheckpointError(RuntimeError):

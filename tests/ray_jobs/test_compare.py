@@ -159,5 +159,7 @@ def test_phases_of_a_training_run_compare_without_a_second_folder(tmp_path):
     assert (result["all"]["only_after"], result["all"]["p"]) == (8, 2 / 2**8)
     assert result["differs_in"] == []
     assert "eval_before → eval_after" in words.replace("&rarr;", "→")
+    assert "Both are phases of one run: one base model" in words
+    assert "digest none" not in words
     with pytest.raises(EvaluationError, match="is not the folder of a run"):
         compared(tmp_path / "model", None)

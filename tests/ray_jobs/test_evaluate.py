@@ -6,8 +6,11 @@ import pytest
 from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 from scripted import ScriptedTool, decision, make_agent
 
-from ray_jobs.evaluate import EvaluationRequest, evaluation_items, run_evaluation
+from envs.benchmarks.registry import load_benchmark
+from envs.datasets.game24 import load_game24, of_split
+from ray_jobs.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
+from ray_jobs.run_folder import RunFolder
 from rollout.engine import BackendError, EngineError
 from rollout.records import read_records
 
@@ -149,6 +152,49 @@ def test_file_that_is_missing_or_has_another_length_is_one_sentence(tmp_path):
         evaluation_items(config_for(tmp_path), request_for(tmp_path, "gaia", whole=True))
     with pytest.raises(EvaluationError, match="unknown benchmark 'mmlu'"):
         evaluation_items(config_for(tmp_path), request_for(tmp_path, "mmlu"))
+
+
+def test_benchmark_whose_facts_no_tool_can_find_is_warned_of(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "bamboogle", "game24"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bamboogle: no tool of this recipe finds facts of the world, and search=offline cannot answer this" in said
+    assert "game24: no tool" not in said
+    asked = ("bamboogle", "musique", "gaia", "aime24", "gpqa")
+    assert beyond_search(config_for(tmp_path).envs, asked) == ["bamboogle", "musique", "gaia"]
+    for setting in ("envs.search=tavily", 'envs.actions=["wikipedia_search", "answer"]'):
+        assert beyond_search(config_for(tmp_path, setting).envs, asked) == []
+
+
+def test_item_that_training_meets_is_left_out_and_that_is_said(tmp_path, capsys):
+    hands = [[1, 1, 4, 6], [8, 6, 6, 4], [3, 3, 8, 8], [2, 3, 4, 6], [1, 5, 5, 5], [4, 4, 10, 10]]
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [json.dumps({"id": f"h{n}", "numbers": hand}) + "\n" for n, hand in enumerate(hands)]
+    (data / "gameof24.jsonl").write_text("".join(rows))
+    request = EvaluationRequest(benchmarks=("game24",), data=data, whole=False)
+    held_out = [task.id for task in of_split(load_game24(data / "gameof24.jsonl"), "eval")]
+    assert 0 < len(held_out) < len(hands)
+
+    assert len(evaluation_items(config_for(tmp_path), request)) == len(hands)
+    assert capsys.readouterr().out == ""
+    trained = config_for(tmp_path, "envs.mix={game24=1,lookup=1}")
+    assert [task.id for task in evaluation_items(trained, request)] == held_out
+    said = f"game24: {len(hands) - len(held_out)} of {len(hands)} items are left out, because training meets them"
+    assert said in capsys.readouterr().out
+
+
+def test_item_that_the_adapters_own_run_was_trained_on_is_left_out(tmp_path):
+    asked = load_benchmark("musique", SAMPLE, whole=False)
+    row = {"question": asked[0].question.upper() + " ?", "answer": "x", "split": "train"}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(row))
+    run = RunFolder.create(config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl"))
+    run.close()
+    request = EvaluationRequest(benchmarks=("musique",), data=SAMPLE, whole=False, adapter=run.checkpoints / "v000001")
+    assert evaluation_items(config_for(tmp_path), request) == asked[1:]
+    (tmp_path / "mine.jsonl").unlink()
+    with pytest.raises(EvaluationError, match="which items it has met cannot be told; put the file back"):
+        evaluation_items(config_for(tmp_path), request)
 
 
 def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_what_is_no_checkpoint_is_said(tmp_path, run):
     (run / "checkpoints" / "v000003").rename(lonely)
     with pytest.raises(ExportError, match="lies in no run folder; name the recipe"):
         find_source(str(lonely), None)
-    with pytest.raises(CheckpointError, match="has no checkpoint to export"):
+    with pytest.raises(CheckpointError, match="has no checkpoint that can be used"):
         find_source(str(run), None)
 
 

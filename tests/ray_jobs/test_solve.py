@@ -3,6 +3,7 @@ import json
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import decision
 
+from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
 from rollout.records import read_records, trajectory_of, trajectory_record
 
@@ -40,6 +41,8 @@ def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 
 def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
+    (tmp_path / "adapter.safetensors").touch()
+    write_manifest(tmp_path, policy_version=1, step=1)
     assert solve("http://127.0.0.1:9", "--adapter", str(tmp_path)) == 2
     assert "export the checkpoint" in capsys.readouterr().err
 
