@@ -41,6 +41,7 @@ class LearnerCalls:
         config = self._config.learner
         num_steps = self._config.num_steps if config.schedule == "linear" else None
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
+        self._learner.set_reference()
 
     def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
         """`prm_weight` is the recipe's, or what alarms have left of it."""

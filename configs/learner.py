@@ -37,7 +37,7 @@ class GuardConfig(Config):
 class LearnerConfig(Config):
     objective: Literal["dapo", "grpo", "flow_grpo"] = "dapo"
     """`dapo`: token mean over the whole step, clip-higher. `grpo`: mean per trajectory first. `flow_grpo`: mean per
-    turn, then per trajectory, with a KL term to the untouched model."""
+    turn, then per trajectory, with a KL term to the policy that RL starts with."""
     kl_weight: float = Field(default=0.001, ge=0)
     """Weight of the KL term of `flow_grpo`."""
     learning_rate: float = Field(default=3e-4, gt=0)
@@ -82,6 +82,11 @@ class LearnerConfig(Config):
     """Train steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Older checkpoints are deleted."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective has a KL term."""
+        return self.objective == "flow_grpo" and self.kl_weight > 0
 
 
 class ColdStartConfig(Config):

@@ -12,6 +12,9 @@ from torch import Tensor
 from learner.packing import PackedRow
 from learner.tree_attention import plan_attention, register
 
+TRAINED, REFERENCE = "default", "reference"
+"""The adapters' names in PEFT."""
+
 
 class Backbone:
     """A causal model of the Llama or Qwen3 family. Only the adapter is trained.
@@ -19,7 +22,8 @@ class Backbone:
     Mixed precision: frozen base and matrix products in bf16, adapter and its gradients in float32. Without it
     everything is float32. `num_layers` keeps the first so many layers only (None: all). With
     `gradient_checkpointing` the backward pass computes each layer again instead of keeping what it computed: the same
-    numbers for a fraction of the memory and about a third more work.
+    numbers for a fraction of the memory and about a third more work. `with_reference` gives it a second adapter, which
+    is never trained; until it is set it changes nothing, which makes it the untouched base model.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class Backbone:
         mixed_precision: bool,
         num_layers: int | None = None,
         gradient_checkpointing: bool = False,
+        with_reference: bool = False,
     ) -> None:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -59,6 +64,8 @@ class Backbone:
             task_type="CAUSAL_LM",
         )
         self.model: Any = get_peft_model(base, lora)
+        if with_reference:
+            self.model.add_adapter(REFERENCE, lora)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self.hidden_size = int(base.config.hidden_size)
         self.vocab_size = int(base.config.vocab_size)
@@ -97,11 +104,27 @@ class Backbone:
 
         set_peft_model_state_dict(self.model, state)
 
+    def adapter_parameters(self) -> list[torch.nn.Parameter]:
+        """The trained adapter's, and the reference's where there is one."""
+        return [parameter for name, parameter in self.model.named_parameters() if ".lora_" in name]
+
+    @torch.no_grad()
+    def set_reference(self) -> None:
+        """The adapter as it is now becomes the reference."""
+        parameters = dict(self.model.named_parameters())
+        for name, parameter in parameters.items():
+            if f".{REFERENCE}." in name:
+                parameter.copy_(parameters[name.replace(f".{REFERENCE}.", f".{TRAINED}.")])
+
     @contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """The untouched base model, the reference of a KL term."""
-        with self.model.disable_adapter(), torch.no_grad():
-            yield
+    def as_reference(self) -> Iterator[None]:
+        """The reference in the place of the trained adapter, without gradients."""
+        self.model.set_adapter(REFERENCE, inference_mode=True)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.set_adapter(TRAINED)
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -67,6 +67,7 @@ class ShardedAdamW:
 
         self.ranks = ranks
         self._parameters = policy.trainable_parameters()
+        self._adapters = policy.adapter_parameters()
         self._has_gradient = False
         adamw = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=config.weight_decay)
         self._defaults = adamw.state_dict()["param_groups"]
@@ -155,7 +156,7 @@ class ShardedAdamW:
     def whole(self, *, write: bool = False) -> Iterator[None]:
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(self._parameters, modifier_rank=0 if write else None):
+        with deepspeed.zero.GatheredParameters(self._adapters, modifier_rank=0 if write else None):
             yield
         if write:
             self._zero.refresh_fp32_params()

@@ -57,6 +57,7 @@ class Learner:
             mixed_precision=mixed_precision,
             gradient_checkpointing=config.gradient_checkpointing,
             logit_chunk_tokens=config.logit_chunk_tokens,
+            with_reference=config.has_reference,
         )
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
@@ -77,6 +78,13 @@ class Learner:
         self._warmup_steps = warmup_steps
         self._num_steps = num_steps
         self.num_steps_done = 0
+
+    def set_reference(self) -> None:
+        """The policy as it is now becomes the reference of the KL term, where the objective has one; until then that is
+        the untouched base model."""
+        if self.config.has_reference:
+            with self.optimizer.whole(write=True):
+                self.policy.set_reference()
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """One RL update, one new version. A step that the guard refuses, or a batch without loss tokens, changes
@@ -229,10 +237,10 @@ class Learner:
         )
 
     def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:
-        """Log-probs of the reference, the untouched base model; None where the objective has no KL term."""
-        if self.config.objective != "flow_grpo" or not self.config.kl_weight:
+        """Log-probs of the reference; None where the objective has no KL term."""
+        if not self.config.has_reference:
             return None
-        with self.policy.without_adapter():
+        with self.policy.as_reference():
             return self.policy.logprobs(rows)
 
     def _accumulate(

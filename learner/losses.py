@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from configs.learner import CorrectionKind
-from learner.corrections import MAX_LOG_RATIO, Correction, correction_weights, masked_log_ratio
+from learner.corrections import Correction, correction_weights, masked_log_ratio
+
+MAX_REFERENCE_K3 = 10.0
+"""Nats. One token that the learner finds far less likely than the reference does would outweigh a whole batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,7 @@ def flow_grpo_loss(
     ages: Tensor | None = None,
 ) -> LossOutput:
     """Flow-GRPO: the mean over trajectories of the mean over turns of the mean over a turn's tokens, of the
-    clipped objective minus `kl_weight` times the k3 estimate of KL(learner || reference).
+    clipped objective minus `kl_weight` times `reference_k3`.
 
     arXiv 2510.05592, eq. 5. A row is a trajectory; `turn_ids` `[B, T]` numbers its turns from 0 (ignored
     outside the loss mask); without it a row is one turn. `num_trajectories` counts those of the whole
@@ -128,7 +131,7 @@ def flow_grpo_loss(
         ages=ages,
     )
     if ref_logprobs is not None:
-        k3 = _k3(masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool()))
+        k3 = reference_k3(learner_logprobs, ref_logprobs, loss_mask)
         token_losses = token_losses + kl_weight * k3
         metrics["kl_ref_k3"] = float(k3.detach().sum())
     count = loss_mask.shape[0] if num_trajectories is None else num_trajectories
@@ -136,9 +139,14 @@ def flow_grpo_loss(
     return LossOutput(loss=loss, metrics=metrics)
 
 
-def k3_divergence(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """exp(ref - logp) - (ref - logp) - 1 per token: non-negative, an unbiased estimate of KL(p || ref)."""
-    return _k3((ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
+    """exp(d) - d - 1 with d = ref - learner log-prob at the tokens of the mask, 0 elsewhere, all `[B, T]`; at most
+    `MAX_REFERENCE_K3`, beyond which a token gives no gradient.
+
+    Over tokens that the learner samples its mean is KL(learner || ref). As a loss, which takes the tokens as given, its
+    mean gradient is that of the other direction, KL(ref || learner).
+    """
+    return _k3(masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool())).clamp(max=MAX_REFERENCE_K3)
 
 
 def _k3(log_ratio: Tensor) -> Tensor:

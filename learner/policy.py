@@ -29,6 +29,7 @@ class Policy(Backbone):
         mixed_precision: bool = True,
         gradient_checkpointing: bool = False,
         logit_chunk_tokens: int = 128,
+        with_reference: bool = False,
     ) -> None:
         super().__init__(
             model_path,
@@ -39,6 +40,7 @@ class Policy(Backbone):
             seed=seed,
             mixed_precision=mixed_precision,
             gradient_checkpointing=gradient_checkpointing,
+            with_reference=with_reference,
         )
         self._logit_chunk_tokens = logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)

@@ -76,7 +76,7 @@ LOGGED: tuple[Metric, ...] = (
         ("mismatch_k3_stale", "nats", "The same at tokens of older weights: numerical and staleness together"),
         ("staleness_max", "steps", "Age of the batch's oldest trained token: train steps since the weights it is of"),
         ("age_mean", "steps", "Mean age of the trained tokens"),
-        ("kl_ref_k3", "nats", "Estimated KL divergence from the untouched model (objective flow_grpo)"),
+        ("kl_ref_k3", "nats", "Estimated KL divergence from the policy that RL started with (objective flow_grpo)"),
     ),
     *_metrics(
         "prm",

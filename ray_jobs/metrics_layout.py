@@ -73,7 +73,7 @@ LOGGED_ROWS: tuple[Row, ...] = (
         Ratio="policy/ratio",
         Clipped="policy/clip_low policy/clip_high",
         Skipped_steps="policy/skipped",
-        KL_from_the_untouched_model="policy/kl_ref_k3",
+        KL_from_the_policy_at_the_start="policy/kl_ref_k3",
     ),
     _row(
         "Can the process reward model be trusted?",

@@ -112,6 +112,15 @@ def adapter_training(num_trained: int, ranks: int = 1) -> Part:
     )
 
 
+def reference_adapter(num_lora: int) -> Part:
+    """The reference of a KL term, which is not trained."""
+    return Part(
+        name="reference adapter",
+        num_bytes=num_lora * 4,
+        arithmetic=f"{num_lora:,} LoRA parameters x 4 bytes",
+    )
+
+
 def kept_of_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: str) -> int:
     """What one layer keeps for the backward pass, in bytes.
 
@@ -161,9 +170,9 @@ def recomputed_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: s
 
 def head_bytes(shape: ModelShape, num_tokens: int, chunk: int) -> int:
     """Last norm and log-probs, in bytes: the last layer's output and norm (8 H per token), then the larger of what a
-    chunk of the logits needs (bfloat16, float32, the sum of their exponentials, probabilities: 12 bytes each) beside
-    6 H per token, and of the gradient of the hidden states (24 H per token, if all of them are trained)."""
-    logits = 12 * min(chunk, num_tokens) * shape.vocab
+    chunk of the logits needs (bfloat16, float32, and the chunk before in float32: 10 bytes each) beside 6 H per token,
+    and of the gradient of the hidden states (24 H per token, if all of them are trained)."""
+    logits = 10 * min(chunk, num_tokens) * shape.vocab
     return num_tokens * 8 * shape.hidden + max(logits + 6 * shape.hidden * num_tokens, 24 * shape.hidden * num_tokens)
 
 

@@ -183,9 +183,11 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
         chunk=learner.logit_chunk_tokens,
         device=learner.device,
     )
+    num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
     parts = (
         memory.weights(shape, "bfloat16", ranks if learner.zero_stage == 3 else 1),
-        memory.adapter_training(shape.lora_parameters(model.lora_rank, model.lora_targets), ranks),
+        memory.adapter_training(num_lora, ranks),
+        *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
         acting,
         memory.fragments(acting),
         _process_part("learner", learner.device),

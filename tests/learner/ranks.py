@@ -81,6 +81,7 @@ def account_of(learner, folder):
     """Supervised steps, RL steps of which some are skipped, a checkpoint, and all that can be seen of them."""
     steps = [learner.imitate_step(make_samples(), learning_rate=rate) for rate in (1e-2, 5e-3)]
     learner.reset_optimizer(1e-2, warmup_steps=3)
+    learner.set_reference()
     found = gradient_of(learner)
     steps.append(learner.train_step(make_batch()))
     steps.append(learner.train_step(make_batch(broken="d")))

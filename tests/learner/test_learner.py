@@ -204,7 +204,33 @@ def test_with_the_adapter_off_the_policy_is_the_base_model(model_path):
         assert torch.equal(learner.policy.logprobs(samples), other.policy.logprobs(samples))
 
 
-def test_flow_grpo_pulls_the_policy_back_to_the_untouched_model(model_path):
+def test_kl_of_the_first_rl_step_is_zero_after_a_cold_start_and_grows_from_there(model_path):
+    learner = make_learner(model_path, objective="flow_grpo", kl_weight=0.1, learning_rate=1e-2)
+    for _ in range(3):
+        learner.imitate_step(make_samples(), learning_rate=1e-2)
+    cold_started = learner.adapter().digest
+    learner.set_reference()
+    assert learner.adapter().digest == cold_started
+    batch = build_batch(make_samples(), microbatch_tokens=20)
+    divergence = [learner.train_step(batch).metrics["policy/kl_ref_k3"] for _ in range(2)]
+    assert divergence[0] == 0 < divergence[1]
+
+
+def test_reference_is_no_part_of_the_adapter_and_is_not_trained(model_path):
+    learner, other = (
+        make_learner(model_path, objective=objective, learning_rate=1e-2) for objective in ("flow_grpo", "dapo")
+    )
+    assert learner.adapter().digest == other.adapter().digest
+    assert len(learner.policy.trainable_parameters()) == len(other.policy.trainable_parameters())
+    learner.set_reference()
+    before = [parameter.clone() for parameter in learner.policy.adapter_parameters() if not parameter.requires_grad]
+    learner.train_step(build_batch(make_samples(), microbatch_tokens=20))
+    after = [parameter for parameter in learner.policy.adapter_parameters() if not parameter.requires_grad]
+    assert len(after) == len(learner.policy.trainable_parameters())
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_flow_grpo_pulls_the_policy_back_to_its_reference(model_path):
     learner = make_learner(model_path, objective="flow_grpo", kl_weight=1.0, learning_rate=1e-2)
     still = [replace(one, advantages=np.zeros_like(one.advantages)) for one in make_samples()]
     batch = build_batch(still, microbatch_tokens=1000)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, k3_divergence
+from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, reference_k3
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
 # ratios 1.5 0.9 1.1 / 0.7 1.3 (1.0 masked), advantages +1 / -1
@@ -42,7 +42,8 @@ def test_there_is_no_dual_clip():
 def test_k3_matches_golden_values_and_gradient():
     golden = json.loads(GOLDEN.read_text())["kl_tokens"]
     logp = torch.tensor(golden["logp"], dtype=torch.float64, requires_grad=True)
-    k3 = k3_divergence(logp, torch.tensor(golden["ref_logp"], dtype=torch.float64))
+    ref = torch.tensor(golden["ref_logp"], dtype=torch.float64)
+    k3 = reference_k3(logp, ref, torch.ones_like(ref))
     k3.sum().backward()
     assert k3.tolist() == pytest.approx(golden["k3"], abs=1e-9)
     assert logp.grad.tolist() == pytest.approx(golden["dk3_dlogp"], abs=1e-9)
@@ -91,6 +92,29 @@ def test_flow_grpo_adds_the_weighted_k3_divergence():
     output = flow_grpo_loss(zeros, zeros, zeros, mask, ref_logprobs=reference, kl_weight=0.1)
     # k3 = e^0.5 - 1.5 and e^-0.5 - 0.5
     assert output.loss.item() == pytest.approx(0.1 * (0.1487213 + 0.1065307) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("gap", [-30.0, -2.0, 2.0, 30.0])
+def test_one_token_adds_at_most_ten_times_the_kl_weight(gap):
+    learner = torch.zeros(1, 1, requires_grad=True)
+    mask = torch.ones(1, 1)
+    output = flow_grpo_loss(learner, learner.detach(), mask * 0, mask, ref_logprobs=mask * gap, kl_weight=0.1)
+    output.loss.backward()
+    assert 0 < output.loss.item() <= 1
+    assert (learner.grad.item() == 0) == (abs(gap) == 30)
+
+
+def test_as_a_loss_k3_estimates_one_kl_divergence_and_has_the_gradient_of_the_other():
+    """Exactly: the mean over all tokens of a small vocabulary, each as often as the learner samples it."""
+    generator = torch.Generator().manual_seed(0)
+    logits, ref_logits = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    learner, ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    loss = (learner.exp().detach() * reference_k3(learner, ref, torch.ones_like(ref))).sum()
+    assert loss.item() == pytest.approx((learner.exp() * (learner - ref)).sum().item())
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad((ref.exp() * (ref - learner)).sum(), logits)
+    assert torch.allclose(gradient, expected)
 
 
 def test_batch_without_loss_tokens_gives_a_finite_zero():
