@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from configs.run import RunConfig
+from configs.wording import reason
 from ray_jobs.metrics_distributions import StepDistributions
 from ray_jobs.metrics_texts import StepTexts
 from ray_jobs.tensorboard import Board, rewind_board
@@ -176,7 +177,9 @@ def begun_run(path: Path) -> tuple[RunConfig, bool]:
         config = RunConfig.model_validate_json((path / "config.json").read_text())
         with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
     except (OSError, ValueError, KeyError) as error:
-        raise RunFolderError(f"'{path}' is not the folder of a run: {error}; give the folder below runs/") from error
+        raise RunFolderError(
+            f"'{path}' is not the folder of a run: {reason(error)}; give the folder below runs/"
+        ) from error
     if run_path(config).resolve() != path.resolve():
         raise RunFolderError(
             f"the run in '{path}' writes to '{run_path(config)}'; resume it in the folder that it was started in"

@@ -36,7 +36,7 @@ def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
         raise ToolSetupError(f"envs.tools.{name}: '{config.source}' cannot be imported: {said}") from error
     if not callable(made):
         raise ToolSetupError(f"envs.tools.{name}: '{config.source}' is a {type(made).__name__}; name a class")
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def make_first(name: str, make: Callable[[], Any]) -> Any:
