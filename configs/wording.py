@@ -1,10 +1,11 @@
-"""What pydantic found wrong with a setting, as a sentence for a person."""
+"""What Python and pydantic say of an error, in words for a person."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from configs.spelling import did_you_mean
 
@@ -56,6 +57,22 @@ def describe(detail: Any, model: type[BaseModel]) -> str:
     shown = "a table" if isinstance(value, dict) else json.dumps(value, default=str)
     got = "" if detail["type"] in ("missing", "value_error") and isinstance(value, dict) else f" (got {shown})"
     return f"{key}: {_message(detail)}{got}"
+
+
+def reason(error: Exception) -> str:
+    """Why a file or its content is of no use, for the middle of a sentence: without an error number, in one line."""
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"there is no {Path(error.filename).name}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))} {_message(first)}"
+    if isinstance(error, KeyError):
+        return f"{error} is missing in it"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON, {error}"
+    return " ".join(str(error).split())
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from configs.wording import reason
 from learner.learner import Learner
 from learner.types import Adapter
 
@@ -113,7 +114,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                     f"{folder / name}: sha256 {found[:12]}, the manifest says {digest[:12]}; use an older checkpoint"
                 )
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {reason(error)}") from error
     return dict(manifest)
 
 

@@ -24,7 +24,7 @@ def write_merged_model(model_path: Path, adapter: bytes | None, target: Path, *,
     merger = AdapterMerger(model_path, alpha / rank)
     try:
         if adapter is not None:
-            _check_rank(adapter, rank)
+            merger.check(adapter, rank=rank)
         weights = merger.merged_weights(adapter) if adapter is not None else merger.base_weights()
     except ValueError as error:
         raise ExportError(f"the adapter does not fit model {model_path.name}: {error}") from error
@@ -54,16 +54,3 @@ def file_digests(folder: Path) -> dict[str, str]:
 def digest_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_rank(adapter: bytes, rank: int) -> None:
-    """An adapter of another rank would be folded in with the wrong scale."""
-    import safetensors.torch
-
-    try:
-        factors = safetensors.torch.load(adapter)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"these bytes are no adapter: {error}") from error
-    found = {int(tensor.shape[0]) for name, tensor in factors.items() if name.endswith("lora_A.weight")}
-    if found != {rank}:
-        raise ValueError(f"its rank is {sorted(found)}, the configuration says model.lora_rank = {rank}")

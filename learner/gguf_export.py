@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.wording import reason
 from learner.export import WEIGHTS, ExportError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -169,7 +170,7 @@ def _add_tokenizer(writer: Any, model_path: Path, tokenizer: Any, vocab_size: in
     try:
         parts = json.loads((model_path / "tokenizer.json").read_text())
     except (OSError, ValueError) as error:
-        raise ExportError(f"{model_path.name} has no tokenizer.json that can be read: {error}") from error
+        raise ExportError(f"{model_path.name} has no tokenizer.json that can be read: {reason(error)}") from error
     texts = [f"[PAD{index}]" for index in range(vocab_size)]
     types = [TokenType.UNUSED] * vocab_size
     for text, index in parts["model"]["vocab"].items():

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from configs.run import RunConfig
+from configs.wording import reason
 from ray_jobs.run_folder import RunFolderError, run_path
 
 
@@ -38,4 +39,4 @@ def _written_config(path: Path) -> RunConfig:
 
 
 def _no_run(path: Path, error: Exception) -> RunFolderError:
-    return RunFolderError(f"'{path}' is not the folder of a run: {error}; give the folder below runs/")
+    return RunFolderError(f"'{path}' is not the folder of a run: {reason(error)}; give the folder below runs/")

@@ -1,4 +1,4 @@
-"""Which part limits the run, and which knob to turn: a verdict from where the time went."""
+"""Which part limits the run: a verdict from where the time went."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,61 +52,33 @@ class Verdict:
     hint: str
 
 
-_SAID: Mapping[Limit, tuple[str, str]] = {
-    "weight_sync": (
-        "publishing weights limits: it takes {publish:.0%} of the learner's time, "
-        "and waiting for batches {learner_wait:.0%}",
-        "publish less with a lower model.lora_rank, or less often with a higher batch_groups",
-    ),
-    "learner": (
-        "the learner limits: it waits for batches {learner_wait:.0%} of its time, "
-        "workers with free places wait for admission {backpressure:.0%} of theirs",
-        "raise learner.num_threads (CPU) or learner.microbatch_tokens (GPU), or give the learner a faster device; "
-        "if neither is to be had, lower pipeline_depth, since running ahead only ages the data",
-    ),
-    "signal": (
-        "missing signal limits: only {kept_share:.0%} of the groups can be trained on, "
-        "and the learner waits {learner_wait:.0%} of its time",
-        "choose tasks in envs.mix that the policy solves sometimes, or raise rollout.group_size",
-    ),
-    "prm": (
-        "the PRM limits: groups wait for its scores {prm_wait:.0%} of their time, "
-        "and the learner waits {learner_wait:.0%} of its",
-        "raise prm.num_threads (CPU) or set prm.device = cuda, or use a smaller PRM (prm.num_layers, prm.max_tokens)",
-    ),
-    "tools": (
-        "tools limit: trajectories spend {tool_wait:.0%} of their time in them while the engine is busy only "
-        "{engine_busy:.0%}; {places_used:.0%} of the places are used",
-        "hide the tools' latency behind more groups: raise rollout.engine.max_num_seqs where the places are used up, "
-        "else pipeline_depth; or add workers with rollout.num_workers",
-    ),
-    "engine": (
-        "the engine limits: it is busy {engine_busy:.0%} of the time while the learner waits {learner_wait:.0%}; "
-        "{places_used:.0%} of the places are used",
-        "add workers with rollout.num_workers or shorten turns with rollout.max_turn_tokens; where a GPU has many "
-        "places unused, a higher pipeline_depth fills its batch first",
-    ),
-    "admission": (
-        "admission limits: workers with free places wait for it {backpressure:.0%} of their time, "
-        "and the learner waits {learner_wait:.0%} of its",
-        "raise pipeline_depth, so that rollouts may run further ahead",
-    ),
-    "balanced": (
-        "nothing stands out: the learner computes {learner_busy:.0%} and waits {learner_wait:.0%} of its time, "
-        "the engine is busy {engine_busy:.0%}",
-        "to go faster, give more to both sides: rollout.num_workers and learner.num_threads",
-    ),
+_SAID: Mapping[Limit, str] = {
+    "weight_sync": "publishing weights limits: it takes {publish:.0%} of the learner's time, "
+    "and waiting for batches {learner_wait:.0%}",
+    "learner": "the learner limits: it waits for batches {learner_wait:.0%} of its time, "
+    "workers with free places wait for admission {backpressure:.0%} of theirs",
+    "signal": "missing signal limits: only {kept_share:.0%} of the groups can be trained on, "
+    "and the learner waits {learner_wait:.0%} of its time",
+    "prm": "the PRM limits: groups wait for its scores {prm_wait:.0%} of their time, "
+    "and the learner waits {learner_wait:.0%} of its",
+    "tools": "tools limit: trajectories spend {tool_wait:.0%} of their time in them while the engine is busy only "
+    "{engine_busy:.0%}; {places_used:.0%} of the places are used",
+    "engine": "the engine limits: it is busy {engine_busy:.0%} of the time while the learner waits {learner_wait:.0%}; "
+    "{places_used:.0%} of the places are used",
+    "admission": "admission limits: workers with free places wait for it {backpressure:.0%} of their time, "
+    "and the learner waits {learner_wait:.0%} of its",
+    "balanced": "nothing stands out: the learner computes {learner_busy:.0%} and waits {learner_wait:.0%} of its time, "
+    "the engine is busy {engine_busy:.0%}",
 }
 
 
-def bottleneck(shares: Shares) -> Verdict:
-    """The first rule that applies, in the order of `_limit`."""
-    limit = _limit(shares)
-    text, hint = _SAID[limit]
-    return Verdict(limit=limit, text=text.format(**asdict(shares)), hint=hint)
+def bottleneck(shares: Shares, hints: Mapping[Limit, str]) -> Verdict:
+    """What limits, in words; `hints` say for each limit what to do."""
+    limit = limit_of(shares)
+    return Verdict(limit=limit, text=_SAID[limit].format(**asdict(shares)), hint=hints[limit])
 
 
-def _limit(shares: Shares) -> Limit:
+def limit_of(shares: Shares) -> Limit:
     """First the learner's side, then, where the learner waits, why no batch is there. The first that holds:
 
     1. weight_sync: publishing is high, and at least the wait for batches. Before the learner, who looks fed as well.
@@ -173,10 +145,10 @@ def average_shares(steps: Sequence[Shares]) -> Shares:
     return Shares(**means)
 
 
-def verdict_metrics(shares: Shares, verdict: Verdict) -> dict[str, float]:
+def verdict_metrics(shares: Shares) -> dict[str, float]:
     """Scalars under their stable names: every share, so that a log gives them back, and the number of the limit."""
     scalars = {f"util/{name}": value for name, value in asdict(shares).items()}
-    return scalars | {"util/bottleneck": float(LIMITS.index(verdict.limit))}
+    return scalars | {"util/bottleneck": float(LIMITS.index(limit_of(shares)))}
 
 
 def _share(part: float, whole: float) -> float:

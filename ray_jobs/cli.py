@@ -1,6 +1,7 @@
 """The `agentflow` command: its options, and what a user sees of an error."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ USER_ERRORS = (
     "ChatError",
     "ChatTemplateError",
     "CheckerError",
+    "CodeFileError",
     "ClusterError",
     "JobError",
     "ComparisonError",
@@ -59,6 +61,12 @@ USER_ERRORS = (
     "StarvedError",
     "ViewError",
 )
+
+MENDABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+"""What the system refuses because of the place, and not because of a fault in this code."""
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -94,7 +102,13 @@ def _for_the_user(error: BaseException) -> str | None:
     error = getattr(error, "cause", error)
     # Python's own have a number and say nothing of what to do; ours are a sentence.
     missing_file = type(error) is FileNotFoundError and error.errno is None
-    return " ".join(str(error).split()) if missing_file or type(error).__name__ in USER_ERRORS else None
+    if missing_file or type(error).__name__ in USER_ERRORS:
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in MENDABLE and error.filename is not None:
+        return (
+            f"cannot use '{error.filename}': {error.strerror}; see to its rights and free space, or name another place"
+        )
+    return None
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

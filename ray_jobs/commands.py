@@ -144,8 +144,7 @@ def solve(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=False)
     from ray_jobs.solve import run_solve
 
-    run_solve(config, options.question, _adapter(options), options.trace)
-    return 0
+    return run_solve(config, options.question, _adapter(options), options.trace)
 
 
 def export(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from configs.loading import load_run_config
 from configs.run import RunConfig
+from configs.wording import reason
 from envs.datasets.sampler import held_out_tasks
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
@@ -198,5 +199,5 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
             if digest_of(folder / name) != manifest["files"][name]:
                 raise ExportError(f"{folder / name} is not the file that was exported: its sha256 differs")
     except (OSError, ValueError, KeyError) as error:
-        raise ExportError(f"{folder} is no complete export ({error}); run `agentflow export` again") from error
+        raise ExportError(f"{folder} is no complete export ({reason(error)}); run `agentflow export` again") from error
     return manifest

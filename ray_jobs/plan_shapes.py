@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from configs.wording import reason
 from learner.demo_model import demo_model_dir
 
 KNOWN = Path(__file__).with_name("model_shapes.toml")
@@ -145,7 +146,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise PlanError(f"{path} cannot be read as JSON: {error}") from error
+        raise PlanError(f"{path} cannot be read as a model's config.json: {reason(error)}") from error
     if not isinstance(config, dict):
         raise PlanError(f"{path} is no config.json of a model: it holds no object")
     return config

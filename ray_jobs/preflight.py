@@ -120,9 +120,8 @@ def check_sandbox(config: EnvsConfig) -> "SandboxState | None":
 
 def _check_settings(config: RunConfig) -> "SandboxState | None":
     """What the configuration and the machine say by themselves."""
-    if config.cluster.joined is None and config.backend.kind == "vllm":
-        # On a cluster that exists already, or beside a server, this machine says nothing about where models run.
-        _check_devices(config)
+    if config.backend.kind == "vllm":
+        check_machine(config)
     check_recipe(config)
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
@@ -150,13 +149,19 @@ def check_recipe(config: RunConfig) -> None:
         )
 
 
-def _check_devices(config: RunConfig) -> None:
+def check_machine(config: RunConfig) -> None:
+    """Whether this machine has the cores and the cards that the recipe asks for. Raises PreflightError."""
+    if config.cluster.joined is not None:
+        # On a cluster that exists already this machine says nothing about where models run.
+        return
     ranks, engines = config.learner.num_workers, config.rollout.num_workers
     devices = [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
+    with_prm = config.reward.credit != "outcome"
     cores = len(os.sched_getaffinity(0))
     for name, threads in (
         ("rollout.engine.num_threads", config.rollout.engine.num_threads),
         ("learner.num_threads", config.learner.num_threads),
+        *([("prm.num_threads", config.prm.num_threads)] if with_prm else []),
     ):
         if threads > cores and "cuda" not in devices:
             raise PreflightError(f"{name} = {threads} is more than this machine's {cores} cores; set {name}={cores}")
@@ -167,11 +172,12 @@ def _check_devices(config: RunConfig) -> None:
             f"rollout.num_workers = {engines} and the learner need {len(devices)} CPU cores, "
             f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
         )
-    num_gpus = _num_gpus() if "cuda" in devices else 0
-    if "cuda" in devices and num_gpus == 0:
+    wants_card = "cuda" in devices or (with_prm and config.prm.device == "cuda")
+    num_gpus = _num_gpus() if wants_card else 0
+    if wants_card and num_gpus == 0:
         raise PreflightError(
             "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
-            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu"
+            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
         )
     spread = config.rollout.engine.tensor_parallel
     for key, cards in (

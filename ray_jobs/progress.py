@@ -8,6 +8,7 @@ import ray
 
 from configs.run import RunConfig
 from learner.types import StepResult
+from ray_jobs.advice import hints
 from ray_jobs.bottleneck import (
     Limit,
     Shares,
@@ -59,7 +60,7 @@ def step_metrics(
         "learner/wait_s": times.wait_s,
         "learner/publish_s": times.publish_s,
         "time/step_s": times.step_s,
-        **verdict_metrics(shares, bottleneck(shares)),
+        **verdict_metrics(shares),
     }
 
 
@@ -68,6 +69,8 @@ class Training:
     """The RL phase so far: its train steps' metrics, the monitor that watches them."""
 
     monitor: HackingMonitor
+    hints: Mapping[Limit, str]
+    """What to do about each limit, here."""
     rows: list[Mapping[str, float]] = field(default_factory=list)
     told: Limit | None = None
     """What `news` said last."""
@@ -75,7 +78,7 @@ class Training:
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]]) -> "Training":
         """As if these rows had just been added one by one."""
-        training = cls(monitor=HackingMonitor(config.reward.alarms, config.reward.prm_weight))
+        training = cls(monitor=HackingMonitor(config.reward.alarms, config.reward.prm_weight), hints=hints(config))
         for row in rows:
             training.add(row)
         return training
@@ -107,12 +110,14 @@ class Training:
             "step_s": "time/step_s",
         }
         last = self.rows[-1]
-        limit = _verdict(self.rows[-VERDICT_WINDOW:]).limit.replace("_", " ")
+        limit = self._verdict(self.rows[-VERDICT_WINDOW:]).limit.replace("_", " ")
         return {field: last[metric] for field, metric in shown.items() if metric in last} | {"limit": limit}
 
     def news(self) -> str | None:
         """Which part limits the run and what to do, where two windows in a row say another part than was told last."""
-        now, before = _verdict(self.rows[-VERDICT_WINDOW:]), _verdict(self.rows[-VERDICT_WINDOW - 1 : -1])
+        now, before = (
+            self._verdict(rows) for rows in (self.rows[-VERDICT_WINDOW:], self.rows[-VERDICT_WINDOW - 1 : -1])
+        )
         if self.num_steps <= VERDICT_WINDOW or now.limit != before.limit or now.limit == self.told:
             return None
         self.told = now.limit
@@ -123,7 +128,7 @@ class Training:
         counts, totals, troubles = ray.get(cast.store.totals.remote())
         acknowledged = ray.get(cast.store.acknowledgements.remote())
         rollouts: RolloutStatistics = statistics_of(totals)
-        verdict = _verdict(self.rows) if self.rows else None
+        verdict = self._verdict(self.rows) if self.rows else None
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)
         return {
@@ -162,9 +167,8 @@ class Training:
             "bottleneck": asdict(verdict) if verdict else None,
         }
 
-
-def _verdict(rows: Sequence[Mapping[str, float]]) -> Verdict:
-    return bottleneck(average_shares([_shares(row) for row in rows]))
+    def _verdict(self, rows: Sequence[Mapping[str, float]]) -> Verdict:
+        return bottleneck(average_shares([_shares(row) for row in rows]), self.hints)
 
 
 def _shares(row: Mapping[str, float]) -> Shares:

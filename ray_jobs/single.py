@@ -35,13 +35,12 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
 @contextmanager
 def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
     """A worker that samples by itself, with a checkpoint's adapter or with the base model; what it samples can be
-    trained on. Raises CheckpointError and BackendError."""
+    trained on. Raises CheckpointError and BackendError before an engine is loaded."""
     import os
 
     from actors.cluster import QUIET
-    from learner.checkpoint import read_manifest
     from ray_jobs.model_folder import resolve_model
-    from rollout.worker import Worker
+    from ray_jobs.quiet_loading import quiet_loading
 
     if config.backend.kind != "vllm":
         raise BackendError(
@@ -49,15 +48,39 @@ def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
             "it samples can never be trained on; leave it out"
         )
     os.environ.update(QUIET | {"OMP_NUM_THREADS": str(config.rollout.engine.num_threads)})
-    manifest = read_manifest(adapter) if adapter else None
-    worker = Worker(config, resolve_model(config.model.path), index=0)
+    model_path = resolve_model(config.model.path)
+    trained = _read_adapter(config, model_path, adapter) if adapter else None
+    with quiet_loading():
+        from rollout.worker import Worker
+
+        worker = Worker(config, model_path, index=0)
     try:
-        if adapter and manifest:
-            data = (adapter / "adapter.safetensors").read_bytes()
-            asyncio.run(worker.engine.load_adapter(manifest["policy_version"], data))
+        if trained:
+            asyncio.run(worker.engine.load_adapter(*trained))
         yield worker
     finally:
         worker.close()
+
+
+def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[int, bytes]:
+    """Version and bytes of a checkpoint's adapter. Raises CheckpointError."""
+    from learner.checkpoint import CheckpointError, read_manifest
+    from rollout.merging import AdapterMerger
+
+    version = read_manifest(folder).get("policy_version")
+    if version is None:
+        raise CheckpointError(f"{folder} is no checkpoint of a planner; name one below checkpoints/ of a run")
+    data = (folder / "adapter.safetensors").read_bytes()
+    try:
+        AdapterMerger(model_path, config.model.lora_alpha / config.model.lora_rank).check(
+            data, rank=config.model.lora_rank
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            f"the adapter in {folder} does not fit model.path = '{config.model.path}': {error}; give the recipe of the "
+            "run that trained it"
+        ) from error
+    return int(version), data
 
 
 def _served(config: RunConfig, adapter: Path | None) -> Solver:

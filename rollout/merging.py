@@ -54,6 +54,19 @@ class AdapterMerger:
             a, b = factors[stem + _A].to(torch.float32), factors[stem + _B].to(torch.float32)
             yield name, (weight.to(torch.float32) + (b @ a) * self.scale).to(weight.dtype)
 
+    def check(self, adapter: bytes, *, rank: int) -> None:
+        """Raises ValueError where the adapter is of another model or of another rank, whose scale would be wrong."""
+        factors = self._factors(adapter)
+        found = {int(factor.shape[0]) for name, factor in factors.items() if name.endswith(_A)}
+        if found != {rank}:
+            raise ValueError(f"its rank is {sorted(found)}, the configuration says model.lora_rank = {rank}")
+        for name, tensors in self._files():
+            stem = _stem(name)
+            if stem + _A in factors:
+                fits = [factors[stem + _B].shape[0], factors[stem + _A].shape[1]]
+                if (shape := tensors.get_slice(name).get_shape()) != fits:
+                    raise ValueError(f"{name} has the shape {shape} in the model, and {fits} in the adapter")
+
     def _factors(self, adapter: bytes) -> dict[str, Any]:
         """The tensors of an adapter of this model."""
         import safetensors.torch

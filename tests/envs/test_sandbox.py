@@ -312,7 +312,8 @@ def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.
     assert captured.out == "42\n"
     assert "code sandbox: tier " in captured.err
     assert run_code.main(str(tmp_path / "bad.py")) == 1
-    assert run_code.main(str(tmp_path / "absent.py")) == 1
+    with pytest.raises(run_code.CodeFileError, match=r"cannot be read: there is no absent\.py; name a Python file"):
+        run_code.main(str(tmp_path / "absent.py"))
 
 
 # The parts

@@ -53,7 +53,7 @@ def test_advice_is_given_once_the_verdict_has_settled_and_again_when_another_par
     said = news_of(training, *[make_row()] * 6)
     assert said[:VERDICT_WINDOW] == [None] * VERDICT_WINDOW
     assert said[VERDICT_WINDOW].startswith("speed: the engine limits: it is busy 90% of the time")
-    assert "rollout.num_workers" in said[VERDICT_WINDOW]
+    assert "rollout.max_turn_tokens" in said[VERDICT_WINDOW]
     assert said[VERDICT_WINDOW + 1 :] == [None, None]
     later = [one for one in news_of(training, *[make_row(**LEARNER)] * 6) if one]
     assert len(later) == 1

@@ -1,10 +1,14 @@
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
+import pytest
 from ollama_protocol import ScriptedOllama, said, serving
-from scripted import decision
+from scripted import decision, make_agent, run
 
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
+from rollout.engine import EngineError
 from rollout.records import read_records, trajectory_of, trajectory_record
 
 ACTIONS = 'envs.actions=["think", "answer"]'
@@ -30,6 +34,25 @@ def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_
     assert (trajectory.answer, trajectory.task.question, trajectory.served) == ("42", "What is 6*7?", True)
     assert [turn.tool_call.name for turn in trajectory.turns] == ["think", "answer"]
     assert ollama.faults == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        ([EngineError("the engine stopped")], "no answer: the engine or a tool failed, or it took longer than"),
+        (["nonsense"] * 6, "no answer: the replies were malformed"),
+    ],
+)
+def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypatch, capsys):
+    @contextmanager
+    def scripted(config, adapter):
+        agent = make_agent(texts)
+        yield SimpleNamespace(solve=lambda task, show: run(agent, task))
+
+    monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
+    assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
+    assert why in " ".join(capsys.readouterr().out.split())
+    assert len(list(read_records(tmp_path / "trace.jsonl"))) == 1
 
 
 def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
