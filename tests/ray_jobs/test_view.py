@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
-from ray_jobs.view import run_view
+from ray_jobs.view import follow, run_view
 from ray_jobs.view_run import ViewedRun, ViewError
 from ray_jobs.view_server import build_app, finite
 from rollout.records import trajectory_record
@@ -154,6 +154,38 @@ def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
     assert shown["question"] == "half a pair: ?"
     assert ask(client, "state")[0]["unreadable"] == 1
     assert finite({"a": [float("inf"), 1.0]}) == {"a": [None, 1.0]}
+
+
+TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b"12\n", b"[1]\n", b'{"wall_s": 1.0}\n', b"[" * 100_000 + b"\n"]
+
+
+@pytest.mark.parametrize("torn", TORN)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl"])
+def test_a_torn_line_is_counted_and_what_is_written_later_still_appears(folder, name, torn):
+    """As a disk leaves it that was full for a while."""
+    client = client_of(folder)
+    stop = follow(client.runs)
+    try:
+        with (folder / name).open("ab") as file:
+            file.write(torn)
+        append(folder / "metrics.jsonl", [metric_row(4)])
+        append(folder / "trajectories.jsonl", [evaluation_row(77, "eval_after", right=True)])
+        deadline = time.monotonic() + 60
+        while (state := ask(client, "state")[0])["trajectories"] < 20 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        stop.set()
+    assert (state["trajectories"], state["metrics"], state["unreadable"]) == (20, 4, 1)
+    assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
+
+
+def test_a_trajectory_whose_turns_are_torn_is_answered_with_a_sentence(folder):
+    line = json.dumps(evaluation_row(77, "eval_after", right=True))
+    with (folder / "trajectories.jsonl").open("a") as file:
+        file.write(line[: line.index('"turns"') + 40] + "\n")
+    answer = client_of(folder).get("/api/trajectory", params={"id": "eval_after/77"})
+    assert answer.status_code == 404
+    assert "no such trajectory" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
