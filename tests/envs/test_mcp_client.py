@@ -103,6 +103,15 @@ async def test_our_own_server_is_used_over_http_and_remembers_within_an_episode(
     await asyncio.gather(*_closing)
 
 
+async def test_our_own_server_lets_a_recipe_in_that_has_its_token(
+    own_server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELPER_KEY", own_server.token)
+    url = own_server.url.partition("?")[0]
+    assert await _asked(_keyed(f"mcp:{url}#code"), "6 * 7") == "42"
+    await asyncio.gather(*_closing)
+
+
 async def test_a_command_is_a_server_of_its_own_for_every_episode(foreign: Callable[..., McpTool]) -> None:
     one, other = foreign("remember"), foreign("remember")
     assert [(await one.call(text)).text for text in "ab"] == ["a", "a,b"]
