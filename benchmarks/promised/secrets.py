@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 
 @contextmanager
-def _pages():
+def _pages() -> Iterator[str]:
     """The address of a server that quotes the key that it is sent."""
     with subprocess.Popen([sys.executable, str(SERVER), "hostile_pages"], stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -108,35 +109,35 @@ def _pages():
 def viewer_token(seed: int) -> Measured:
     """The command itself, asked with and without what it printed."""
     rng = random.Random(seed)
+    word = f"word{rng.getrandbits(64):x}"
     with tempfile.TemporaryDirectory(prefix="agentflow-") as folder:
-        word = f"word{rng.getrandbits(64):x}"
-        _write(Path(folder), range(NUM_ROWS), range(NUM_ROWS), word)
-        command = [sys.executable, "-m", "ray_jobs.cli", "view", folder, "--port", "0", "--no-browser"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                address = re.search(r"http://\S+", server.stdout.readline())[0]
-                base, _, token = address.partition("?token=")
-                wrong = "".join(rng.sample(token, len(token)))
-                strange = {"Origin": f"http://127.0.0.1:{rng.randint(1024, 65535)}", "Authorization": f"Bearer {token}"}
-                asked = 0
-                shown = 0
-                for path in ("", "api/state", "api/about", "api/metrics", "api/trajectories", f"api/trajectory?id={word}/1"):
-                    join = "&" if "?" in path else "?"
-                    for url, headers in (
-                        (f"{base}{path}", {}),
-                        (f"{base}{path}{join}token={wrong}", {}),
-                        (f"{base}{path}", {"Authorization": f"Bearer {wrong}"}),
-                        (f"{base}{path}", {"Cookie": f"token={token}"}),
-                        (f"{base}{path}", strange),
-                    ):
-                        status, _ = _get(url, headers)
-                        asked += 1
-                        shown += status not in (401, 403)
-                opened = _get(address, {})[0] == 200 and word in _get(f"{base}api/trajectories?token={token}", {})[1]
-            finally:
-                server.terminate()
-    text = f"{asked} requests without the token or from another origin, {shown} answered; with it "
-    return Measured(text + ("the run is shown" if opened else "nothing is shown"), opened and not shown and token != "")
+        _write(Path(folder), range(NUM_ROWS), word)
+        with _viewer(folder) as address:
+            base, _, token = address.partition("?token=")
+            wrong = "".join(rng.sample(token, len(token)))
+            refused = [
+                {},
+                {"Authorization": f"Bearer {wrong}"},
+                {"Cookie": f"token={token}"},
+                {"Origin": f"http://127.0.0.1:{rng.randint(1024, 65535)}", "Authorization": f"Bearer {token}"},
+            ]
+            paths = ["", "api/state", "api/about", "api/metrics", "api/trajectories", f"api/trajectory?id={word}/1"]
+            answers = [_get(f"{base}{path}", headers) for path in paths for headers in refused]
+            answers += [_get(f"{base}?token={wrong}", {})]
+            shown = sum(status not in (401, 403) or word in text for status, text in answers)
+            opened = _get(address, {})[0] == 200 and word in _get(f"{base}api/trajectories?token={token}", {})[1]
+    text = f"{len(answers)} requests without the token or from another origin, {shown} answered; with it the run is "
+    return Measured(text + ("shown" if opened else "NOT shown"), opened and not shown)
+
+
+@contextmanager
+def _viewer(folder: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "ray_jobs.cli", "view", folder, "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield re.search(r"http://\S+", server.stdout.readline())[0]
+        finally:
+            server.terminate()
 
 
 def _get(url: str, headers: dict[str, str]) -> tuple[int, str]:
@@ -148,45 +149,48 @@ def _get(url: str, headers: dict[str, str]) -> tuple[int, str]:
 
 
 def torn_line(seed: int) -> Measured:
-    """A line is torn at random while the viewer follows the run, which then writes on."""
+    """A line of each file is torn at random while the viewer follows the run, which then writes on."""
     rng = random.Random(seed)
-    outcomes = []
-    for torn in ("metrics.jsonl", "trajectories.jsonl"):
-        with tempfile.TemporaryDirectory(prefix="agentflow-") as name:
-            folder = Path(name)
-            before = rng.randint(1, NUM_ROWS)
-            _write(folder, range(before), range(before), "early")
-            run = ViewedRun(folder)
-            stop = follow([run])
-            line = (folder / torn).read_bytes().splitlines()[0]
-            with (folder / torn).open("ab") as file:
-                file.write(line[: rng.randint(1, line.index(b'"turns"') if b'"turns"' in line else len(line) - 1)] + b"\n")
-            _write(folder, range(before, NUM_ROWS), range(before, NUM_ROWS), "late")
-            deadline = time.monotonic() + PATIENCE_S
-            while run.state()["trajectories"] < NUM_ROWS and time.monotonic() < deadline:
-                time.sleep(0.05)
-            stop.set()
-            state = run.state()
-            outcomes.append([state[key] for key in ("metrics", "trajectories", "unreadable")])
+    outcomes = [_after_torn_line(rng, name) for name in ("metrics.jsonl", "trajectories.jsonl")]
     text = "; ".join(f"{rows} rows, {num} trajectories, {torn} unreadable" for rows, num, torn in outcomes)
-    return Measured(f"{text} of {NUM_ROWS} and {NUM_ROWS}", outcomes == [[NUM_ROWS, NUM_ROWS, 1]] * 2)
+    return Measured(f"{text}, of {NUM_ROWS} each", outcomes == [(NUM_ROWS, NUM_ROWS, 1)] * 2)
 
 
-def _write(folder: Path, steps: range, numbers: range, word: str) -> None:
+def _after_torn_line(rng: random.Random, name: str) -> tuple[int, int, int]:
+    """Rows, trajectories and unreadable lines that the viewer knows of in the end."""
+    with tempfile.TemporaryDirectory(prefix="agentflow-") as folder:
+        path, before = Path(folder) / name, rng.randint(1, NUM_ROWS - 1)
+        _write(Path(folder), range(before), "early")
+        run = ViewedRun(Path(folder))
+        stop = follow([run])
+        line = path.read_bytes().splitlines()[0]
+        with path.open("ab") as file:
+            # What stands before the turns of a trajectory is all that a list needs.
+            file.write(line[: rng.randint(1, max(line.find(b', "turns"'), len(line) // 2))] + b"\n")
+        _write(Path(folder), range(before, NUM_ROWS), "late")
+        deadline = time.monotonic() + PATIENCE_S
+        while run.state()["trajectories"] < NUM_ROWS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        stop.set()
+        state = run.state()
+        return state["metrics"], state["trajectories"], state["unreadable"]
+
+
+def _write(folder: Path, numbers: range, word: str) -> None:
+    """A row of metrics and a trajectory for each number."""
     (folder / "config.json").write_text("{}")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({"step": step, "wall_s": 1.0, "policy/loss": 0.1}) + "\n" for step in steps)
-    with (folder / "trajectories.jsonl").open("a") as file:
+    with (folder / "metrics.jsonl").open("a") as metrics, (folder / "trajectories.jsonl").open("a") as trajectories:
         for number in numbers:
             head = {"id": f"{word}/{number}", "group_id": word, "phase": "train", "task_id": word, "question": word}
-            file.write(json.dumps(head | {"reward": 1.0, "turns": []}) + "\n")
+            trajectories.write(json.dumps(head | {"reward": 1.0, "turns": []}) + "\n")
+            metrics.write(json.dumps({"step": number, "wall_s": 1.0, "policy/loss": 0.1}) + "\n")
 
 
 PROMISES = [
     Promise(
         name="planted-keys",
         said="No API key is written to the run folder, to Ray's logs or to the viewer.",
-        where="docs/tools.md, docs/cluster.md",
+        where="docs/tools.md",
         measure=planted_keys,
     ),
     Promise(
