@@ -61,7 +61,7 @@ def stop_ray() -> None:
 
 
 def _join(address: str) -> None:
-    # The environment of a submitted job came with it; Ray's complaint about a second one would print its keys.
+    # The environment of a submitted job came with it; Ray would complain about a second one.
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     try:
         found = find_cluster(address)

@@ -14,11 +14,15 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import promised
 from promised.promise import Measured, Promise
 from rich.console import Console
 from rich.table import Table
+
+# Benchmarks are not installed; what is measured may import them, and the tests do too.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 def all_promises() -> dict[str, Promise]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
 
+from configs.api_keys import exposed_key
 from configs.base import Config
 from configs.judge import LOOPBACK
 from configs.spelling import did_you_mean
@@ -60,6 +61,15 @@ class WebConfig(Config):
     cache_entries: int = Field(default=1024, ge=0)
     """Results that a worker keeps of each tool in memory, for an hour; 0 keeps none."""
 
+    @field_validator("wikipedia_url")
+    @classmethod
+    def _holds_no_key(cls, wikipedia_url: str) -> str:
+        if where := exposed_key(wikipedia_url):
+            raise ValueError(
+                f"it holds what looks like a key, {where}; take it out: every run folder keeps this setting"
+            )
+        return wikipedia_url
+
 
 class OwnToolConfig(Config):
     source: str
@@ -67,6 +77,13 @@ class OwnToolConfig(Config):
     `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
     description: str = ""
     """What the planner is told of it in a few words; a class says so itself, an MCP server's own words are not used."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
+    this variable and no other; none sends no key."""
+
+    @property
+    def is_mcp(self) -> bool:
+        return self.source.startswith("mcp:")
 
     @field_validator("source")
     @classmethod
@@ -77,8 +94,24 @@ class OwnToolConfig(Config):
 
     @model_validator(mode="after")
     def _outsiders_are_described(self) -> "OwnToolConfig":
-        if self.source.startswith("mcp:") != bool(self.description):
+        if self.is_mcp != bool(self.description):
             raise ValueError("an MCP server's tool needs a description, and a class brings its own")
+        return self
+
+    @model_validator(mode="after")
+    def _key_is_named_and_safe(self) -> "OwnToolConfig":
+        address = self.source.removeprefix("mcp:").partition("#")[0]
+        if self.is_mcp and (where := exposed_key(address)):
+            raise ValueError(
+                f"source holds what looks like a key, {where}, and the run folder, the report and the process list "
+                "would show it; take it out, put it into an environment variable, and name that one with api_key_env"
+            )
+        if self.api_key_env is None:
+            return self
+        if not self.is_mcp:
+            raise ValueError("api_key_env is for an MCP server; a class reads its own key from the environment")
+        if address.startswith("http://") and TypeAdapter(HttpUrl).validate_python(address).host not in LOOPBACK:
+            raise ValueError("source would send the key in clear text: use https")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from pydantic import Field, HttpUrl, TypeAdapter, model_validator
 
+from configs.api_keys import exposed_key
 from configs.base import Config
 from configs.judge import LOOPBACK
 
@@ -39,6 +40,10 @@ class MemoryConfig(Config):
 
     @model_validator(mode="after")
     def _key_goes_to_a_server_and_safely(self) -> "MemoryConfig":
+        if self.is_server and (where := exposed_key(self.location)):
+            raise ValueError(
+                f"location holds what looks like a key, {where}; name its variable with api_key_env instead"
+            )
         if self.api_key_env is None:
             return self
         if not self.is_server:

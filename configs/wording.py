@@ -44,6 +44,9 @@ FORMS = {
 }
 """What the patterns of the settings mean."""
 
+_NEVER_QUOTED = {"api_key_env", "base_url", "location", "source", "wikipedia_url"}
+"""Settings in which a key may stand by mistake."""
+
 
 def describe(detail: Any, model: type[BaseModel]) -> str:
     """One of a ValidationError's details. A setting that does not exist is compared with those of `model`."""
@@ -54,6 +57,8 @@ def describe(detail: Any, model: type[BaseModel]) -> str:
             near = "; `agentflow train --dry-run` prints every key that exists"
         return f"unknown key '{key}'{near}"
     value = detail.get("input")
+    if detail["loc"][-1:] and detail["loc"][-1] in _NEVER_QUOTED:
+        return f"{key}: {_message(detail)}"
     shown = "a table" if isinstance(value, dict) else json.dumps(value, default=str)
     got = "" if detail["type"] in ("missing", "value_error") and isinstance(value, dict) else f" (got {shown})"
     return f"{key}: {_message(detail)}{got}"

@@ -9,18 +9,19 @@ import contextlib
 import secrets
 import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from starlette.middleware import Middleware
 
+from configs.api_keys import find_key
+from envs.mcp_sessions import ServerRefusedError, Sessions
+from envs.token_gate import TokenGate, new_token, with_token
 from envs.tools.mcp_client import UNAVAILABLE
 from envs.tools.plain import AnswerTool, ThinkTool
 from envs.tools.toolbox import Toolbox
-from envs.types import Tool, ToolResult, ToolUnavailableError
+from envs.types import ToolResult, ToolUnavailableError
 
 if TYPE_CHECKING:
     from fastmcp import Context, FastMCP
@@ -30,93 +31,13 @@ Transport = Literal["stdio", "http"]
 
 LOOPBACK = "127.0.0.1"
 MAX_INPUT_CHARS = 100_000
-MAX_SESSIONS = 64
-IDLE_S = 900.0
-"""A session that nobody used for so long is closed when room for another one is needed."""
+TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
+"""Holds the token of the server over HTTP; where it is unset, every start has another one."""
 
 NO_SESSION = "no-session"
 
 _PLANNERS_OWN = (ThinkTool, AnswerTool)
 _STDIO_SESSION = "stdio"
-
-
-class ServerRefusedError(RuntimeError):
-    """The server cannot be started or a session cannot be opened; the message says why and what to do."""
-
-
-@dataclass(slots=True)
-class _Session:
-    """Tools of one session; `num_calls` are in the middle of being answered."""
-
-    tools: dict[str, Tool]
-    episode: AbstractContextManager[list[Tool]]
-    last_used: float = field(default_factory=time.monotonic)
-    num_calls: int = 0
-
-
-class Sessions:
-    """The open sessions by their id, at most `max_sessions`."""
-
-    def __init__(self, toolbox: Toolbox, *, max_sessions: int = MAX_SESSIONS, idle_s: float = IDLE_S) -> None:
-        self._toolbox = toolbox
-        self._max_sessions = max_sessions
-        self._idle_s = idle_s
-        self._open: dict[str, _Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def open(self, session_id: str) -> None:
-        """Raises ServerRefusedError when all places are taken by sessions in use."""
-        self._close_idle()
-        if len(self._open) >= self._max_sessions:
-            raise ServerRefusedError(
-                f"all {self._max_sessions} sessions are in use; close one, or wait {self._idle_s:.0f} s of idleness"
-            )
-        episode = self._toolbox.episode()
-        self._open[session_id] = _Session({tool.name: tool for tool in episode.__enter__()}, episode)
-
-    def close(self, session_id: str) -> bool:
-        """End a session and whatever runs in it; False where there is none of this id."""
-        session = self._open.pop(session_id, None)
-        if session is not None:
-            session.episode.__exit__(None, None, None)
-        return session is not None
-
-    def close_all(self) -> None:
-        for session_id in list(self._open):
-            self.close(session_id)
-
-    def holds(self, session_id: str) -> bool:
-        return session_id in self._open
-
-    @contextmanager
-    def lent(self, session_id: str | None) -> Iterator[dict[str, Tool]]:
-        """The tools of a session, which is opened where it is new; None: of one that ends with this call. While they
-        are lent the session is not idle. Raises ServerRefusedError as `open` does."""
-        if session_id is None:
-            session_id = secrets.token_hex(16)
-            try:
-                with self.lent(session_id) as tools:
-                    yield tools
-            finally:
-                self.close(session_id)
-            return
-        if session_id not in self._open:
-            self.open(session_id)
-        session = self._open[session_id]
-        session.num_calls += 1
-        try:
-            yield session.tools
-        finally:
-            session.num_calls -= 1
-            session.last_used = time.monotonic()
-
-    def _close_idle(self) -> None:
-        oldest = time.monotonic() - self._idle_s
-        for session_id, session in list(self._open.items()):
-            if session.num_calls == 0 and session.last_used < oldest:
-                self.close(session_id)
 
 
 def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> "FastMCP":
@@ -157,7 +78,8 @@ def _offer(server: "FastMCP", sessions: Sessions, name: str, description: str, t
             text = "No such session: it was never opened, or was idle for too long. Call open_session."
             return _mcp_result(ToolResult(text=text, error=NO_SESSION))
         try:
-            with sessions.lent(session or _connection_session(get_context(), transport)) as tools:
+            own = session or _connection_session(get_context(), transport)
+            with sessions.lent(own, owner=_client(get_context())) as tools:
                 return _mcp_result(await tools[name].call(input))
         except (ToolUnavailableError, ServerRefusedError) as error:
             return _mcp_result(ToolResult(text=f"The tool is unavailable: {error}", error=UNAVAILABLE))
@@ -166,12 +88,13 @@ def _offer(server: "FastMCP", sessions: Sessions, name: str, description: str, t
 
 
 def _offer_sessions(server: "FastMCP", sessions: Sessions) -> None:
+    from fastmcp.server.dependencies import get_context
     from fastmcp.tools.base import ToolResult as McpResult
 
     async def open_session() -> McpResult:
         session_id = secrets.token_hex(16)
         try:
-            sessions.open(session_id)
+            sessions.open(session_id, owner=_client(get_context()))
         except ServerRefusedError as error:
             return _mcp_result(ToolResult(text=str(error), error=UNAVAILABLE))
         return _mcp_result(ToolResult(text=session_id))
@@ -199,23 +122,37 @@ def _connection_session(context: "Context", transport: Transport) -> str | None:
     """The id of the session that the connection stands for; None for a request that stands alone."""
     if transport == "stdio":
         return _STDIO_SESSION
-    request = context.request_context.request if context.request_context else None
-    header = request.headers.get("mcp-session-id") if request else None
+    header = _header(context)
     return f"connection {header}" if header else None
+
+
+def _client(context: "Context") -> str:
+    """Who asks: a connection, or the machine that a request without one comes from."""
+    request = context.request_context.request if context.request_context else None
+    machine = request.client.host if request and request.client else ""
+    return _header(context) or machine
+
+
+def _header(context: "Context") -> str:
+    request = context.request_context.request if context.request_context else None
+    return request.headers.get("mcp-session-id") or "" if request else ""
 
 
 async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK, port: int = 0) -> None:
     """Serve until the client hangs up (stdio) or a signal comes (http), then close every session.
 
-    With `port` 0 the system chooses one. The address is printed on stderr. Raises ServerRefusedError when the address
-    cannot be bound.
+    With `port` 0 the system chooses one. Over http only who has the token is answered: that of TOKEN_VARIABLE, else a
+    new one, which then stands in the address that is printed on stderr. Raises ServerRefusedError when the address
+    cannot be bound, and ApiKeyError.
     """
     server = build_server(toolbox, transport=transport)
     if transport == "stdio":
         await server.run_stdio_async(show_banner=False, log_level="ERROR")
         return
+    given = find_key(TOKEN_VARIABLE)
+    token = given or new_token()
     with _bound_socket(host, port) as listener:
-        _announce(host, listener.getsockname()[1])
+        _announce(host, listener.getsockname()[1], None if given else token)
         # "auto": off by default, and without it any web page could reach a loopback server under a name of its own.
         await server.run_http_async(
             show_banner=False,
@@ -224,6 +161,7 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
             port=listener.getsockname()[1],
             sockets=[listener],
             host_origin_protection="auto",
+            middleware=[Middleware(TokenGate, token=token)],
         )
 
 
@@ -237,8 +175,12 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _announce(host: str, port: int) -> None:
-    shown = f"[{host}]" if ":" in host else host
-    print(f"serving tools at http://{shown}:{port}/mcp", file=sys.stderr, flush=True)
+def _announce(host: str, port: int, new_token: str | None) -> None:
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/mcp"
+    print(f"serving tools at {with_token(url, new_token) if new_token else url}", file=sys.stderr, flush=True)
     if host not in (LOOPBACK, "::1", "localhost"):
-        print(f"warning: whoever can reach {host} can run code in the sandbox; there is no password", file=sys.stderr)
+        print(
+            f"warning: {host} is reached in clear text, and whoever reads the token there can run code in the sandbox; "
+            "put a proxy with TLS before it",
+            file=sys.stderr,
+        )

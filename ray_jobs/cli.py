@@ -26,6 +26,7 @@ Adding: TypeAlias = "argparse._SubParsersAction[Any]"
 
 # By name: importing the modules that define them would import torch and Ray.
 USER_ERRORS = (
+    "ApiKeyError",
     "AdapterMismatchError",
     "AdapterStoreError",
     "BudgetExceededError",

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from ray_jobs.evaluation_results import summarize_evaluation
 from ray_jobs.model_folder import resolve_model
 from ray_jobs.phases import evaluation_tasks
 from ray_jobs.policy_source import run_of
+from ray_jobs.recipe_keys import check_key
 from ray_jobs.run_folder import write_json
 from ray_jobs.single import open_worker
 from reward.answer_judge import JUDGED, AnswerJudge
@@ -184,12 +184,8 @@ def _check_settings(config: RunConfig, request: EvaluationRequest) -> None:
             f"--seeds {request.num_seeds} at evaluation.temperature = 0 are copies of one another; ask for one seed, "
             "or set evaluation.temperature=0.7"
         )
-    judge = config.evaluation.judge
-    if judge and judge.api_key_env and not os.environ.get(judge.api_key_env, "").strip():
-        raise EvaluationError(
-            f"evaluation.judge.api_key_env names {judge.api_key_env}, which is not set in the environment; set it, or "
-            "leave it out for a server that needs no key"
-        )
+    if config.evaluation.judge:
+        check_key("evaluation.judge.api_key_env", config.evaluation.judge.api_key_env)
 
 
 def _key(task: Task, seed: int) -> ItemKey:

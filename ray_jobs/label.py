@@ -10,6 +10,7 @@ from configs.run import RunConfig
 from ray_jobs.console import Console, sentence
 from ray_jobs.labelling import label_steps, labelling_passes
 from ray_jobs.preflight import check_labelling
+from ray_jobs.recipe_keys import check_judge_key
 from ray_jobs.run_folder import run_path
 from ray_jobs.single import open_policy
 from reward.collected import CollectedGroups
@@ -24,6 +25,7 @@ class NothingCollectedError(RuntimeError):
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
     """Every label is on disk before the next is asked for; steps that are labelled are not labelled again."""
     check_labelling(config)
+    check_judge_key(config)
     console, folder = Console(), run_path(config)
     collected = read_collected(folder)
     with _engine(config, adapter, dry_run) as worker:

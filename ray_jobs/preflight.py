@@ -12,6 +12,7 @@ from configs.envs import EnvsConfig
 from configs.run import RunConfig
 from configs.spelling import did_you_mean
 from ray_jobs.model_folder import PreflightError, check_model, check_prm
+from ray_jobs.recipe_keys import check_judge_key, check_nothing_secret_is_written
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
@@ -36,10 +37,11 @@ def check_before_start(
 
     `with_prm`: the run trains a process reward model of its own. With `resume` the run folder may hold an unfinished
     run of the same configuration. Without `download` no weights are fetched from the model hub, only a model's small
-    files. Raises PreflightError.
+    files. Raises PreflightError and ApiKeyError.
     """
     if with_prm:
         check_labelling(config)
+        check_judge_key(config)
     if config.backend.kind != "vllm":
         raise PreflightError(
             f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
@@ -89,17 +91,12 @@ def check_labelling(config: RunConfig) -> None:
     """Whether the recipe's labeller can label the recipe's tasks. Raises PreflightError."""
     from envs.datasets.families import FAMILIES
 
-    labeller, judge = config.label.labeller, config.label.judge
+    labeller = config.label.labeller
     foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
     if labeller == "plan" and foreign:
         raise PreflightError(
             f"label.labeller = 'plan' knows the right steps of generated tasks only ({', '.join(FAMILIES)}), not of "
             f"'{foreign[0]}' in envs.mix; use 'monte_carlo' or 'judge'"
-        )
-    if labeller == "judge" and judge and judge.api_key_env and not os.environ.get(judge.api_key_env, "").strip():
-        raise PreflightError(
-            f"label.judge.api_key_env names {judge.api_key_env}, which is not set in the environment; set it, or leave "
-            "it out for a server that needs no key"
         )
 
 
@@ -131,7 +128,7 @@ def _check_settings(config: RunConfig) -> "SandboxState | None":
 
 
 def check_recipe(config: RunConfig) -> None:
-    """What the configuration says by itself, wherever it will run. Raises PreflightError."""
+    """What the configuration says by itself, wherever it will run. Raises PreflightError and ApiKeyError."""
     from envs.datasets.registry import LOADERS
 
     for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
@@ -141,6 +138,7 @@ def check_recipe(config: RunConfig) -> None:
                 f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}"
                 f"{did_you_mean(unknown[0], LOADERS)}"
             )
+    check_nothing_secret_is_written(config)
     rank = config.model.lora_rank
     if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
         raise PreflightError(

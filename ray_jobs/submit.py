@@ -1,6 +1,6 @@
 """Send a phase to a Ray cluster as a job: what is checked, packed and handed over."""
 
-import os
+import json
 import shlex
 import sys
 import time
@@ -12,12 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from actors.cluster import WORKER_ENV
+from configs.api_keys import FILE_SUFFIX, how_to_set, key_file, names_a_secret, written_secret
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.begun_run import begun_run
 from ray_jobs.jobs_client import JobError, JobServer, connect, server_errors
 from ray_jobs.jobs_watch import follow
 from ray_jobs.preflight import check_labelling, check_recipe
+from ray_jobs.recipe_keys import key_variables
 from ray_jobs.run_folder import provenance
 from ray_jobs.submit_options import ACTING_PHASES, SubmitOptions
 
@@ -26,14 +28,16 @@ COMMAND = ("python", "-m", "ray_jobs.cli")
 
 LEFT_BEHIND = (
     *(".git/", ".venv/", "venv/", "runs/", ".cache/", "__pycache__/", "*.egg-info/", "node_modules/"),
-    *(".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/", ".env", "*.safetensors", "*.gguf", "*.ckpt"),
+    *(".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/", "*.safetensors", "*.gguf", "*.ckpt"),
+    *(".env", ".env.*", "*.env", ".netrc", "*.pem", "*.key"),
 )
-"""Never part of the working directory, besides what .gitignore and .rayignore say."""
+"""Never part of the working directory, besides what .gitignore and .rayignore say: Ray keeps a copy of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job as the cluster gets it. `missing_keys` are variables that the recipe names and that are not set here."""
+    """A job as the cluster gets it: without keys, which its machines must have. `key_names` are the variables that the
+    recipe names, and `key_files` the paths on every machine where those of them are read from that are in files."""
 
     submission_id: str
     entrypoint: str
@@ -42,7 +46,8 @@ class Submission:
     num_cpus: float
     num_gpus: float
     run: str
-    missing_keys: tuple[str, ...]
+    key_names: tuple[str, ...]
+    key_files: Mapping[str, str]
 
 
 def run_submit(options: SubmitOptions) -> int:
@@ -62,14 +67,14 @@ def plan_submission(config: RunConfig, options: SubmitOptions, *, here: bool) ->
     output_dir = _output_dir(config, options, here)
     run = str(Path(output_dir) / config.name)
     names = key_variables(config)
-    keys = {name: value for name in names if (value := os.environ.get(name, "").strip())}
+    key_files = {name: str(Path(path).expanduser().absolute()) for name in names if (path := key_file(name))}
     facts = provenance(seed=config.seed)
     commit = f"{(facts['git_commit'] or 'unknown')[:12]}{' with changes' if facts['git_dirty'] else ''}"
     on_gpu = options.phase in ACTING_PHASES and _device(config, options.phase) == "cuda"
     return Submission(
         submission_id=f"{config.name}-{options.phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         entrypoint=shlex.join([*COMMAND, *command_line(options, output_dir=output_dir, run=run)]),
-        runtime_env=_runtime_env(options, {**keys, "AGENTFLOW_COMMIT": commit}, here),
+        runtime_env=_runtime_env(options, key_files, commit, here),
         metadata={
             "phase": options.phase,
             "recipe": str(options.recipe),
@@ -82,7 +87,8 @@ def plan_submission(config: RunConfig, options: SubmitOptions, *, here: bool) ->
         num_cpus=1.0 if options.phase in ACTING_PHASES else 0.0,
         num_gpus=1.0 if on_gpu else 0.0,
         run=run,
-        missing_keys=tuple(name for name in names if name not in keys),
+        key_names=names,
+        key_files=key_files,
     )
 
 
@@ -103,20 +109,6 @@ def command_line(options: SubmitOptions, *, output_dir: str, run: str) -> list[s
         f"output_dir={output_dir}",
         *options.phase_options,
     ]
-
-
-def key_variables(config: RunConfig) -> tuple[str, ...]:
-    """The environment variables with keys that this recipe names, by itself or by the tools that it switches on."""
-    from envs.tools import google_search, tavily_search
-
-    named = _values_of(config.model_dump(), "api_key_env")
-    envs = config.envs
-    finders = {envs.web.finder} if "web_search" in envs.actions else set()
-    if ("search" in envs.actions and envs.search == "tavily") or "tavily" in finders:
-        named.append(tavily_search.API_KEY_VARIABLE)
-    if "google_search" in envs.actions or "google" in finders:
-        named += [google_search.API_KEY_VARIABLE, google_search.ENGINE_VARIABLE]
-    return tuple(dict.fromkeys(named))
 
 
 def _config(options: SubmitOptions) -> RunConfig:
@@ -159,16 +151,27 @@ def _output_dir(config: RunConfig, options: SubmitOptions, here: bool) -> str:
     return str(options.working_dir.resolve() / written)
 
 
-def _runtime_env(options: SubmitOptions, env_vars: Mapping[str, str], here: bool) -> dict[str, Any]:
-    """The working directory and the environment, with what --runtime-env adds."""
+def _runtime_env(options: SubmitOptions, key_files: Mapping[str, str], commit: str, here: bool) -> dict[str, Any]:
+    """The working directory and the environment, with what --runtime-env adds. Ray writes all of it to its logs on
+    every machine, for all to read. Raises JobError where a key would be among it."""
     added = dict(options.runtime_env)
-    env = {**WORKER_ENV, **env_vars, **added.pop("env_vars", {})}
+    own = added.pop("env_vars", {})
+    name = next(filter(names_a_secret, own), None) or written_secret(json.dumps(options.runtime_env, default=str))
+    if name:
+        raise JobError(
+            f"--runtime-env holds {name}, and Ray writes a job's environment to logs that all users of its machines "
+            f"can read; on the machines of the cluster {how_to_set(name)}"
+        )
+    files = {f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}
+    env = {**WORKER_ENV, **files, "AGENTFLOW_COMMIT": commit, **own}
     if here and sys.prefix != sys.base_prefix:
         # Ray runs a job with whatever `python` it finds; a cluster on this machine should find the one that is used.
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
+    folder = options.working_dir.resolve()
+    inside = [f"/{Path(path).relative_to(folder)}" for path in key_files.values() if Path(path).is_relative_to(folder)]
     return {
-        "working_dir": str(options.working_dir.resolve()),
-        "excludes": [*LEFT_BEHIND, *added.pop("excludes", [])],
+        "working_dir": str(folder),
+        "excludes": [*LEFT_BEHIND, *inside, *added.pop("excludes", [])],
         "env_vars": env,
         **added,
     }
@@ -199,19 +202,13 @@ def _tell(console: Console, server: JobServer, submission: Submission, options: 
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-    for key in submission.missing_keys:
-        console.print(f"[yellow]note[/] {key} is not set here: the job needs it from the cluster", soft_wrap=True)
+    for key in submission.key_names:
+        path = submission.key_files.get(key)
+        there = (
+            f"reads it from the file {path}" if path else f"needs {key}, or {key}{FILE_SUFFIX}, before its `ray start`"
+        )
+        console.print(f"[yellow]note[/] the key {key} does not travel: every machine {there}", soft_wrap=True)
 
 
 def _device(config: RunConfig, phase: str) -> str:
     return config.prm.device if phase == "train-prm" else config.rollout.engine.device
-
-
-def _values_of(table: Mapping[str, Any], key: str) -> list[str]:
-    found: list[str] = []
-    for name, value in table.items():
-        if name == key and value:
-            found.append(value)
-        elif isinstance(value, Mapping):
-            found += _values_of(value, key)
-    return found

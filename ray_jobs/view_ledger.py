@@ -33,8 +33,8 @@ class LedgerRows:
             return
         try:
             self.rows = [_group(row) for row in _read(self._path)]
-        except sqlite3.OperationalError:
-            # The run holds it at this moment; it is read the next time.
+        except sqlite3.DatabaseError:
+            # The run holds it at this moment, or a copy of it is not whole; it is read the next time.
             return
         self._seen = stamp
         self.version += 1

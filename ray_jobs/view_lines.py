@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,15 @@ class GrowingLines:
 
 
 class MetricRows:
-    """The rows of metrics.jsonl."""
+    """The rows of metrics.jsonl. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
         self._lines = GrowingLines(path)
+        self._forget()
+
+    def _forget(self) -> None:
         self.rows: list[Row] = []
+        self.num_unreadable = 0
 
     @property
     def generation(self) -> int:
@@ -72,18 +76,22 @@ class MetricRows:
 
     def refresh(self) -> None:
         if self._lines.replaced():
-            self.rows = []
-        self.rows.extend(json.loads(line) for _, line in self._lines.new())
+            self._forget()
+        for _, line in self._lines.new():
+            row = _readable(json.loads, line, "step")
+            if row is None:
+                self.num_unreadable += 1
+            else:
+                self.rows.append(row)
 
 
 class TrajectoryIndex:
     """A short row for each trajectory of a file. Only heads are parsed, so 20,000 take well under a second. Whoever
-    reads holds `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are no JSON."""
+    reads holds `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
         self._lines = GrowingLines(path)
         self.lock = threading.Lock()
-        self.num_unreadable = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -92,6 +100,7 @@ class TrajectoryIndex:
         self.by_id: dict[str, int] = {}
         self.by_group: dict[str, list[int]] = {}
         self._offsets: list[int] = []
+        self.num_unreadable = 0
 
     @property
     def generation(self) -> int:
@@ -115,7 +124,7 @@ class TrajectoryIndex:
             time.sleep(0.001)
 
     def record(self, trajectory_id: str) -> Row | None:
-        """All of a trajectory, from the file; None for one that the file does not have."""
+        """All of a trajectory, from the file; None for one that the file does not have, or not in full."""
         with self.lock:
             number = self.by_id.get(trajectory_id)
             if number is None:
@@ -123,14 +132,13 @@ class TrajectoryIndex:
             offset = self._offsets[number]
         with self._lines.path.open("rb") as file:
             file.seek(offset)
-            record = dict(json.loads(file.readline()))
+            record = _readable(json.loads, file.readline(), "turns")
         # Between index and file a run may have been rewound.
-        return record if record["id"] == trajectory_id else None
+        return record if record is not None and record.get("id") == trajectory_id else None
 
     def _add(self, offset: int, line: bytes) -> None:
-        try:
-            head = head_of(line)
-        except ValueError:
+        head = _readable(head_of, line, "id")
+        if head is None:
             self.num_unreadable += 1
             return
         row = _row(head)
@@ -141,6 +149,15 @@ class TrajectoryIndex:
         if row["phase"] == "train":
             self.by_group.setdefault(row["group"], []).append(number)
         self.rows.append(row)
+
+
+def _readable(parse: Callable[[bytes], Any], line: bytes, key: str) -> Row | None:
+    """What `parse` makes of a line; None where that is no JSON object with `key`: a full disk tears lines."""
+    try:
+        value = parse(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and key in value else None
 
 
 def _row(head: Mapping[str, Any]) -> Row:

@@ -67,7 +67,7 @@ class ViewedRun:
             "ledger": self.ledger.version,
             "groups": dict(Counter(row["state"] for row in self.ledger.rows)),
             "read": read / there if there else 1.0,
-            "unreadable": index.num_unreadable,
+            "unreadable": index.num_unreadable + self.metrics.num_unreadable,
             "live": self._is_live(),
         }
 

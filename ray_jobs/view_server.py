@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from envs.token_gate import TokenGate
 from ray_jobs.view_run import MAX_PAGE, ViewedRun, Wanted, paired
 
 STATIC = Path(__file__).with_name("viewer")
@@ -33,8 +34,9 @@ _HEADERS = {
 }
 
 
-def build_app(runs: Sequence[ViewedRun]) -> Starlette:
-    """The page and its data for one run or two. All files of the page are read now: a request only names them."""
+def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
+    """The page and its data for one run or two, for whoever has the token. All files of the page are read now: a
+    request only names them."""
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
     answers = {
         "state": _state,
@@ -52,7 +54,7 @@ def build_app(runs: Sequence[ViewedRun]) -> Starlette:
             Route("/static/{name}", partial(_file, files, None)),
             *(Route(f"/api/{name}", partial(_answered, answer, runs)) for name, answer in answers.items()),
         ],
-        middleware=[Middleware(LoopbackOnly)],
+        middleware=[Middleware(LoopbackOnly), Middleware(TokenGate, token=token, open_paths=("/static/",))],
         exception_handlers={HTTPException: _refused},  # type: ignore[dict-item]
     )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from configs.api_keys import find_key, how_to_set
 from configs.judge import JudgeConfig
 from envs.tools.http_json import retry_after_s
 
@@ -134,8 +134,8 @@ class ChatClient:
     """Asks one model of one server, retries what may pass, and charges `meter`.
 
     `section` is the table of the recipe that `config` comes from, for what errors advise. `first_pause_s` is the pause
-    before the first retry; it doubles from retry to retry. Raises ValueError when the variable that should hold the key
-    is empty.
+    before the first retry; it doubles from retry to retry. Raises ValueError when the key that the
+    configuration names is not there.
     """
 
     def __init__(
@@ -254,12 +254,9 @@ class ChatClient:
 def _key(variable: str | None, section: str) -> str:
     if variable is None:
         return ""
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ValueError(f"the judge needs an API key: set {variable}, or leave {section}.api_key_env out")
-    # What a header cannot carry would be quoted, key and all, by the HTTP client's own error.
-    if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ValueError(f"{variable} holds no API key: it has a character that no key has")
+    key = find_key(variable)
+    if key is None:
+        raise ValueError(f"the judge needs an API key: {how_to_set(variable)}, or leave {section}.api_key_env out")
     return key
 
 

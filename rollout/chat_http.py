@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from configs.api_keys import ApiKeyError, find_key, how_to_set
 from configs.backend import BackendConfig
 from rollout.engine import BackendError, ContextFullError, EngineError
 from rollout.types import Message
@@ -177,8 +177,10 @@ def _words(content: bytes) -> str:
 def _key(variable: str | None) -> str:
     if variable is None:
         return ""
-    key = os.environ.get(variable, "").strip()
-    # What a header cannot carry would be quoted, key and all, by the HTTP client's own error.
-    if not key or not (key.isascii() and key.isprintable() and " " not in key):
-        raise BackendError(f"backend.api_key_env names {variable}, which holds no API key; set it, or leave it out")
+    try:
+        key = find_key(variable)
+    except ApiKeyError as error:
+        raise BackendError(f"backend.api_key_env: {error}") from None
+    if key is None:
+        raise BackendError(f"backend.api_key_env needs {variable}: {how_to_set(variable)}, or leave it out")
     return key

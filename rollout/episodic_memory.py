@@ -1,12 +1,12 @@
 """Memory across episodes, on Qdrant: successes are remembered, and similar tasks get them as hints."""
 
 import asyncio
-import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from configs.api_keys import find_key
 from configs.memory import IN_PROCESS, MemoryConfig
 from envs.datasets.split import question_key
 from envs.types import Task
@@ -96,7 +96,7 @@ class EpisodicMemory:
             return {"location": IN_PROCESS}
         if not config.is_server:
             return {"path": config.location}
-        key = os.environ.get(config.api_key_env) if config.api_key_env else None
+        key = find_key(config.api_key_env) if config.api_key_env else None
         return {"url": config.location, "api_key": key, "timeout": _TIMEOUT_S, "check_compatibility": False}
 
     def _similar(self, task: Task) -> list[Experience]:

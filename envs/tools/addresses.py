@@ -16,6 +16,7 @@ _INSIDE = tuple(
         "192.88.99.0/24",
         "64:ff9b:1::/48",
         "fec0::/10",
+        "3fff::/20",  # For documentation; Python 3.11 does not know it yet.
     )
 )
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")

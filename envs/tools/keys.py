@@ -1,6 +1,6 @@
-"""API keys: from the environment, and from nowhere else."""
+"""The API keys of tools."""
 
-import os
+from configs.api_keys import ApiKeyError, find_key, how_to_set
 
 
 class ToolSetupError(ValueError):
@@ -8,12 +8,12 @@ class ToolSetupError(ValueError):
 
 
 def read_key(tool: str, variable: str, otherwise: str) -> str:
-    """The key in an environment variable. Raises ToolSetupError, which never quotes it; `otherwise` says how to do
-    without."""
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ToolSetupError(f"{tool} needs {variable}: set {variable} in the environment, {otherwise}")
-    # What a header cannot carry would be quoted, key and all, by the HTTP client's own error.
-    if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ToolSetupError(f"{variable} holds no API key: it has a character that no key has")
+    """The key that `configs.api_keys.find_key` finds. Raises ToolSetupError, which never quotes it; `otherwise` says
+    how to do without."""
+    try:
+        key = find_key(variable)
+    except ApiKeyError as error:
+        raise ToolSetupError(f"{tool}: {error}") from None
+    if key is None:
+        raise ToolSetupError(f"{tool} needs {variable}: {how_to_set(variable)}, {otherwise}")
     return key

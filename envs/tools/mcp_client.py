@@ -2,27 +2,21 @@
 
 import asyncio
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from envs.sandbox.output import cut_middle, printable_text
+from envs.tools.mcp_address import McpAddress, McpKey
 from envs.types import ToolResult, ToolUnavailableError
 
 if TYPE_CHECKING:
     from fastmcp import Client
 
-SCHEME = "mcp:"
 UNAVAILABLE = "unavailable"
 """Category, in a result's `_meta.error`, by which our own server says that the caller's input was not to blame."""
 _RESTARTED = "[The server was connected to anew: what it remembered of earlier calls may be gone.]\n"
 _CLOSING_S = 5.0
-
-
-class McpAddressError(ValueError):
-    """An address that names no MCP server; the message says what one looks like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,52 +28,30 @@ class McpLimits:
     max_chars: int = 4000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpAddress:
-    """Where a server is: a URL or a command with its arguments; and which of its tools, if not its only one."""
-
-    url: str | None
-    command: tuple[str, ...]
-    tool: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> "McpAddress":
-        """Read `mcp:https://host/path#tool` or `mcp:command with arguments#tool`. Raises McpAddressError."""
-        target, _, tool = text.removeprefix(SCHEME).partition("#")
-        if target.startswith(("http://", "https://")) and urlsplit(target).hostname:
-            return cls(url=target, command=(), tool=tool or None)
-        try:
-            command = tuple(shlex.split(target))
-        except ValueError as error:
-            raise McpAddressError(f"'{text}' is no command line: {error}") from None
-        if not text.startswith(SCHEME) or not command or "://" in command[0]:
-            raise McpAddressError(
-                f"'{text}' names no MCP server; write mcp:https://host/path or mcp:command, and add #name for one tool"
-            )
-        return cls(url=None, command=command, tool=tool or None)
-
-    def __str__(self) -> str:
-        """For messages: without what a URL may hold of secrets."""
-        if self.url is None:
-            return f"'{self.command[0]}'"
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
-
-
 class McpTool:
     """Connects at its first call and keeps the connection until `close`: one object per episode, so that what a server
     remembers never passes from task to task.
 
+    `key` goes to the server, and to nobody else: what the server quotes of it is replaced.
     A tool with one string parameter gets the planner's input as it is; any other a JSON object. `name` and
     `description` are the user's, because the server's own description would be an outsider's text in the planner's
     prompt. A result is `foreign`, without control characters, and cut in the middle beyond `max_chars`. A broken
     connection is made anew once per call, which may repeat the call.
     """
 
-    def __init__(self, address: McpAddress, *, name: str, description: str, limits: McpLimits | None = None) -> None:
+    def __init__(
+        self,
+        address: McpAddress,
+        *,
+        name: str,
+        description: str,
+        key: McpKey | None = None,
+        limits: McpLimits | None = None,
+    ) -> None:
         self.name = name
         self.description = description
         self._address = address
+        self._key = key
         self._limits = limits or McpLimits()
         self._connection: _Connection | None = None
         self._was_connected = False
@@ -90,6 +62,8 @@ class McpTool:
         try:
             async with asyncio.timeout(self._limits.time_limit_s):
                 return await self._call_with_reconnect(text)
+        except ToolUnavailableError as error:
+            raise ToolUnavailableError(self._without_key(str(error))) from None
         except TimeoutError:
             await self._hang_up()
             raise ToolUnavailableError(
@@ -120,14 +94,18 @@ class McpTool:
         is_new_again = self._connection is None and self._was_connected
         try:
             if self._connection is None:
-                self._connection = await _connect(self._address, self._limits)
+                self._connection = await _connect(self._address, self._key, self._limits)
                 self._was_connected = True
             result = await self._connection.call(text)
         except _BrokenError:
             await self._hang_up()
             raise
-        kept = cut_middle(printable_text(result.text.encode(errors="replace")), self._limits.max_chars)
+        kept = printable_text(self._without_key(result.text).encode(errors="replace"))
+        kept = cut_middle(kept, self._limits.max_chars)
         return ToolResult(text=_RESTARTED * is_new_again + kept, error=result.error, foreign=True)
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key.value, "[key]") if self._key else text
 
     async def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
@@ -174,16 +152,16 @@ class _Connection:
         return ToolResult(text=_text_of(answer), error="tool_error" if answer.is_error else None)
 
 
-async def _connect(address: McpAddress, limits: McpLimits) -> _Connection:
+async def _connect(address: McpAddress, key: McpKey | None, limits: McpLimits) -> _Connection:
     """Raises _BrokenError, or ToolUnavailableError when the server lacks the tool."""
     from mcp.shared.exceptions import MCPError
 
     try:
         # The older handshake opens a session, in which a server may remember; the newest protocol has none.
-        client, tools = await _greet(address, limits, "legacy")
+        client, tools = await _greet(address, key, limits, "legacy")
     except MCPError:
         try:
-            client, tools = await _greet(address, limits, "auto")
+            client, tools = await _greet(address, key, limits, "auto")
         except MCPError as error:
             raise _BrokenError(f"it refused both handshakes (code {error.error.code})") from None
     chosen = address.tool or (next(iter(tools)) if len(tools) == 1 else "")
@@ -195,18 +173,22 @@ async def _connect(address: McpAddress, limits: McpLimits) -> _Connection:
     return _Connection(client, chosen, tools[chosen])
 
 
-async def _greet(address: McpAddress, limits: McpLimits, mode: str) -> tuple["Client[Any]", dict[str, Any]]:
+async def _greet(
+    address: McpAddress, key: McpKey | None, limits: McpLimits, mode: str
+) -> tuple["Client[Any]", dict[str, Any]]:
     """A connected client, and the parameters of each tool. Raises MCPError where the server refuses."""
     from fastmcp import Client
     from mcp.shared.exceptions import MCPError
 
     from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
 
-    transport: Any = (
-        BoundedHttp(address.url, max_bytes=limits.max_message_bytes)
-        if address.url
-        else BoundedStdio(address.command, max_bytes=limits.max_message_bytes)
-    )
+    transport: Any
+    if address.url:
+        headers = {"Authorization": f"Bearer {key.value}"} if key else {}
+        transport = BoundedHttp(address.url, headers=headers, max_bytes=limits.max_message_bytes)
+    else:
+        variables = {key.variable: key.value} if key else {}
+        transport = BoundedStdio(address.command, variables=variables, max_bytes=limits.max_message_bytes)
     client = Client(transport, mode=mode, log_handler=_ignore, init_timeout=limits.time_limit_s)
     try:
         await client.__aenter__()

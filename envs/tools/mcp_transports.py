@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -16,6 +17,9 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+# Its warnings quote servers, and a server may quote the key that it was sent.
+logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
+
 _GRACE_S = 1.0
 _HTTP_TIMEOUT_S = 300.0
 """Far above the limit of a call, which ends it first."""
@@ -24,12 +28,13 @@ _HTTP_TIMEOUT_S = 300.0
 class BoundedStdio(ClientTransport):
     """Starts `command` and speaks with it over its standard input and output, one JSON message a line.
 
-    A line of more than `max_bytes` ends the connection and stands in `fault`. The process gets PATH, HOME and the like
-    but no other variable of this one, so no key; with its children it is killed when the connection ends.
+    A line of more than `max_bytes` ends the connection and stands in `fault`. The process gets PATH, HOME and the like,
+    `variables`, and no other variable of this one; with its children it is killed when the connection ends.
     """
 
-    def __init__(self, command: Sequence[str], *, max_bytes: int) -> None:
+    def __init__(self, command: Sequence[str], *, variables: Mapping[str, str], max_bytes: int) -> None:
         self._command = tuple(command)
+        self._variables = dict(variables)
         self._max_bytes = max_bytes
         self.fault: str | None = None
 
@@ -42,7 +47,7 @@ class BoundedStdio(ClientTransport):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env=get_default_environment(),
+            env=get_default_environment() | self._variables,
             limit=self._max_bytes,
             start_new_session=True,
         )
@@ -73,10 +78,11 @@ class BoundedStdio(ClientTransport):
 
 
 class BoundedHttp(StreamableHttpTransport):
-    """Streamable HTTP whose responses may have `max_bytes`, uncompressed; a longer one ends and stands in `fault`."""
+    """Streamable HTTP whose responses may have `max_bytes`, uncompressed; a longer one ends and stands in `fault`.
+    `headers` go out with every request."""
 
-    def __init__(self, url: str, *, max_bytes: int) -> None:
-        super().__init__(url, httpx_client_factory=self._client)
+    def __init__(self, url: str, *, headers: Mapping[str, str], max_bytes: int) -> None:
+        super().__init__(url, headers=dict(headers), httpx_client_factory=self._client)
         self._max_bytes = max_bytes
         self.fault: str | None = None
 

@@ -9,21 +9,25 @@ from functools import partial
 from typing import Any
 
 from configs.envs import OwnToolConfig
-from envs.tools.keys import ToolSetupError
+from envs.tools.keys import ToolSetupError, read_key
 
 OUR_PACKAGES = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
 
 
 def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
     """What makes the tool, once for every episode. Raises ToolSetupError."""
-    if config.source.startswith("mcp:"):
-        from envs.tools.mcp_client import McpAddress, McpAddressError, McpTool
+    if config.is_mcp:
+        from envs.tools.mcp_address import McpAddress, McpAddressError, McpKey
+        from envs.tools.mcp_client import McpTool
 
         try:
             address = McpAddress.parse(config.source)
         except McpAddressError as error:
             raise ToolSetupError(f"envs.tools.{name}: {error}") from None
-        return partial(McpTool, address, name=name, description=config.description)
+        key = None
+        if variable := config.api_key_env:
+            key = McpKey(variable, read_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
+        return partial(McpTool, address, name=name, description=config.description, key=key)
     module, _, attribute = config.source.partition(":")
     if os.getcwd() not in sys.path:
         # A command's own folder is on the path, not the one it is called in; last, so that it hides no module.

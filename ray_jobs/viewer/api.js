@@ -1,11 +1,13 @@
 // What the server says, as values; a refusal becomes an Error with its sentence.
 
+const headers = { authorization: `Bearer ${new URLSearchParams(location.search).get("token")}` };
+
 export async function get(name, query = {}, signal) {
   const asked = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) {
     if (value !== "" && value !== null && value !== undefined) asked.set(key, value);
   }
-  const answer = await fetch(`/api/${name}?${asked}`, { signal });
+  const answer = await fetch(`/api/${name}?${asked}`, { headers, signal });
   const value = await answer.json();
   if (!answer.ok) throw new Error(value.error ?? `the server answered ${answer.status}`);
   return value;

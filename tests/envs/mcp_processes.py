@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 ROOT = Path(__file__).parents[2]
 STDIO_COMMAND = [sys.executable, "-m", "ray_jobs.cli", "serve-tools"]
@@ -24,7 +25,17 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        return int(self.url.split(":")[2].split("/")[0])
+        return urlsplit(self.url).port or 0
+
+    @property
+    def path(self) -> str:
+        """With the token."""
+        parts = urlsplit(self.url)
+        return f"{parts.path}?{parts.query}"
+
+    @property
+    def token(self) -> str:
+        return parse_qs(urlsplit(self.url).query)["token"][0]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

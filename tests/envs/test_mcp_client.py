@@ -11,13 +11,16 @@ import pytest
 from mcp_processes import HttpServer, http_server, started
 
 from configs.envs import EnvsConfig
-from envs.tools.mcp_client import McpAddress, McpAddressError, McpLimits, McpTool, _closing
+from envs.tools.keys import ToolSetupError
+from envs.tools.mcp_address import McpAddress, McpAddressError, McpKey
+from envs.tools.mcp_client import McpLimits, McpTool, _closing
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
 from rollout.decision import Decision
 from rollout.executor import Executor
 
 _FOREIGN = Path(__file__).parent / "foreign_mcp_server.py"
+_KEY = "canary-0123456789"
 _BIT = McpLimits(time_limit_s=20.0)
 
 
@@ -44,8 +47,8 @@ async def foreign() -> Iterator[Callable[..., McpTool]]:
     assert _servers() == []
 
 
-def _tool(address: str, limits: McpLimits = _BIT) -> McpTool:
-    return McpTool(McpAddress.parse(address), name="helper", description="somebody's tool", limits=limits)
+def _tool(address: str, limits: McpLimits = _BIT, key: McpKey | None = None) -> McpTool:
+    return McpTool(McpAddress.parse(address), name="helper", description="somebody's tool", key=key, limits=limits)
 
 
 def _servers() -> list[int]:
@@ -97,6 +100,15 @@ async def test_our_own_server_is_used_over_http_and_remembers_within_an_episode(
     assert (failed.error, failed.foreign) == ("tool_error", True)
     one.close()
     other.close()
+    await asyncio.gather(*_closing)
+
+
+async def test_our_own_server_lets_a_recipe_in_that_has_its_token(
+    own_server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELPER_KEY", own_server.token)
+    url = own_server.url.partition("?")[0]
+    assert await _asked(_keyed(f"mcp:{url}#code"), "6 * 7") == "42"
     await asyncio.gather(*_closing)
 
 
@@ -173,6 +185,56 @@ async def test_no_key_of_ours_reaches_a_command(
 ) -> None:
     monkeypatch.setenv("TAVILY_API_KEY", "secret")
     assert (await foreign("key").call("TAVILY_API_KEY")).text == "not there"
+
+
+def _keyed(source: str, **more: str) -> EnvsConfig:
+    tool = {"source": source, "description": "ask", "api_key_env": "HELPER_KEY", **more}
+    return EnvsConfig.model_validate({"actions": ["helper", "answer"], "tools": {"helper": tool}})
+
+
+async def _asked(config: EnvsConfig, text: str) -> str:
+    """What the planner reads of a call."""
+    with Toolbox(config) as toolbox, toolbox.episode() as tools:
+        call = Decision(thought="", action="helper", action_input=text)
+        return (await Executor(tools, 4000).execute(call))[1].text
+
+
+@pytest.mark.parametrize("way", ["variable", "file"])
+async def test_a_command_gets_its_own_key_and_no_other(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAVILY_API_KEY", "secret")
+    (tmp_path / "key").write_text(_KEY)
+    monkeypatch.setenv(*(("HELPER_KEY", _KEY) if way == "variable" else ("HELPER_KEY_FILE", str(tmp_path / "key"))))
+    there = await _asked(_keyed(f"mcp:{sys.executable} {_FOREIGN} stdio#variables"), "")
+    assert "HELPER_KEY" in there.split()
+    assert not {"TAVILY_API_KEY", "HELPER_KEY_FILE"}.intersection(there.split())
+    # It has the key, and quotes it.
+    assert await _asked(_keyed(f"mcp:{sys.executable} {_FOREIGN} stdio#key"), "HELPER_KEY") == "[key]"
+    await asyncio.gather(*_closing)
+
+
+async def test_a_url_gets_its_key_as_a_bearer_token_and_what_it_quotes_of_it_is_replaced() -> None:
+    command = [sys.executable, str(_FOREIGN), "hostile_pages"]
+    with started(command) as pages:
+        for key, said in ((McpKey("HELPER_KEY", _KEY), r"Bearer \[key\]"), (None, "nothing")):
+            with pytest.raises(ToolUnavailableError, match=f"it offers {said}, another") as caught:
+                await _tool(f"mcp:{pages.url}quote", key=key).call("x")
+            assert _KEY not in repr(caught.value)
+
+
+async def test_a_redirect_to_another_host_gets_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    command = [sys.executable, str(_FOREIGN), "hostile_pages"]
+    with started(command) as pages, pytest.raises(ToolUnavailableError, match="failed"):
+        await _tool(f"mcp:{pages.url}redirect", key=McpKey("HELPER_KEY", _KEY)).call("x")
+    assert _KEY not in caplog.text
+
+
+def test_a_key_is_not_shown_and_a_missing_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _KEY not in repr(McpKey("HELPER_KEY", _KEY))
+    monkeypatch.delenv("HELPER_KEY", raising=False)
+    with pytest.raises(ToolSetupError, match="helper needs HELPER_KEY: set HELPER_KEY in the environment"):
+        Toolbox(_keyed("mcp:npx server"))
 
 
 async def test_a_tool_that_hangs_is_unavailable_after_the_time_limit(foreign: Callable[..., McpTool]) -> None:

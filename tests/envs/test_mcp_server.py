@@ -17,7 +17,8 @@ from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
 from scripted import ScriptedTool
 
 from configs.envs import EnvsConfig
-from envs.mcp_server import NO_SESSION, UNAVAILABLE, ServerRefusedError, Sessions, build_server
+from envs.mcp_server import NO_SESSION, TOKEN_VARIABLE, UNAVAILABLE, build_server
+from envs.mcp_sessions import MAX_SESSIONS, ServerRefusedError, Sessions
 from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolUnavailableError
 
@@ -140,16 +141,48 @@ def test_it_listens_on_loopback_only(server: HttpServer) -> None:
     assert listener.laddr.ip == "127.0.0.1"
 
 
-@pytest.mark.parametrize(("host", "is_let_in"), [("evil.example", False), ("127.0.0.1", True)])
-async def test_a_page_in_a_browser_cannot_reach_it_through_a_name_of_its_own(
-    server: HttpServer, host: str, is_let_in: bool
-) -> None:
-    """A hostile site may point its name at 127.0.0.1; the Host header gives it away."""
+async def _status(server: HttpServer, path: str, *headers: str) -> int:
+    """What a GET of this path is answered, with these header lines."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(f"GET /mcp HTTP/1.1\r\nHost: {host}:{server.port}\r\nConnection: close\r\n\r\n".encode())
+    lines = [f"GET {path} HTTP/1.1", *headers, "Accept: text/event-stream", "Connection: close", "", ""]
+    writer.write("\r\n".join(lines).encode())
     status = (await reader.readline()).split()[1]
     writer.close()
-    assert (status != b"421") == is_let_in
+    return int(status)
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 421), ("127.0.0.1", 400)])
+async def test_a_page_in_a_browser_cannot_reach_it_through_a_name_of_its_own(
+    server: HttpServer, host: str, status: int
+) -> None:
+    """A hostile site may point its name at 127.0.0.1; the Host header gives it away."""
+    assert await _status(server, server.path, f"Host: {host}:{server.port}") == status
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:9999", "http://127.0.0.1:9999", "null"])
+async def test_a_page_of_another_origin_is_refused(server: HttpServer, origin: str) -> None:
+    host = f"Host: 127.0.0.1:{server.port}"
+    assert await _status(server, server.path, host, f"Origin: {origin}") == 403
+    assert await _status(server, server.path, host, f"Origin: http://127.0.0.1:{server.port}") == 400
+
+
+async def test_nobody_is_answered_without_the_token(server: HttpServer) -> None:
+    host = f"Host: 127.0.0.1:{server.port}"
+    assert [await _status(server, path, host) for path in ("/mcp", "/mcp?token=", "/mcp?token=other", "/")] == [401] * 4
+    assert await _status(server, "/mcp", host, f"Authorization: Bearer {server.token}") == 400
+    with pytest.raises(Exception, match="error response"):
+        async with Client(server.url.partition("?")[0]) as client:
+            await client.list_tools()
+
+
+async def test_a_token_of_ones_own_is_taken_from_the_environment_and_not_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "my-own-token")
+    with http_server() as running:
+        assert running.url.endswith("/mcp")
+        async with Client(running.url, auth="my-own-token") as client:
+            assert {tool.name for tool in await client.list_tools()} == _TOOLS
 
 
 @pytest.mark.parametrize(
@@ -159,8 +192,9 @@ async def test_a_page_in_a_browser_cannot_reach_it_through_a_name_of_its_own(
 async def test_what_is_no_request_is_refused_and_the_server_goes_on(server: HttpServer, body: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = (
-        f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-        "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\r\n"
+        f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nConnection: close\r\n"
+        f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n"
+        "Accept: application/json, text/event-stream\r\n\r\n"
     )
     writer.write(head.encode() + body)
     assert (await reader.readline()).split()[1] == b"400"
@@ -193,6 +227,42 @@ def test_sessions_are_bounded_and_idle_ones_make_room(toolbox: Toolbox) -> None:
     assert (idle.holds("a"), idle.holds("b")) == (False, True)
     sessions.close_all()
     idle.close_all()
+
+
+def test_one_client_may_have_all_sessions_until_others_come_and_then_each_its_share(toolbox: Toolbox) -> None:
+    sessions = Sessions(toolbox, max_sessions=6, idle_s=1000)
+    for number in range(6):
+        sessions.open(f"greedy {number}", owner="greedy")
+    with pytest.raises(ServerRefusedError):
+        sessions.open("greedy 6", owner="greedy")
+    with sessions.lent("greedy 0"):
+        for number in range(3):
+            sessions.open(f"other {number}", owner="other")
+        with pytest.raises(ServerRefusedError):
+            sessions.open("other 3", owner="other")
+    assert [number for number in range(6) if sessions.holds(f"greedy {number}")] == [0, 4, 5]
+    assert all(sessions.holds(f"other {number}") for number in range(3))
+    sessions.open("third", owner="third")
+    assert len(sessions) == 6
+    sessions.close_all()
+
+
+def test_a_session_in_the_middle_of_a_call_is_not_given_up(toolbox: Toolbox) -> None:
+    sessions = Sessions(toolbox, max_sessions=2, idle_s=1000)
+    with sessions.lent("a", owner="greedy"), sessions.lent("b", owner="greedy"), pytest.raises(ServerRefusedError):
+        sessions.open("c", owner="other")
+    sessions.open("c", owner="other")
+    sessions.close_all()
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_client_that_takes_all_sessions_locks_nobody_out(server: HttpServer, mode: str) -> None:
+    async with Client(server.url, mode=mode) as greedy, Client(server.url, mode=mode) as other:
+        opened = [await greedy.call_tool("open_session", {}, raise_on_error=False) for _ in range(MAX_SESSIONS + 1)]
+        assert opened[-1].is_error
+        assert await _text(other, "code", "6 * 7") == "42\n"
+        for one in opened[:-1]:
+            await greedy.call_tool("close_session", {"session": one.content[0].text}, raise_on_error=False)
 
 
 def test_a_session_in_use_is_never_closed_for_idleness(toolbox: Toolbox) -> None:

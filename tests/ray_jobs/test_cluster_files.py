@@ -11,6 +11,7 @@ import yaml
 
 from configs.loading import load_run_config
 from ray_jobs.cli import main
+from ray_jobs.recipe_keys import key_variables
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -89,6 +90,68 @@ def test_every_machine_mounts_the_folder_that_the_run_writes_to():
         assert "/mnt/agentflow" in [mount["mountPath"] for mount in container["volumeMounts"]]
     assert "output_dir=/mnt/agentflow/runs" in rayjob()["spec"]["entrypoint"]
     assert "-v /mnt/agentflow:/mnt/agentflow" in ray_up()["docker"]["run_options"]
+
+
+def clusters():
+    return {"rayjob.yaml": rayjob()["spec"]["rayClusterSpec"], "raycluster-autoscaler.yaml": raycluster()["spec"]}
+
+
+def containers(cluster):
+    """Every container of a cluster with the template of its pod: the head's first."""
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        for container in group["template"]["spec"]["containers"]:
+            yield group["template"], container
+
+
+def keys_of(container):
+    assert "envFrom" not in container, "a container gets the keys that it uses, by name"
+    return {one["name"] for one in container.get("env", ()) if "secretKeyRef" in one.get("valueFrom", {})}
+
+
+def test_every_file_is_one_that_these_tests_know():
+    """Another manifest with a head or a dashboard would have to ask for a token too."""
+    assert {path.name for path in DEPLOY.glob("*.yaml")} == {*clusters(), "ray-up.yaml"}
+
+
+@pytest.mark.parametrize("name", clusters())
+def test_every_head_asks_for_a_token_and_only_its_cluster_and_its_operator_reach_it(name):
+    cluster = clusters()[name]
+    assert cluster["authOptions"] == {"mode": "token"}
+    policy = documents(name)["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    for template, _ in containers(cluster):
+        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    siblings, others = policy["ingress"]
+    assert siblings == {"from": [{"podSelector": policy["podSelector"]}]}
+    assert others["ports"] == [{"protocol": "TCP", "port": 8265}]
+    operator, *submitters = others["from"]
+    assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
+    names = [one["podSelector"]["matchLabels"]["batch.kubernetes.io/job-name"] for one in submitters]
+    assert names == ([rayjob()["metadata"]["name"]] if name == "rayjob.yaml" else [])
+
+
+def test_every_container_has_the_keys_that_it_uses_and_no_other():
+    recipe = Path(shlex.split(rayjob()["spec"]["entrypoint"])[2]).relative_to("/opt/agentflow")
+    config = load_run_config(ROOT / recipe)
+    names = set(key_variables(config))
+    of_judge = {config.label.judge.api_key_env}
+    head, worker = (keys_of(container) for _, container in containers(clusters()["rayjob.yaml"]))
+    assert (head, worker) == (names, names - of_judge)
+    assert [keys_of(container) for _, container in containers(clusters()["raycluster-autoscaler.yaml"])] == [names] * 2
+    given = {option.removeprefix("-e ").partition("=")[0] for option in ray_up()["docker"]["run_options"]}
+    assert {f"{name}_FILE" for name in names} <= given
+
+
+def test_machines_of_a_cloud_ask_for_a_token_and_get_it_and_the_keys_as_files():
+    given = dict(
+        option.removeprefix("-e ").split("=", 1)
+        for option in ray_up()["docker"]["run_options"]
+        if option.startswith("-e ")
+    )
+    assert given.pop("RAY_AUTH_MODE") == "token"
+    for path in given.values():
+        assert any(Path(path).is_relative_to(mounted) for mounted in ray_up()["file_mounts"]), path
+    assert "--dashboard-host=127.0.0.1" in " ".join(ray_up()["head_start_ray_commands"])
 
 
 def test_the_largest_cluster_has_room_for_all_workers_of_the_job():

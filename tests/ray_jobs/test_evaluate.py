@@ -6,6 +6,7 @@ import pytest
 from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 from scripted import ScriptedTool, decision, make_agent
 
+from configs.api_keys import ApiKeyError
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from ray_jobs.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
@@ -245,7 +246,7 @@ def test_page_shows_hostile_text_as_text(tmp_path, monkeypatch):
 def test_judge_without_its_key_ends_the_command_before_anything_is_run(tmp_path, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     solver = use(monkeypatch, ScriptedSolver(broken))
-    with pytest.raises(EvaluationError, match="names JUDGE_KEY, which is not set"):
+    with pytest.raises(ApiKeyError, match="names JUDGE_KEY, which is not set"):
         run_evaluation(
             config_for(tmp_path, "evaluation.judge={model='m', api_key_env='JUDGE_KEY'}"),
             request_for(tmp_path, "musique"),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs import model_folder, preflight
@@ -16,6 +17,7 @@ from ray_jobs.preflight import (
     check_labelling,
     notes_before_start,
 )
+from ray_jobs.recipe_keys import check_judge_key
 from tests.rollout.templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 
@@ -281,7 +283,7 @@ def test_labeller_that_knows_only_generated_tasks_is_not_asked_about_others(conf
 def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
     judge = ("label.labeller=judge", "label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
     monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(PreflightError, match="names SOME_KEY"):
-        check_labelling(config(*judge))
+    with pytest.raises(ApiKeyError, match="names SOME_KEY"):
+        check_judge_key(config(*judge))
     monkeypatch.setenv("SOME_KEY", "k")
-    check_labelling(config(*judge))
+    check_judge_key(config(*judge))

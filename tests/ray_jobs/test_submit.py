@@ -1,7 +1,9 @@
 """Submitting without a cluster: what is checked, what travels, what is said of failures."""
 
 import argparse
+import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from ray_jobs import jobs_client
 from ray_jobs.cli import main
 from ray_jobs.jobs_client import JobError, JobServer
 from ray_jobs.jobs_watch import job_table, printable, run_status, run_stop, why_failed
-from ray_jobs.submit import key_variables, plan_submission
+from ray_jobs.recipe_keys import key_variables
+from ray_jobs.submit import plan_submission
 from ray_jobs.submit_options import PHASES, SubmitOptions, add_submit_options, submit_options
 
 SECRET = "sk-live-0123456789"
@@ -24,7 +27,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\n')
     monkeypatch.chdir(tmp_path)
-    for name in (*jobs_client.ADDRESS_VARIABLES, "TAVILY_API_KEY"):
+    for name in (*jobs_client.ADDRESS_VARIABLES, "TAVILY_API_KEY", "TAVILY_API_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -137,26 +140,64 @@ def test_a_recipe_names_its_keys_by_itself_or_by_the_tools_that_it_switches_on(o
     assert key_variables(load_run_config(None, overrides)) == named
 
 
-def test_a_key_travels_only_where_the_recipe_names_it_and_is_never_printed(project, server, monkeypatch, capsys):
+NEEDS_A_KEY = ("submit", "recipes/mine.toml", "envs.search=tavily")
+
+
+def test_no_key_travels_and_who_must_have_it_is_said(project, server, monkeypatch, capsys):
     monkeypatch.setenv("TAVILY_API_KEY", SECRET)
-    assert main(["submit", "recipes/mine.toml"]) == 0
-    assert main(["submit", "recipes/mine.toml", "envs.search=tavily"]) == 0
-    without, with_key = (one["runtime_env"]["env_vars"] for one in server.client.submitted)
-    assert "TAVILY_API_KEY" not in without
-    assert with_key["TAVILY_API_KEY"] == SECRET
-    sent = server.client.submitted[1]
-    server.client.known = [make_job(runtime_env=sent["runtime_env"], metadata=sent["metadata"])]
-    main(["status"])
-    main(["status", "mine-train-1"])
+    assert main(NEEDS_A_KEY) == 0
     said = capsys.readouterr()
-    assert "submitted mine-pipeline-" in said.out
+    assert (
+        "the key TAVILY_API_KEY does not travel: every machine needs TAVILY_API_KEY, or TAVILY_API_KEY_FILE" in said.out
+    )
     assert SECRET not in said.out + said.err
-    assert SECRET not in sent["entrypoint"]
+    assert SECRET not in json.dumps(server.client.submitted)
 
 
-def test_a_key_that_is_not_set_here_is_named(project, server, capsys):
-    assert main(["submit", "recipes/mine.toml", "envs.search=tavily"]) == 0
-    assert "TAVILY_API_KEY is not set here: the job needs it from the cluster" in capsys.readouterr().out
+def test_the_path_of_a_file_with_a_key_travels_and_the_file_does_not(project, server, monkeypatch, capsys):
+    (project / "keys").mkdir()
+    (project / "keys" / "tavily").write_text(SECRET)
+    monkeypatch.setenv("TAVILY_API_KEY_FILE", "keys/tavily")
+    assert main(NEEDS_A_KEY) == 0
+    (sent,) = server.client.submitted
+    assert sent["runtime_env"]["env_vars"]["TAVILY_API_KEY_FILE"] == f"{project}/keys/tavily"
+    assert "/keys/tavily" in sent["runtime_env"]["excludes"]
+    assert SECRET not in json.dumps(sent)
+    assert f"every machine reads it from the file {project}/keys/tavily" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["TAVILY_API_KEY", "HF_TOKEN"])
+def test_a_key_in_an_added_environment_is_refused_with_what_to_do(name, project, server, capsys):
+    (project / "env.yaml").write_text(f"env_vars: {{{name}: {SECRET}}}")
+    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert f"--runtime-env holds {name}" in said
+    assert f"set {name} in the environment, or {name}_FILE to the path of a file" in said
+    assert SECRET not in said
+    assert server.client.submitted == []
+
+
+def test_a_key_of_this_environment_anywhere_in_what_is_added_is_refused(project, server, monkeypatch, capsys):
+    monkeypatch.setenv("INDEX_TOKEN", SECRET)
+    (project / "env.yaml").write_text(f"pip: ['--index-url=https://me:{SECRET}@packages.example/simple', polars]")
+    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
+    assert "--runtime-env holds INDEX_TOKEN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", [f"model.path=https://h/{SECRET}", f"--options=--out {SECRET}"])
+def test_a_key_of_this_environment_in_settings_or_command_is_refused(argument, project, server, monkeypatch, capsys):
+    monkeypatch.setenv("SOME_TOKEN", SECRET)
+    monkeypatch.setattr(sys, "argv", ["agentflow", *NEEDS_A_KEY, argument])
+    assert main([*NEEDS_A_KEY, argument]) == 2
+    said = capsys.readouterr().err
+    assert "hold the value of SOME_TOKEN" in said
+    assert SECRET not in said
+
+
+def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
+    judge = ("label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
+    assert main(["submit", "recipes/mine.toml", "label.labeller=judge", *judge]) == 0
+    assert server.client.submitted
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,21 @@
 """A cluster as a user starts it, a run submitted to it from another process: watched, joined by a machine that comes
 while it runs, stopped, resumed. Engine and learner are simulated, everything else is real."""
 
-import os
 import re
 import shutil
-import socket
 import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 from ray._private.authentication_test_utils import reset_auth_token_state
-from ray.util.state import list_nodes
 from stage import check_nothing_lost, groups_of, steps_of, wait_until
 
+from benchmarks.ray_machines import ROOT, Machines
 from ray_jobs import submit
 from ray_jobs.cli import main
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
-ROOT = Path(__file__).parents[2]
-RAY = Path(sys.prefix) / "bin" / "ray"
 JOIN_S = 30.0
 """A machine that joins is put to use within that."""
 
@@ -37,69 +29,6 @@ RUN = (
     *("learner.checkpoint_every=2", "cold_start.num_demonstrations=0", "evaluation.num_tasks=2"),
     *("evaluation.num_untouched_tasks=1", "reward.credit=outcome", "cluster.patience_s=300"),
 )
-
-
-class Machines:
-    """Nodes of one cluster on this machine, each a process tree of its own, in its own session."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._sessions = tempfile.mkdtemp(prefix="ray-")
-        """Of a short name: Ray's sockets lie in it, and the path of one may have 107 bytes."""
-        self._started: list[subprocess.Popen[bytes]] = []
-        self._env = {
-            **os.environ,
-            # A loaded machine takes longer than Ray waits for its processes.
-            "RAY_worker_register_timeout_seconds": "600",
-            "RAY_raylet_start_wait_time_s": "300",
-            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
-            "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "300",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
-        }
-        (folder / "token").write_text("0123456789abcdef" * 4)
-        self.dashboard = f"http://127.0.0.1:{free_port()}"
-        self.address = ""
-
-    def start_head(self, num_cpus: int) -> None:
-        gcs = free_port()
-        self._start(
-            *("--head", f"--port={gcs}", f"--num-cpus={num_cpus}", "--node-ip-address=127.0.0.1"),
-            *("--include-dashboard=true", "--dashboard-host=127.0.0.1"),
-            *(f"--dashboard-port={self.dashboard.rpartition(':')[2]}", f"--temp-dir={self._sessions}"),
-            *(f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"),
-        )
-        self.address = f"127.0.0.1:{gcs}"
-        wait_until(lambda: listens(self.dashboard.removeprefix("http://")) or self._started[0].poll() is not None)
-        assert self._started[0].poll() is None, (self._folder / "ray.log").read_text()
-
-    def add(self, num_cpus: int, *, without: Path) -> None:
-        """Another machine, on which this folder does not exist."""
-        self._start(
-            *(f"--address={self.address}", f"--num-cpus={num_cpus}", "--node-ip-address=127.0.0.1"),
-            f"--dashboard-agent-listen-port={free_port()}",
-            within=("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{without}" && exec "$@"', "sh"),
-        )
-
-    def num_alive(self) -> int:
-        return sum(node.state == "ALIVE" for node in list_nodes(address=self.dashboard))
-
-    def stop(self) -> None:
-        """End what was started here, and nothing else."""
-        for process in reversed(self._started):
-            tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            for one in tree:
-                one.kill()
-            process.wait()
-        shutil.rmtree(self._sessions, ignore_errors=True)
-
-    def _start(self, *options: str, within: tuple[str, ...] = ()) -> None:
-        command = [*within, str(RAY), "start", "--block", "--disable-usage-stats", *options]
-        with (self._folder / "ray.log").open("ab") as log:
-            self._started.append(
-                subprocess.Popen(command, env=self._env, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
-            )
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +49,7 @@ def agentflow(machines, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(submit, "COMMAND", ("python", "tests/ray_jobs/simulated_agentflow.py"))
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # what Ray took from it at its import stands, whatever it is now
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(machines._folder / "token"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(machines.token_path))
 
     def run(*arguments):
         code = main([*arguments, "--address", machines.dashboard])
@@ -172,18 +101,6 @@ def test_job_that_fails_says_what_to_fix(agentflow):
 
 def worked(folder, worker):
     return any(row["worker"] == worker for row in groups_of(folder))
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
-def listens(address):
-    host, _, port = address.rpartition(":")
-    with socket.socket() as asking:
-        return asking.connect_ex((host, int(port))) == 0
 
 
 def may_mount():

@@ -3,15 +3,20 @@
 import json
 import shutil
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
-from ray_jobs.view import run_view
+from envs.token_gate import new_token, with_token
+from ray_jobs.view import door_to, follow, run_view
 from ray_jobs.view_run import ViewedRun, ViewError
 from ray_jobs.view_server import build_app, finite
 from rollout.records import trajectory_record
+
+TOKEN = new_token()
 
 
 @pytest.fixture
@@ -23,7 +28,8 @@ def client_of(*folders):
     runs = [ViewedRun(folder) for folder in folders]
     for run in runs:
         run.refresh()
-    client = TestClient(build_app(runs), base_url="http://127.0.0.1:8770")
+    app = build_app(runs, TOKEN)
+    client = TestClient(app, base_url="http://127.0.0.1:8770", headers={"authorization": f"Bearer {TOKEN}"})
     client.runs = runs
     return client
 
@@ -156,6 +162,38 @@ def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
     assert finite({"a": [float("inf"), 1.0]}) == {"a": [None, 1.0]}
 
 
+TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b"12\n", b"[1]\n", b'{"wall_s": 1.0}\n', b"[" * 100_000 + b"\n"]
+
+
+@pytest.mark.parametrize("torn", TORN)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl"])
+def test_a_torn_line_is_counted_and_what_is_written_later_still_appears(folder, name, torn):
+    """As a disk leaves it that was full for a while."""
+    client = client_of(folder)
+    stop = follow(client.runs)
+    try:
+        with (folder / name).open("ab") as file:
+            file.write(torn)
+        append(folder / "metrics.jsonl", [metric_row(4)])
+        append(folder / "trajectories.jsonl", [evaluation_row(77, "eval_after", right=True)])
+        deadline = time.monotonic() + 60
+        while (state := ask(client, "state")[0])["trajectories"] < 20 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        stop.set()
+    assert (state["trajectories"], state["metrics"], state["unreadable"]) == (20, 4, 1)
+    assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
+
+
+def test_a_trajectory_whose_turns_are_torn_is_answered_with_a_sentence(folder):
+    line = json.dumps(evaluation_row(77, "eval_after", right=True))
+    with (folder / "trajectories.jsonl").open("a") as file:
+        file.write(line[: line.index('"turns"') + 40] + "\n")
+    answer = client_of(folder).get("/api/trajectory", params={"id": "eval_after/77"})
+    assert answer.status_code == 404
+    assert "no such trajectory" in answer.json()["error"]
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8770", "127.0.0.1.evil.example", "localhost.evil", "127.0.0.2", ""]
 )
@@ -163,6 +201,34 @@ def test_a_foreign_host_name_gets_nothing(folder, host):
     answer = client_of(folder).get("/api/about", headers={"host": host})
     assert answer.status_code == 421
     assert "demo" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/", "/api/state", "/api/about", "/api/trajectory?id=g000000/0", "/nothing"])
+def test_nothing_of_a_run_is_shown_without_the_token(folder, path):
+    client = client_of(folder)
+    del client.headers["authorization"]
+    answer = client.get(path)
+    assert answer.status_code == 401
+    assert "use the address that it printed" in answer.json()["error"]
+    assert client.get(with_token("/", TOKEN)).status_code == 200
+    assert client.get("/api/state", headers={"authorization": "Bearer other"}).status_code == 401
+    # The files of the page, which a browser asks for without it, are the same for every run.
+    assert client.get("/static/main.js").status_code == 200
+
+
+def test_a_page_of_another_origin_gets_nothing_of_a_run(folder):
+    for origin in ("http://127.0.0.1:9999", "http://evil.example", "null"):
+        assert client_of(folder).get("/api/state", headers={"origin": origin}).status_code == 403
+
+
+def test_the_command_that_opens_a_browser_does_not_show_the_token():
+    address = with_token("http://127.0.0.1:8770/", TOKEN)
+    with door_to(address) as door:
+        file = Path(urlsplit(door).path)
+        assert TOKEN not in door
+        assert f"url={address}" in file.read_text()
+        assert (file.stat().st_mode & 0o077, file.parent.stat().st_mode & 0o077) == (0, 0)
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8770", "LOCALHOST:8770"])

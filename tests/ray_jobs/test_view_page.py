@@ -10,7 +10,8 @@ import uvicorn
 from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
 
 from benchmarks.viewer_opening import chromium
-from ray_jobs.view import follow
+from envs.token_gate import new_token, with_token
+from ray_jobs.view import door_to, follow
 from ray_jobs.view_run import ViewedRun
 from ray_jobs.view_server import build_app
 
@@ -46,10 +47,11 @@ def served(*folders):
     runs = [ViewedRun(folder) for folder in folders]
     stop = follow(runs)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(build_app(runs), log_level="error", timeout_graceful_shutdown=1))
+    token = new_token()
+    server = uvicorn.Server(uvicorn.Config(build_app(runs, token), log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    yield with_token(f"http://127.0.0.1:{listener.getsockname()[1]}/", token)
     stop.set()
     server.should_exit = True
     thread.join(10)
@@ -271,6 +273,12 @@ def test_two_runs_share_the_curves_and_are_chosen_by_name(browser, folder, tmp_p
         assert "other" in reading
         page.goto(f"{address}#/trajectories?run=1")
         page.get_by_text("26 found").wait_for()
+
+
+def test_the_file_that_a_browser_is_started_with_leads_to_the_page(browser, folder):
+    with served(folder) as address, door_to(address) as door, page_of(browser, door) as page:
+        page.get_by_text("demo", exact=True).first.wait_for()
+        assert page.url.startswith(address)
 
 
 def test_a_run_that_is_gone_from_the_address_is_said(browser, folder):

@@ -1,0 +1,54 @@
+"""`agentflow` with a simulated engine and a simulated learner. Its workers ask the recipe's own tools, which have keys
+and quote them. Everything else of a run is real."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path.cwd()))
+
+from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
+from configs.run import RunConfig
+from envs.tools.toolbox import Toolbox
+from envs.types import Task, ToolResult, ToolUnavailableError
+from ray_jobs import cast
+from ray_jobs.cli import main
+from rollout.types import Trajectory, TrajectoryGroup
+
+
+class KeyedWorker(SimulatedWorker):
+    """Every first turn of a trajectory has what the recipe's own tools say when they are asked for their keys."""
+
+    def __init__(self, index: int, config: RunConfig) -> None:
+        super().__init__(index)
+        self._config = config
+        self._said: ToolResult | None = None
+
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+        group = await super().run_group(task, group_id, group_size)
+        said = self._said = self._said or await self._ask()
+        told = [
+            replace(one, turns=(replace(one.turns[0], tool_result=said), *one.turns[1:])) for one in group.trajectories
+        ]
+        return replace(group, trajectories=tuple(told))
+
+    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
+        return [(await self.run_group(task, f"{phase}/{task.id}", 2)).trajectories[0] for task in tasks]
+
+    async def _ask(self) -> ToolResult:
+        words = []
+        with Toolbox(self._config.envs) as toolbox, toolbox.episode() as tools:
+            for tool in tools:
+                if own := self._config.envs.tools.get(tool.name):
+                    try:
+                        words.append((await tool.call(own.api_key_env or "")).text)
+                    except ToolUnavailableError as error:
+                        words.append(str(error))
+        return ToolResult(text=" ".join(words), foreign=True)
+
+
+if __name__ == "__main__":
+    cast._build_learner = lambda config, model_path: SimulatedLearner(step_s=0.1)
+    cast._build_worker = lambda config, model_path, index: KeyedWorker(index, config)
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A Ray cluster of nodes on this machine, for what is to be seen of a submitted job from outside."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+RAY = Path(sys.prefix) / "bin" / "ray"
+PATIENCE_S = 300.0
+
+
+class Machines:
+    """Nodes of one cluster, each a process tree of its own, in its own session; `variables` are in their environment.
+    `token_path` and Ray's log lie in `folder`, Ray's own files in `sessions`."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._folder = folder
+        self.token_path = folder / "token"
+        # Of a short name: Ray's sockets lie in it, and the path of one may have 107 bytes.
+        self.sessions = Path(tempfile.mkdtemp(prefix="ray-"))
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._env = {
+            **os.environ,
+            # A loaded machine takes longer than Ray waits for its processes.
+            "RAY_worker_register_timeout_seconds": "600",
+            "RAY_raylet_start_wait_time_s": "300",
+            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+            "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "300",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
+            **variables,
+        }
+        self.token_path.write_text("0123456789abcdef" * 4)
+        self.dashboard = f"http://127.0.0.1:{free_port()}"
+        self.address = ""
+
+    def start_head(self, num_cpus: int) -> None:
+        gcs = free_port()
+        self._start(
+            *("--head", f"--port={gcs}", f"--num-cpus={num_cpus}", "--node-ip-address=127.0.0.1"),
+            *("--include-dashboard=true", "--dashboard-host=127.0.0.1"),
+            *(f"--dashboard-port={self.dashboard.rpartition(':')[2]}", f"--temp-dir={self.sessions}"),
+            *(f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"),
+        )
+        self.address = f"127.0.0.1:{gcs}"
+        deadline = time.monotonic() + PATIENCE_S
+        while not listens(self.dashboard.removeprefix("http://")):
+            if self._started[0].poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"Ray did not start: {(self._folder / 'ray.log').read_text()[-4000:]}")
+            time.sleep(0.1)
+
+    def add(self, num_cpus: int, *, without: Path) -> None:
+        """Another machine, on which this folder does not exist."""
+        self._start(
+            *(f"--address={self.address}", f"--num-cpus={num_cpus}", "--node-ip-address=127.0.0.1"),
+            f"--dashboard-agent-listen-port={free_port()}",
+            within=("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{without}" && exec "$@"', "sh"),
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """All that was started here, and what that started."""
+        roots = [psutil.Process(one.pid) for one in self._started if one.poll() is None]
+        return [one for root in roots for one in (root, *root.children(recursive=True))]
+
+    def num_alive(self) -> int:
+        from ray.util.state import list_nodes
+
+        return sum(node.state == "ALIVE" for node in list_nodes(address=self.dashboard))
+
+    def stop(self) -> None:
+        """End what was started here, and nothing else."""
+        for one in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        for process in self._started:
+            process.wait()
+        shutil.rmtree(self.sessions, ignore_errors=True)
+
+    def _start(self, *options: str, within: tuple[str, ...] = ()) -> None:
+        command = [*within, str(RAY), "start", "--block", "--disable-usage-stats", *options]
+        with (self._folder / "ray.log").open("ab") as log:
+            self._started.append(
+                subprocess.Popen(command, env=self._env, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
+            )
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as asking:
+        return asking.connect_ex((host, int(port))) == 0

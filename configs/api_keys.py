@@ -1,0 +1,91 @@
+"""API keys: where they come from, and where they must not stand."""
+
+import os
+import re
+from pathlib import Path
+
+FILE_SUFFIX = "_FILE"
+"""Of the variable that names the file with a key."""
+
+_SECRET_WORDS = {
+    *("key", "apikey", "token", "accesstoken", "authtoken", "secret", "password", "passwd", "passphrase", "bearer"),
+    *("authorization", "credential", "credentials"),
+}
+_NO_SECRET_ENDS = {"file", "path", "dir", "env", "var", "type", "limit", "length", "size"}
+"""A name that ends so tells of a secret, as `--token-file` does, and is none."""
+
+_SHORTEST = 8
+"""A shorter value stands in a text by chance."""
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_USER_PART = re.compile(r"://[^/\s?#]*@")
+_NAMED_VALUE = re.compile(r"(?P<name>[A-Za-z][\w-]*)['\"]?\s*[=:]\s*['\"]?(?=(?P<value>[^\s'\"&]+))")
+_FLAG_VALUE = re.compile(r"(?<!\S)-{1,2}(?P<name>[A-Za-z][\w-]*)\s+['\"]?(?P<value>[^\s'\"&-][^\s'\"&]*)")
+_KNOWN_START = re.compile(
+    r"(?<![A-Za-z0-9])(sk-|sk_|pk_live_|gh[opsu]_|github_pat_|glpat-|hf_|tvly-|AIza|xox[abps]-|AKIA|eyJ)[\w-]{12,}"
+)
+_RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z]){4})[\w-]{32,}(?![^\s'\"&])")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class ApiKeyError(ValueError):
+    """There is no key where one is said to be; the message names the variable or the file, never the key."""
+
+
+def find_key(variable: str) -> str | None:
+    """The key in an environment variable, else in the file whose path VARIABLE_FILE holds; None where both are unset.
+    Raises ApiKeyError."""
+    key, source = os.environ.get(variable, "").strip(), variable
+    if not key and (path := key_file(variable)):
+        source = f"the file that {variable}{FILE_SUFFIX} names, '{path}',"
+        try:
+            key = Path(path).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise ApiKeyError(f"{source} cannot be read: {reason}") from None
+        if not key:
+            raise ApiKeyError(f"{source} is empty; write the key into it")
+    # What a header cannot carry would be quoted, key and all, by the HTTP client's own error.
+    if not (key.isascii() and key.isprintable() and " " not in key) and key:
+        raise ApiKeyError(f"{source} holds no API key: it has a character that no key has")
+    return key or None
+
+
+def key_file(variable: str) -> str | None:
+    """The path of the file that is to hold the key, as VARIABLE_FILE says it."""
+    return os.environ.get(f"{variable}{FILE_SUFFIX}", "").strip() or None
+
+
+def how_to_set(variable: str) -> str:
+    """What to do, as a part of a sentence."""
+    return f"set {variable} in the environment, or {variable}{FILE_SUFFIX} to the path of a file that holds the key"
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a variable, field or option of this name holds a secret: `HF_TOKEN`, `--api-key`, `tavilyApiKey`."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return bool(words) and words[-1] not in _NO_SECRET_ENDS and not _SECRET_WORDS.isdisjoint(words)
+
+
+def written_secret(text: str) -> str | None:
+    """The variable of this environment, one with the name of a secret, whose value stands in the text; None without."""
+    values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
+    return next((name for name, value in values.items() if len(value) >= _SHORTEST and value in text), None)
+
+
+def exposed_key(text: str) -> str | None:
+    """Where a URL or a command line holds what looks like a key, in words without the key; None where nowhere.
+
+    Told by the user part of a URL, by the name of a field or option, by how keys of known services begin, and by 32 or
+    more letters and digits that stand alone. A reference like `${NAME}` and a path are no keys.
+    """
+    if _USER_PART.search(text):
+        return "in the user part of the URL"
+    for found in (*_NAMED_VALUE.finditer(text), *_FLAG_VALUE.finditer(text)):
+        if names_a_secret(found["name"]) and not found["value"].startswith(("$", "/", "./", "../", "~")):
+            return f"as '{found['name']}'"
+    if known := _KNOWN_START.search(text):
+        return f"in the word that begins with '{known[1]}'"
+    if any(not _UUID.fullmatch(found[0]) for found in _RANDOM_WORD.finditer(text)):
+        return "in a word of 32 or more letters and digits"
+    return None

@@ -1,0 +1,135 @@
+"""Where keys come from, and what is taken for one where none may stand."""
+
+import pytest
+
+from configs.api_keys import ApiKeyError, exposed_key, find_key, names_a_secret
+from configs.envs import OwnToolConfig
+from configs.loading import ConfigError, load_run_config
+
+KEY = "canary0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch):
+    for name in ("MY_KEY", "MY_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_key_comes_from_the_variable_else_from_the_file_that_another_names(monkeypatch, tmp_path):
+    assert find_key("MY_KEY") is None
+    (tmp_path / "key").write_text(f"{KEY}-of-file\n")
+    monkeypatch.setenv("MY_KEY_FILE", str(tmp_path / "key"))
+    assert find_key("MY_KEY") == f"{KEY}-of-file"
+    monkeypatch.setenv("MY_KEY", f" {KEY} ")
+    assert find_key("MY_KEY") == KEY
+
+
+@pytest.mark.parametrize("content", [f"{KEY}\nsecond", "", f"{KEY}\x00", f"{KEY}ü", b"\xff" + KEY.encode()])
+def test_a_file_without_a_key_is_said_without_its_content(content, monkeypatch, tmp_path):
+    (tmp_path / "key").write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setenv("MY_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(ApiKeyError) as caught:
+        find_key("MY_KEY")
+    assert "MY_KEY_FILE" in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_KEY_FILE", str(tmp_path / "gone"))
+    with pytest.raises(ApiKeyError, match=r"MY_KEY_FILE names, '.*gone', cannot be read: No such file"):
+        find_key("MY_KEY")
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "TAVILY_API_KEY", "AWS_SECRET_ACCESS_KEY", "--api-key", "tavilyApiKey"])
+def test_names_of_secrets(name):
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "max_tokens", "TAVILY_API_KEY_FILE", "keyword", "monkey"])
+def test_names_of_no_secrets(name):
+    assert not names_a_secret(name)
+
+
+EXPOSED = [
+    (f"https://h/mcp?apiKey={KEY}", "as 'apiKey'"),
+    (f"https://h/mcp?a=1&access_token={KEY}", "as 'access_token'"),
+    (f"https://me:{KEY}@h/mcp", "in the user part of the URL"),
+    (f"https://{KEY}@h/mcp", "in the user part of the URL"),
+    (f"npx server --api-key {KEY}", "as 'api-key'"),
+    (f"npx server --token={KEY}", "as 'token'"),
+    (f"npx server -token '{KEY}'", "as 'token'"),
+    (f"env BRAVE_API_KEY={KEY} npx server", "as 'BRAVE_API_KEY'"),
+    (f"sh -c 'BRAVE_API_KEY={KEY} exec server'", "as 'BRAVE_API_KEY'"),
+    (f"npx mcp-remote https://h/mcp --header 'Authorization: Bearer {KEY}'", "as 'Authorization'"),
+    (f"npx mcp-remote https://h/mcp --header X-Api-Key:{KEY}", "as 'X-Api-Key'"),
+    (f"npx server sk-proj-{KEY}", "in the word that begins with 'sk-'"),
+    (f"https://h/{'tvly-' + KEY}/mcp", "in the word that begins with 'tvly-'"),
+    (f"npx server {KEY * 2}", "in a word of 32 or more letters and digits"),
+    (f"https://h/mcp?u={KEY * 2}", "in a word of 32 or more letters and digits"),
+]
+
+
+@pytest.mark.parametrize(("text", "where"), EXPOSED)
+def test_a_key_in_an_address_is_found_and_told_without_it(text, where):
+    assert exposed_key(text) == where
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://h/mcp",
+        "https://h:8/mcp?tools=a,b&profile=550e8400-e29b-41d4-a716-446655440000",
+        "npx -y @modelcontextprotocol/server-brave-search@2024.11.5",
+        "uvx pkg@0123456789abcdef0123456789abcdef01234567",
+        "docker run -i --rm -e BRAVE_API_KEY image@sha256:0123456789abcdef0123456789abcdef0123456789abcdef",
+        "npx token-counter server.js --max-tokens 100",
+        "npx mcp-remote https://h/mcp --header Authorization:${AUTH}",
+        "serve --token-file /run/secrets/token --key /etc/tls/key.pem",
+        "python serve_monkey_business_in_a_very_long_script_name.py",
+    ],
+)
+def test_what_holds_no_key_is_left_alone(text):
+    assert exposed_key(text) is None
+
+
+@pytest.mark.parametrize(("text", "where"), EXPOSED)
+def test_a_recipe_with_a_key_in_it_is_refused_with_what_to_do_and_without_the_key(text, where):
+    override = f"envs.tools={{lookup={{source={'mcp:' + text!r}, description='x'}}}}"
+    if "'" in text:
+        override = override.replace(repr("mcp:" + text), '"mcp:' + text + '"')
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(None, [override, 'envs.actions=["lookup", "answer"]'])
+    said = str(caught.value)
+    assert where in said
+    assert "api_key_env" in said
+    assert KEY not in said
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"envs.web.wikipedia_url=https://me:{KEY}@wiki/api.php",
+        f"memory.location=https://q:6333/?api_key={KEY}",
+        f"backend.base_url=https://me:{KEY}@h/v1",
+        f"envs.base_generator.base_url=https://me:{KEY}@h/v1",
+        f"backend.api_key_env=sk-{KEY}",
+        f"envs.base_generator.api_key_env=sk-{KEY}",
+        f"memory.api_key_env=sk-{KEY}",
+        f"envs.tools={{a={{source='mcp:x', description='x', api_key_env='sk-{KEY}'}}}}",
+        f"backend.api_key={KEY}",
+    ],
+)
+def test_no_message_about_a_setting_quotes_the_key_in_it(override):
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(None, [override])
+    assert KEY not in str(caught.value)
+
+
+def test_the_key_of_an_mcp_server_is_named_and_goes_out_encrypted():
+    OwnToolConfig(source="mcp:https://h/mcp", description="x", api_key_env="MY_KEY")
+    OwnToolConfig(source="mcp:http://127.0.0.1:8765/mcp#code", description="x", api_key_env="MY_KEY")
+    OwnToolConfig(source="mcp:npx server", description="x", api_key_env="MY_KEY")
+    with pytest.raises(ValueError, match="would send the key in clear text: use https"):
+        OwnToolConfig(source="mcp:http://h/mcp", description="x", api_key_env="MY_KEY")
+    with pytest.raises(ValueError, match="a class reads its own"):
+        OwnToolConfig(source="my_tools:Weather", api_key_env="MY_KEY")

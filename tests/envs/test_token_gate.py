@@ -1,0 +1,67 @@
+"""Who is let in to a server of ours, and who is not."""
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from envs.token_gate import TokenGate, new_token, with_token
+
+TOKEN = new_token()
+
+
+@pytest.fixture
+def client():
+    async def answer(request):
+        return PlainTextResponse("inside")
+
+    app = Starlette(
+        routes=[Route("/", answer, methods=["GET", "POST"]), Route("/static/page.js", answer)],
+        middleware=[Middleware(TokenGate, token=TOKEN, open_paths=("/static/",))],
+    )
+    return TestClient(app, base_url="http://127.0.0.1:8770")
+
+
+def test_the_token_is_taken_from_the_url_and_from_the_header(client):
+    assert client.get(with_token("/", TOKEN)).text == "inside"
+    assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).text == "inside"
+    assert client.get("/static/page.js").text == "inside"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/", {}),
+        ("/?token=", {}),
+        (f"/?token={TOKEN[:-1]}", {}),
+        (f"/?token={TOKEN}x", {}),
+        (f"/?other={TOKEN}", {}),
+        ("/?token=%ff%00\u00e4", {}),
+        ("/", {"authorization": f"Basic {TOKEN}"}),
+        ("/", {"authorization": "Bearer "}),
+        ("/", {"cookie": f"token={TOKEN}"}),
+        ("/static/../?x", {}),
+        ("//static/", {}),
+    ],
+)
+def test_without_the_token_nothing_is_answered_but_what_to_do(client, path, headers):
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert "use the address that it printed" in answer.json()["error"]
+    assert TOKEN not in answer.text
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "http://127.0.0.1:9999", "http://localhost:8770", "https://127.0.0.1:8770", "null"],
+)
+def test_a_page_of_another_origin_is_refused_even_with_the_token(client, origin):
+    assert client.get(with_token("/", TOKEN), headers={"origin": origin}).status_code == 403
+    assert client.post(with_token("/", TOKEN), headers={"origin": "http://127.0.0.1:8770"}).text == "inside"
+
+
+def test_tokens_differ_and_need_no_quoting():
+    assert len({new_token() for _ in range(100)}) == 100
+    assert with_token("http://127.0.0.1/", TOKEN) == f"http://127.0.0.1/?token={TOKEN}"

@@ -1,0 +1,132 @@
+"""Keys that are planted in the environment of the machines, and then looked for in all that jobs write, print and
+answer: after a job that ends, one that fails and one that crashes."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from mcp_processes import started
+from ray._private.authentication_test_utils import reset_auth_token_state
+from real_run import steps_of
+from stage import wait_until
+
+from benchmarks.planted_keys import KEYED, SERVER, SMALL, keyed_tools, plant, viewer_answers
+from benchmarks.ray_machines import ROOT, Machines
+from ray_jobs import submit
+from ray_jobs.cli import main
+from ray_jobs.jobs_client import connect
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
+
+RECIPE = "configs/recipes/demo_cpu.toml"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return plant(random.Random(time.time_ns()), tmp_path_factory.mktemp("keys") / "own")
+
+
+@pytest.fixture(scope="module")
+def pages():
+    with started([sys.executable, str(SERVER), "hostile_pages"]) as server:
+        yield server.url
+
+
+def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tmp_path, monkeypatch, capsys):
+    machines = Machines(tmp_path, keys.variables)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(submit, "COMMAND", KEYED)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(machines.token_path))
+    # Whoever submits has the keys as well.
+    for name, value in keys.variables.items():
+        monkeypatch.setenv(name, value)
+    said = []
+
+    def agentflow(*arguments):
+        code = main([*arguments, "--address", machines.dashboard])
+        output = capsys.readouterr()
+        said.append(output.out + output.err)
+        return code, said[-1]
+
+    def submit_train(name, *more):
+        settings = (RECIPE, f"name={name}", f"output_dir={tmp_path}/runs", *SMALL, *keyed_tools(pages))
+        code, output = agentflow("submit", *settings, "--phase", "train", *more)
+        return code, re.search(r"submitted (\S+)", output)[1]
+
+    try:
+        machines.start_head(num_cpus=2)
+        assert submit_train("ended", "num_steps=2", "--follow")[0] == 0, said[-1]
+        assert submit_train("failed", "num_steps=2", "output_dir=/proc/nowhere", "--follow")[0] == 1
+        crashed = submit_train("crashed", "num_steps=1000")[1]
+        wait_until(lambda: len(steps_of(tmp_path / "runs" / "crashed")) >= 1)
+        end_abruptly(machines, "RolloutWorker")
+        end_abruptly(machines, "keyed_agentflow")
+        wait_until(lambda: "failed" in agentflow("status", crashed)[1])
+        agentflow("logs", crashed)
+        jobs = json.dumps([job.model_dump(mode="json") for job in connect(machines.dashboard).jobs()])
+
+        for name in ("ended", "crashed"):
+            run = tmp_path / "runs" / name
+            # The tools were asked, had their keys and quoted them.
+            assert "[key] the MCP server" in (run / "trajectories.jsonl").read_text()
+            assert keys.found_in(viewer_answers(run)) == []
+        assert (tmp_path / "runs" / "ended" / "report.html").exists()
+        assert list(machines.sessions.rglob("runtime_env_agent.log"))
+        assert keys.found_below([tmp_path, machines.sessions]) == []
+        assert keys.found_in("".join([*said, jobs]).encode()) == []
+    finally:
+        machines.stop()
+        reset_auth_token_state()
+
+
+@pytest.mark.parametrize("command", [KEYED, ("python", "-m", "ray_jobs.cli")], ids=["simulated", "real"])
+def test_nothing_that_a_run_with_a_ray_of_its_own_writes_holds_a_key(command, keys, pages, tmp_path):
+    """Once to its end, and once killed with all its processes after a train step."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as sessions:
+        begin = partial(begin_training, command, pages, tmp_path, keys.variables | {"RAY_TMPDIR": sessions})
+        assert begin("ended", num_steps=1).wait(1800) == 0, (tmp_path / "ended.log").read_text()[-4000:]
+        crashed = begin("crashed", num_steps=1000)
+        wait_until(lambda: steps_of(tmp_path / "crashed") or crashed.poll() is not None)
+        assert crashed.poll() is None, (tmp_path / "crashed.log").read_text()[-4000:]
+        for one in [*psutil.Process(crashed.pid).children(recursive=True), crashed]:
+            one.kill()
+        crashed.wait()
+        for name in ("ended", "crashed"):
+            assert keys.found_in(viewer_answers(tmp_path / name)) == []
+        assert list(Path(sessions).rglob("raylet.out"))
+        assert keys.found_below([tmp_path, Path(sessions)]) == []
+
+
+def begin_training(command, pages, folder, variables, name, *, num_steps):
+    settings = (RECIPE, f"name={name}", f"num_steps={num_steps}", f"output_dir={folder}", *SMALL, *keyed_tools(pages))
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *command[1:], "train", *settings],
+            cwd=ROOT,
+            env=os.environ | variables,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def test_the_search_finds_what_is_there(keys, tmp_path):
+    (tmp_path / "some.log").write_text(f"x{keys.values['URL_KEY']}x")
+    assert keys.found_below([tmp_path]) == [f"{tmp_path / 'some.log'}: URL_KEY"]
+
+
+def end_abruptly(machines, name):
+    """Kill the processes whose command line holds the name."""
+    found = [one for one in machines.processes() if any(name in word for word in one.cmdline())]
+    assert found, name
+    for one in found:
+        one.kill()
