@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -24,6 +24,9 @@ from rollout.lifecycle import GroupResult, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
 from rollout.workload import Workload
+
+if TYPE_CHECKING:
+    from envs.sandbox import SandboxState
 
 Lease = tuple[int, int]
 
@@ -89,6 +92,10 @@ class RolloutWorkerActor:
     async def workload(self) -> Any:
         """What this worker did since it was asked last."""
         return self._workload.reading(self._index, self._worker.engine.load.busy_s, len(self._running))
+
+    async def sandbox(self) -> "SandboxState | None":
+        """The walls around its code tool, which depend on its machine."""
+        return self._worker.sandbox
 
     async def sync_weights(self, policy_version: int) -> None:
         await self._follower.sync(policy_version)

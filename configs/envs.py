@@ -22,6 +22,12 @@ class SandboxConfig(Config):
     """Wall-clock limit of one code call."""
     memory_mb: int = Field(default=1024, ge=128)
     """Address-space limit of one code process."""
+    idle_memory_mb: int = Field(default=2048, ge=0)
+    """What the code processes of a rollout worker may hold together between their steps, beyond the libraries that
+    they share; above it the largest are ended, and their next step says that names are gone."""
+    tier: Literal["auto", "namespaces", "landlock"] = "auto"
+    """The walls: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a container
+    with the default profile (Linux 6.12 or later). `auto` takes the first of the two that the machine gives."""
 
 
 class WebConfig(Config):

@@ -164,6 +164,11 @@ class Cast:
                     "keeps its checkpoints; set output_dir to a folder that all machines share"
                 )
 
+    def sandboxes(self) -> list[str]:
+        """The walls around the workers' code tools, which depend on their machines; each kind once."""
+        states = ray.get([worker.sandbox.remote() for worker in self.workers])
+        return sorted({str(state) for state in states if state is not None})
+
     def newest_version(self) -> int:
         """The version that was published last, -1 where none was."""
         return int(ray.get(self.store.next_version.remote())) - 1

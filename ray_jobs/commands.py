@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
+    from envs.sandbox import SandboxState
 
 
 def _config(options: argparse.Namespace) -> "RunConfig":
@@ -31,8 +32,14 @@ def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunCo
     config = _config(options)
     from ray_jobs.preflight import check_before_acting
 
-    check_before_acting(config, draws_tasks=draws_tasks)
+    _tell_of_sandbox(check_before_acting(config, draws_tasks=draws_tasks))
     return config
+
+
+def _tell_of_sandbox(state: "SandboxState | None") -> None:
+    """On stderr, where it is not the first choice."""
+    if state is not None and state.without:
+        print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
 def train(options: argparse.Namespace) -> int:
@@ -42,7 +49,8 @@ def train(options: argparse.Namespace) -> int:
         from ray_jobs.preflight import check_before_start
 
         print(render_config(config), end="", flush=True)
-        check_before_start(config, with_prm=options.with_prm, resume=options.resume, download=False)
+        ready = check_before_start(config, with_prm=options.with_prm, resume=options.resume, download=False)
+        _tell_of_sandbox(ready.sandbox)
         return 0
     from ray_jobs.train import run_training
 

@@ -1,28 +1,42 @@
 """Checks before anything starts: a run that cannot work ends here, with one line that says what to do."""
 
+import json
 import os
 import shlex
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from configs.envs import EnvsConfig
 from configs.run import RunConfig
 from configs.spelling import did_you_mean
 from ray_jobs.model_folder import PreflightError, check_model, check_prm
+
+if TYPE_CHECKING:
+    from envs.sandbox import SandboxState
 
 # What vLLM can reserve for adapters that stay unmerged.
 NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 ACTORS_PER_GPU = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What the checks found: the folder of the base model, and the walls around the code tool on this machine."""
+
+    model_path: Path
+    sandbox: "SandboxState | None"
+
+
 def check_before_start(
     config: RunConfig, *, with_prm: bool = False, resume: bool = False, download: bool = True
-) -> Path:
+) -> Ready:
     """All that a training run needs, the quick checks first, the network last. Creates nothing.
 
     `with_prm`: the run trains a process reward model of its own. With `resume` the run folder may hold an unfinished
     run of the same configuration. Without `download` no weights are fetched from the model hub, only a model's small
-    files. Returns the folder of the base model. Raises PreflightError.
+    files. Raises PreflightError.
     """
     if with_prm:
         check_labelling(config)
@@ -31,7 +45,7 @@ def check_before_start(
             f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
             "nothing it samples can be trained on; leave it out"
         )
-    _check_settings(config)
+    sandbox = _check_settings(config)
     folder = Path(config.output_dir) / config.name
     if resume and (folder / "config.json").exists():
         check_same_run(config, folder)
@@ -40,7 +54,7 @@ def check_before_start(
     _check_tasks(config, training=True)
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
-    return check_model(config, download=download)
+    return Ready(model_path=check_model(config, download=download), sandbox=sandbox)
 
 
 def notes_before_start(config: RunConfig) -> list[str]:
@@ -61,13 +75,14 @@ def notes_before_start(config: RunConfig) -> list[str]:
     return notes
 
 
-def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
+def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxState | None":
     """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
-    _check_settings(config)
+    sandbox = _check_settings(config)
     if draws_tasks:
         _check_tasks(config, training=False)
     if config.backend.kind == "vllm":
         check_model(config)
+    return sandbox
 
 
 def check_labelling(config: RunConfig) -> None:
@@ -88,7 +103,22 @@ def check_labelling(config: RunConfig) -> None:
         )
 
 
-def _check_settings(config: RunConfig) -> None:
+def check_sandbox(config: EnvsConfig) -> "SandboxState | None":
+    """Start the code tool's sandbox, where the planner has this tool, and end it. Raises PreflightError."""
+    if "code" not in config.actions:
+        return None
+    from envs.sandbox import SandboxRefusedError
+    from envs.tools.toolbox import open_sandbox
+
+    try:
+        with open_sandbox(config) as sandbox:
+            return sandbox.state
+    except SandboxRefusedError as error:
+        others = json.dumps([action for action in config.actions if action != "code"])
+        raise PreflightError(f"{error}, or leave 'code' out: envs.actions='{others}'") from error
+
+
+def _check_settings(config: RunConfig) -> "SandboxState | None":
     """What the configuration and the machine say by themselves."""
     if config.cluster.joined is None and config.backend.kind == "vllm":
         # On a cluster that exists already, or beside a server, this machine says nothing about where models run.
@@ -96,7 +126,9 @@ def _check_settings(config: RunConfig) -> None:
     check_recipe(config)
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
+    sandbox = check_sandbox(config.envs)
     _check_tools(config)
+    return sandbox
 
 
 def check_recipe(config: RunConfig) -> None:
@@ -166,22 +198,19 @@ def _num_gpus() -> int:
 
 
 def _check_tools(config: RunConfig) -> None:
-    from envs.sandbox import SandboxRefusedError
+    """All but the code tool, whose sandbox is checked by itself."""
     from envs.tools.keys import ToolSetupError
     from envs.tools.toolbox import Toolbox
 
     async def nobody(prompt: str) -> str:
         return ""
 
+    others = config.envs.model_copy(update={"actions": tuple(set(config.envs.actions) - {"code"})})
     try:
         # The engine that `base_generator` may ask is there only once the run has begun.
-        Toolbox(config.envs, own_model=nobody if config.backend.kind == "vllm" else None).close()
+        Toolbox(others, own_model=nobody if config.backend.kind == "vllm" else None).close()
     except ToolSetupError as error:
         raise PreflightError(str(error)) from error
-    except SandboxRefusedError as error:
-        raise PreflightError(
-            f'{error}; without it, leave \'code\' out: envs.actions=\'["think", "search", "answer"]\''
-        ) from error
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:

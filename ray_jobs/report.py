@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from envs.sandbox import SandboxState
 from ray_jobs.cards import scored_cards, trajectory_cards
 from ray_jobs.charts import Bar, bar_chart, line_chart
 from ray_jobs.page import page_of, percent, shown, table
@@ -241,10 +242,16 @@ def _footer(run: _Run) -> str:
         f"<footer><h2>How to get these numbers again</h2><p><code>{said['command']}</code></p>"
         f"<p>Seed {said['seed']}, commit {said['git_commit']}{dirty}, started {said['started']}.<br>"
         f"{said['cpu']}, {said['cores']} cores, {said['memory_gib']} GiB, {said['platform']}.<br>"
-        f"python {said['python']}, {said['versions']}</p>"
+        f"python {said['python']}, {said['versions']}{_walls(run.origin)}</p>"
         "<details><summary>The configuration with all its defaults</summary>"
         f'<div class="scroll"><pre>{config}</pre></div></details></footer>'
     )
+
+
+def _walls(origin: Mapping[str, Any]) -> str:
+    """What stood around the code that the planner wrote; nothing for a run without the code tool."""
+    sandbox = origin.get("sandbox")
+    return f"<br>code sandbox: {escape(str(SandboxState(**sandbox)))}" if sandbox else ""
 
 
 def _prm(run: _Run) -> str:

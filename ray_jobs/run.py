@@ -76,20 +76,22 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
 
     With `resume` a folder that holds an unfinished run of the same configuration is continued.
     """
-    model_path = check_before_start(config, with_prm=with_prm, resume=resume)
+    ready = check_before_start(config, with_prm=with_prm, resume=resume)
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
     for note in notes_before_start(config):
         console.note(note)
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
-    with RunFolder.open(config, with_prm=with_prm, resume=resume) as folder:
-        folder.keep_tokenizer(model_path)
+    with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox) as folder:
+        folder.keep_tokenizer(ready.model_path)
         resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
         start_ray(config.cluster)
         try:
             with console.phase("start"):
-                cast = start_cast(config, folder, model_path, prm_path)
+                cast = start_cast(config, folder, ready.model_path, prm_path)
+            for sandbox in cast.sandboxes():
+                console.note(f"code sandbox: {sandbox}")
             yield Run(config=config, console=console, folder=folder, cast=cast)
             cast.close()
         except ray.exceptions.RayActorError as error:

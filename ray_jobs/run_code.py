@@ -8,11 +8,11 @@ from envs.types import ToolUnavailableError
 
 
 def main(path: str, timeout_s: float = 5.0) -> int:
-    """Prints what the code says, and the active layers on stderr. 0 if it ended without an error, else 1."""
+    """Prints what the code says, and the walls around it on stderr. 0 if it ended without an error, else 1."""
     try:
         code = Path(path).read_text(encoding="utf-8")
         with Sandbox() as sandbox:
-            print(f"layers: {', '.join(sandbox.layers)}", file=sys.stderr)
+            print(f"code sandbox: {sandbox.state}", file=sys.stderr)
             result = sandbox.run(code, timeout_s=timeout_s)
     except (OSError, UnicodeDecodeError, SandboxRefusedError, ToolUnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from configs.run import RunConfig
+from envs.sandbox import SandboxState
 from ray_jobs.metrics_distributions import StepDistributions
 from ray_jobs.metrics_texts import StepTexts
 from ray_jobs.tensorboard import Board, rewind_board
@@ -70,21 +72,24 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             self._board = Board(path / TENSORBOARD)
 
     @classmethod
-    def create(cls, config: RunConfig, *, with_prm: bool = False) -> "RunFolder":
+    def create(cls, config: RunConfig, *, with_prm: bool = False, sandbox: SandboxState | None = None) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
         path = run_path(config)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm))
+        walls = asdict(sandbox) if sandbox else None
+        write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
         write_json(path / "config.json", config.model_dump(mode="json"))
         return cls(path)
 
     @classmethod
-    def open(cls, config: RunConfig, *, with_prm: bool, resume: bool) -> "RunFolder":
+    def open(
+        cls, config: RunConfig, *, with_prm: bool, resume: bool, sandbox: SandboxState | None = None
+    ) -> "RunFolder":
         """A new folder, or with `resume` the one of an unfinished run."""
         path = run_path(config)
         if not (resume and (path / "config.json").exists()):
-            return cls.create(config, with_prm=with_prm)
+            return cls.create(config, with_prm=with_prm, sandbox=sandbox)
         folder = cls(path)
         folder.rewind(sys.maxsize)
         return folder

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
 from envs.tools.base_generator import AskModel
@@ -14,6 +15,9 @@ from rollout.engine import Engine
 from rollout.episodic_memory import EpisodicMemory
 from rollout.seeded import SeededEngine
 from rollout.types import Trajectory
+
+if TYPE_CHECKING:
+    from envs.sandbox import SandboxState
 
 
 class Solver:
@@ -30,6 +34,11 @@ class Solver:
         self._memory = EpisodicMemory(config.memory) if config.memory.enabled else None
         self.max_open = max_open
         self._greedy_agent = self._build_agent(engine, 0.0)
+
+    @property
+    def sandbox(self) -> "SandboxState | None":
+        """The walls around what the policy's code tool runs; None where it has none."""
+        return self._toolbox.sandbox
 
     def close(self) -> None:
         self._toolbox.close()

@@ -1,8 +1,8 @@
 """Runs code that nobody vouches for; the boundary is the kernel, not the language."""
 
 from envs.sandbox.episode import Episode
-from envs.sandbox.process import SandboxRefusedError
+from envs.sandbox.process import SandboxRefusedError, SandboxState
 from envs.sandbox.sandbox import Sandbox
 from envs.sandbox.settings import LAYERS, SandboxSettings
 
-__all__ = ["LAYERS", "Episode", "Sandbox", "SandboxRefusedError", "SandboxSettings"]
+__all__ = ["LAYERS", "Episode", "Sandbox", "SandboxRefusedError", "SandboxSettings", "SandboxState"]

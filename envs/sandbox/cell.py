@@ -3,16 +3,18 @@
 import fcntl
 import os
 import signal
+import socket
 from dataclasses import dataclass
 from typing import NoReturn
 
 from envs.sandbox import kernel
-from envs.sandbox.frames import READY, FrameError, encode_frame, split_frame
+from envs.sandbox.frames import BORN, READY, FrameError, encode_frame, send_frame, split_frame
 from envs.sandbox.landlock import restrict_files
 from envs.sandbox.limits import apply_limits
 from envs.sandbox.runner import Runner
-from envs.sandbox.seccomp import filter_program, restrict_calls
+from envs.sandbox.seccomp import CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT, filter_program, restrict_calls
 from envs.sandbox.settings import SandboxSettings
+from envs.sandbox.tiers import Tier
 
 NONCE_BYTES = 16
 _STDIN, _OUTPUTS, _REQUESTS, _RESULTS = 0, (1, 2), 3, 4
@@ -24,9 +26,9 @@ class CellPlan:
     """What every code process of a zygote has in common."""
 
     settings: SandboxSettings
+    tier: Tier
     layers: frozenset[str]
     readable: tuple[str, ...]
-    writable: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,14 @@ class Cell:
     output: int
 
 
-def start_cell(plan: CellPlan) -> Cell:
+def start_cell(plan: CellPlan, folder: str, link: socket.socket) -> Cell:
+    """In `folder`, the only one that it may write to. The kernel tells the host by `link` which process it is."""
     request_reader, request_writer = os.pipe()
     result_reader, result_writer = os.pipe()
     output_reader, output_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _live_in_cell(plan, request_reader, result_writer, output_writer)
+        _live_in_cell(plan, folder, link, (request_reader, result_writer, output_writer))
     for inside in (request_reader, result_writer, output_writer):
         os.close(inside)
     for outside in (request_writer, result_reader, output_reader):
@@ -54,11 +57,12 @@ def start_cell(plan: CellPlan) -> Cell:
     return Cell(pid, os.pidfd_open(pid), request_writer, result_reader, output_reader)
 
 
-def _live_in_cell(plan: CellPlan, requests: int, results: int, output: int) -> NoReturn:
+def _live_in_cell(plan: CellPlan, folder: str, link: socket.socket, pipes: tuple[int, int, int]) -> NoReturn:
     try:
-        _arrange_descriptors(requests, results, output)
+        send_frame(link, BORN)
+        _arrange_descriptors(*pipes)
         try:
-            _drop_rights(plan)
+            _drop_rights(plan, folder)
         except OSError as error:
             os.write(_RESULTS, encode_frame(f"the code process could not drop its rights: {error}".encode()))
             os._exit(1)
@@ -81,21 +85,25 @@ def _arrange_descriptors(requests: int, results: int, output: int) -> None:
     os.closerange(_FIRST_UNUSED, _LAST_UNUSED)
 
 
-def _drop_rights(plan: CellPlan) -> None:
+def _drop_rights(plan: CellPlan, folder: str) -> None:
     """Order matters: each step forbids something that the earlier ones need."""
     os.setsid()
     os.umask(0o077)
     os.environ.clear()
+    os.chdir(folder)
     if "rlimits" in plan.layers:
         apply_limits(plan.settings)
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     kernel.set_dumpable(False)
     if "landlock" in plan.layers:
-        restrict_files(plan.readable, plan.writable)
+        if plan.tier == "namespaces":
+            restrict_files(plan.readable, writable=(folder,))
+        else:
+            restrict_files(plan.readable, addable=(folder,))
     kernel.die_with_parent(signal.SIGKILL)
     if "seccomp" in plan.layers:
-        restrict_calls(filter_program())
+        restrict_calls(filter_program(CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT))
 
 
 def _serve(runner: Runner) -> None:

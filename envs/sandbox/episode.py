@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from envs.sandbox.frames import READY, receive_frame, send_frame
+from envs.sandbox.frames import BORN, READY, receive_frame, receive_frame_from, send_frame
+from envs.sandbox.idle import IdleMemory, resident_bytes
 from envs.sandbox.verdict import REQUEST_HEADER, parse_reply
 from envs.types import ToolResult, ToolUnavailableError
 
@@ -26,74 +27,103 @@ class Episode:
         self,
         open_link: Callable[[], socket.socket],
         slots: AbstractContextManager[object],
+        idle: IdleMemory,
         *,
         max_code_bytes: int,
     ) -> None:
         self._open_link = open_link
         self._slots = slots
+        self._idle = idle
         self._max_code_bytes = max_code_bytes
         self._busy = threading.Lock()
         self._link: socket.socket | None = None
+        self._pid = 0
+        self._shared_bytes = 0
+        self._held_bytes = 0
         self._holds_names = False
         self._lost_names = False
-        self._closed = False
+        self.closed = False
 
     def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
         source = code.encode(errors="surrogatepass")
         if (refusal := _refusal(code, self._max_code_bytes)) is not None:
             return refusal
-        with self._busy, self._slots:
-            if self._closed:
-                raise ToolUnavailableError("the episode is closed")
-            try:
-                return self._attempt(source, timeout_s)
-            except SandboxFaultError as fault:
-                # A retry without the earlier names would blame the code for the fault.
-                if self._holds_names or self._closed:
-                    self._lost_names, self._holds_names = self._holds_names, False
-                    raise ToolUnavailableError(f"the sandbox failed: {fault}") from fault
-            try:
-                return self._attempt(source, timeout_s)
-            except SandboxFaultError as fault:
-                raise ToolUnavailableError(f"the sandbox failed twice: {fault}") from fault
+        try:
+            with self._busy, self._slots:
+                self._idle.wake(self)
+                return self._run(source, timeout_s)
+        finally:
+            self._idle.rest(self, self._held_bytes)
+
+    def _run(self, source: bytes, timeout_s: float) -> ToolResult:
+        if self.closed:
+            raise ToolUnavailableError("the episode is closed")
+        try:
+            return self._attempt(source, timeout_s)
+        except SandboxFaultError as fault:
+            # A retry without the earlier names would blame the code for the fault.
+            if self._holds_names or self.closed:
+                self._lost_names, self._holds_names = self._holds_names, False
+                raise ToolUnavailableError(f"the sandbox failed: {fault}") from fault
+        try:
+            return self._attempt(source, timeout_s)
+        except SandboxFaultError as fault:
+            raise ToolUnavailableError(f"the sandbox failed twice: {fault}") from fault
 
     def _attempt(self, source: bytes, timeout_s: float) -> ToolResult:
         try:
             # A local name, because close() may take the attribute away in the middle of this.
             link = self._link = self._link or self._connect()
-            if self._closed:
+            if self.closed:
                 raise SandboxFaultError("the episode was closed")
             link.settimeout(timeout_s + _GRACE_S)
             send_frame(link, REQUEST_HEADER.pack(timeout_s) + source)
-            category, alive, text = parse_reply(receive_frame(link))
+            verdict, text = parse_reply(receive_frame(link))
         except (OSError, ValueError, SandboxFaultError) as error:
             self._hang_up()
-            reason = "the episode was closed" if self._closed else str(error)
+            reason = "the episode was closed" if self.closed else str(error)
             raise SandboxFaultError(reason) from error
         except BaseException:  # an interrupt here would leave a reply for the next run to take as its own
             self._hang_up()
             raise
         if self._lost_names:
             text = _RESTARTED + text
-        self._holds_names, self._lost_names = alive, not alive
-        if not alive:
+        self._holds_names, self._lost_names = verdict.alive, not verdict.alive
+        if verdict.alive:
+            own = max(0, resident_bytes(self._pid) - self._shared_bytes)
+            self._held_bytes = own + verdict.file_bytes
+        else:
             self._hang_up()
-        return ToolResult(text=text, error=category or None)
+        return ToolResult(text=text, error=verdict.category or None)
 
     def _connect(self) -> socket.socket:
         link = self._open_link()
         link.settimeout(_GRACE_S)
         try:
-            report = receive_frame(link)
+            report, self._pid = receive_frame_from(link)
+            if report == BORN:
+                report = receive_frame(link)
         except OSError:
             link.close()
             raise
         if report != READY:
             link.close()
             raise SandboxFaultError(report.decode(errors="replace"))
+        self._shared_bytes = resident_bytes(self._pid)
         return link
 
+    def evict(self) -> None:
+        """End the process between two steps, for its memory; the next step starts afresh, and says so."""
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._holds_names:
+                    self._lost_names, self._holds_names = True, False
+                    self._hang_up()
+            finally:
+                self._busy.release()
+
     def _hang_up(self) -> None:
+        self._held_bytes = 0
         link, self._link = self._link, None
         if link is None:
             return
@@ -106,7 +136,8 @@ class Episode:
 
     def close(self) -> None:
         """Ends the process at once, also in the middle of a run."""
-        self._closed = True
+        self.closed = True
+        self._idle.wake(self)
         self._hang_up()
 
     def __enter__(self) -> Self:

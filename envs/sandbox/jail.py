@@ -10,6 +10,7 @@ from envs.sandbox import kernel
 NOBODY = 65534
 PACKAGES_DIR = "/python/site"
 TMP_DIR = "/tmp"
+INSTALLED = ("site-packages", "dist-packages")
 _STAGE = "/tmp"
 
 
@@ -37,7 +38,6 @@ def enter_cell(tmp_mb: int, max_files: int) -> None:
     """One episode's part of the jail: its own pids, IPC and /tmp. The next fork is its process 1."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
     _mount_tmpfs(TMP_DIR, f"size={tmp_mb}m,nr_inodes={max_files},mode=0700", kernel.MS_NOEXEC)
-    os.chdir(TMP_DIR)
 
 
 def python_directories() -> list[str]:
@@ -109,7 +109,7 @@ def _bind_read_only(source: int, target: str) -> None:
 
 def _cover_installed_packages(standard: Sequence[str]) -> None:
     for path in standard:
-        for name in ("site-packages", "dist-packages"):
+        for name in INSTALLED:
             target = f"{_STAGE}{path}/{name}"
             if os.path.isdir(target):
                 _mount_tmpfs(target, "size=4k,nr_inodes=1,mode=0555", kernel.MS_RDONLY)

@@ -1,6 +1,7 @@
 """Landlock: which files, ports and processes the code may reach, whatever the mounts say."""
 
 import os
+import stat
 import struct
 from collections.abc import Sequence
 
@@ -11,9 +12,11 @@ _VERSION_QUERY = 1
 _PATH_BENEATH = 1
 
 _READ = 0b1101  # execute (shared libraries), read file, read directory
+_OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: what a rule for a single file may hold
 _TCP = 0b11  # bind and connect
 _SCOPES = 0b11  # abstract sockets and signals
-_WRITE = 0b1110 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13 | 1 << 14  # no devices, sockets, fifos, links
+_ADD = 0b1110 | 1 << 8 | 1 << 14  # read, write, truncate and make plain files
+_WRITE = _ADD | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 13  # remove and rename, too, and directories; no devices, fifos, links
 
 
 def landlock_version() -> int:
@@ -24,14 +27,20 @@ def landlock_version() -> int:
         return 0
 
 
-def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Needs no_new_privs. Allows nothing but these trees; TCP, foreign signals and sockets where known."""
+def restrict_files(
+    readable: Sequence[str], *, writable: Sequence[str] = (), addable: Sequence[str] = (), scoped: bool = True
+) -> None:
+    """Needs no_new_privs. Allows nothing but these files and trees; TCP is forbidden where the kernel can.
+
+    In `addable` plain files can be made and written, and nothing can be removed, so that all of them can be counted.
+    `scoped` forbids signals and abstract sockets of processes that are not restricted by the same call.
+    """
     version = landlock_version()
     handled = _handled_access(version)
-    attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES)
+    attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES if scoped else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = kernel.system_call("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
-    for paths, access in ((readable, _READ), (writable, _WRITE)):
+    for paths, access in ((readable, _READ), (writable, _WRITE), (addable, _ADD)):
         for path in paths:
             _allow(ruleset, path, access & handled)
     kernel.system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
@@ -44,9 +53,10 @@ def _handled_access(version: int) -> int:
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
-    directory = os.open(path, os.O_PATH)
+    opened = os.open(path, os.O_PATH)
     try:
-        rule = struct.pack("=Qi", access, directory)
+        access &= _OF_FILES if not stat.S_ISDIR(os.fstat(opened).st_mode) else access
+        rule = struct.pack("=Qi", access, opened)
         kernel.system_call("landlock_add_rule", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
     finally:
-        os.close(directory)
+        os.close(opened)

@@ -1,6 +1,10 @@
 """What the code printed, bounded in memory and made safe for logs and prompts."""
 
+import codecs
+
 _HALF_CAPACITY = 1 << 16
+# Looked up once: its module is a file, and a warden opens none.
+_ESCAPED = codecs.getencoder("unicode_escape")
 
 
 class BoundedOutput:
@@ -36,8 +40,7 @@ def printable_text(data: bytes) -> str:
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
-        for letter in text
+        letter if letter.isprintable() or letter in "\n\t" else _ESCAPED(letter)[0].decode() for letter in text
     )
 
 

@@ -7,21 +7,38 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from envs.sandbox.frames import READY, receive_frame, send_frame
-from envs.sandbox.settings import LAYERS, SandboxSettings, encode_settings
+from envs.sandbox.scratch import remove_folder, scratch_parent
+from envs.sandbox.settings import SandboxSettings, encode_settings
+from envs.sandbox.tiers import Tier, refusal
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
 _START_TIMEOUT_S = 60.0
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from envs.sandbox.zygote import main; main()"
+# By way of the working directory, so that no module of the sandbox knows where on the host it lies.
+_BOOT = "import sys; sys.path.append('/proc/self/cwd'); from envs.sandbox.zygote import main; main()"
 _FLAGS = ("-s", "-P", "-S", "-X", "utf8", "-W", "ignore::SyntaxWarning", "-W", "ignore::DeprecationWarning")
 # The only variables: fixed hashes, and one thread, because a process with threads cannot be forked safely.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class SandboxRefusedError(RuntimeError):
-    """This machine cannot give the layers that the settings require, so nothing is run at all."""
+    """This machine gives no tier of the sandbox that the settings allow, so nothing is run at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxState:
+    """Which walls a sandbox has. `without` says what the machine lacks for the tier that was passed over."""
+
+    tier: Tier
+    layers: tuple[str, ...]
+    without: str
+
+    def __str__(self) -> str:
+        said = f"tier {self.tier} ({', '.join(self.layers)})"
+        return f"{said}; without {self.without}" if self.without else said
 
 
 class ZygoteProcess:
@@ -30,41 +47,53 @@ class ZygoteProcess:
         self._link, inside = socket.socketpair()
         with inside:
             self._process = subprocess.Popen(
-                [sys.executable, *_FLAGS, "-c", _BOOT, str(Path(__file__).parents[2])],
+                [sys.executable, *_FLAGS, "-c", _BOOT],
                 env=_ENVIRONMENT,
-                cwd="/",
+                cwd=Path(__file__).parents[2],
                 stdin=inside.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        self._scratch: str | None = None
         try:
-            self.layers = self._start(settings)
+            self.state = self._start(settings)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, settings: SandboxSettings) -> tuple[str, ...]:
+    def _start(self, settings: SandboxSettings) -> "SandboxState":
         self._link.settimeout(_START_TIMEOUT_S)
-        order = {"settings": encode_settings(settings), "packages": _package_sources()}
+        order = {
+            "settings": encode_settings(settings),
+            "packages": _package_sources(),
+            "scratch_parent": str(scratch_parent()),
+        }
         try:
             send_frame(self._link, json.dumps(order).encode())
-            report = receive_frame(self._link)
-            missing = json.loads(report)["missing"]
-            _require_layers(settings, missing)
+            report = json.loads(receive_frame(self._link))
+            if report["tier"] is None:
+                raise SandboxRefusedError(refusal(settings.tier, report["lacks"]))
+            self._scratch = report["scratch"]
             ready = receive_frame(self._link)
         except (OSError, ValueError) as error:
             raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
         if ready != READY:
             raise SandboxRefusedError(f"the sandbox did not start: {ready.decode(errors='replace')}")
         self._link.settimeout(None)
-        return tuple(layer for layer in LAYERS if layer not in missing)
+        passed_over = report["lacks"]["namespaces"] if report["tier"] != "namespaces" else {}
+        return SandboxState(
+            tier=report["tier"],
+            layers=tuple(report["layers"]),
+            without="; ".join(f"{layer}: {reason}" for layer, reason in passed_over.items()),
+        )
 
     def open_link(self) -> socket.socket:
         """A connection to a new warden. OSError when the zygote is gone."""
         if self._process.poll() is not None:  # a dying zygote may still take a request, and never answer
             raise ConnectionError("the zygote is gone")
         outside, inside = socket.socketpair()
+        outside.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with inside:
             try:
                 socket.send_fds(self._link, [b"e"], [inside.fileno()])
@@ -83,17 +112,8 @@ class ZygoteProcess:
         self._link.close()
         self._process.kill()
         self._process.wait()
-
-
-def _require_layers(settings: SandboxSettings, missing: dict[str, str]) -> None:
-    lacking = sorted(settings.required_layers & set(missing))
-    if lacking and not settings.unsafe_ok:
-        reasons = "; ".join(f"{layer}: {missing[layer]}" for layer in lacking)
-        raise SandboxRefusedError(
-            f"the sandbox requires {', '.join(sorted(settings.required_layers))}, but lacks {reasons}. "
-            "Allow user namespaces and seccomp to this user or container, or, for trusted code only, "
-            "set unsafe_ok"
-        )
+        if self._scratch is not None:
+            remove_folder(self._scratch)
 
 
 def _package_sources() -> dict[str, str]:

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from envs.sandbox.episode import Episode, SandboxFaultError
-from envs.sandbox.process import SandboxRefusedError, ZygoteProcess
+from envs.sandbox.idle import IdleMemory
+from envs.sandbox.process import SandboxRefusedError, SandboxState, ZygoteProcess
 from envs.sandbox.settings import SandboxSettings
 from envs.types import ToolResult, ToolUnavailableError
 
@@ -16,22 +17,23 @@ _PROOF_TIMEOUT_S = 30.0
 
 
 class Sandbox:
-    """Every method may be called from any thread. Raises SandboxRefusedError where a layer is missing."""
+    """Every method may be called from any thread. Raises SandboxRefusedError where the machine gives no tier."""
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
         self.max_concurrent_runs = self.settings.max_concurrent_runs or 2 * (os.cpu_count() or 1)
         self._slots = threading.BoundedSemaphore(self.max_concurrent_runs)
         self.executor = ThreadPoolExecutor(self.max_concurrent_runs, thread_name_prefix="sandbox")
+        self._idle = IdleMemory(self.settings.idle_memory_mb << 20)
         self._lock = threading.Lock()
         self._closed = False
         self._zygote = ZygoteProcess(self.settings)
         self._prove()
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        """The layers that are active."""
-        return self._zygote.layers
+    def state(self) -> SandboxState:
+        """The tier and the layers that are active."""
+        return self._zygote.state
 
     @property
     def pid(self) -> int:
@@ -44,7 +46,7 @@ class Sandbox:
             return episode.run(code, timeout_s=timeout_s)
 
     def episode(self) -> Episode:
-        return Episode(self._open_link, self._slots, max_code_bytes=self.settings.max_code_bytes)
+        return Episode(self._open_link, self._slots, self._idle, max_code_bytes=self.settings.max_code_bytes)
 
     def _open_link(self) -> socket.socket:
         """A connection to a new warden, from a new zygote where the old one is gone."""

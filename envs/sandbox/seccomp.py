@@ -3,35 +3,72 @@
 import ctypes
 import errno
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from envs.sandbox import kernel
 
 _SECCOMP, _SET_MODE_FILTER, _GET_ACTION_AVAIL = 317, 1, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 _X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
 _IOCTL = 16
 
 # x86_64 numbers. Absent on purpose: processes and threads (clone, fork, exec), sockets, signals to others,
-# links, mounts, namespaces, tracing, memfd, io_uring, bpf, keys, rlimits.
-ALLOWED_CALLS = {
-    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
+# links, mounts, namespaces, tracing, memfd, io_uring, bpf, keys, rlimits; and what landlock lets pass although it
+# changes or tells something of files outside (utimensat, readlink).
+CELL_CALLS = {
+    "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
     "rt_sigreturn": 15, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "select": 23,
     "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32, "dup2": 33, "nanosleep": 35, "getpid": 39,
-    "exit": 60, "uname": 63, "fcntl": 72, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77,
+    "exit": 60, "uname": 63, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77,
     "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "unlink": 87,
-    "readlink": 89, "umask": 95, "gettimeofday": 96, "getrusage": 98, "sysinfo": 99, "times": 100,
+    "umask": 95, "gettimeofday": 96, "getrusage": 98, "sysinfo": 99, "times": 100,
     "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131,
-    "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204, "getdents64": 217,
+    "gettid": 186, "time": 201, "sched_getaffinity": 204, "getdents64": 217,
     "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230,
-    "exit_group": 231, "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
-    "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273,
-    "utimensat": 280, "dup3": 292, "renameat2": 316, "getrandom": 318, "statx": 332, "rseq": 334,
+    "exit_group": 231, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
+    "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273,
+    "dup3": 292, "renameat2": 316, "getrandom": 318, "statx": 332, "rseq": 334,
     "faccessat2": 439,
 }  # fmt: skip
+
+"""What computing in Python needs."""
+
+# Without the locks, leases, owners and signals of descriptors: those reach across files that several cells read.
+_FCNTL_COMMANDS = {"F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_DUPFD_CLOEXEC": 1030}
+# Of this process only: a futex that is not private lies in a file, too.
+_FUTEX_OPERATIONS = {"WAIT": 128, "WAKE": 129, "REQUEUE": 131, "CMP_REQUEUE": 132, "WAKE_OP": 133, "WAIT_BITSET": 137,
+                     "WAKE_BITSET": 138, "WAIT_BITSET by the wall clock": 393}  # fmt: skip
+
+Chosen = Mapping[int, tuple[int, frozenset[int]]]
+"""Number of a call -> index of an argument of 32 bits, and the values of it that are allowed."""
+
+CELL_CHOSEN: Chosen = {
+    72: (1, frozenset(_FCNTL_COMMANDS.values())),
+    202: (1, frozenset(_FUTEX_OPERATIONS.values())),
+}
+
+_TMPFILE = 0o20000000
+CELL_WITHOUT: Mapping[int, tuple[int, int]] = {2: (1, _TMPFILE), 257: (2, _TMPFILE)}
+"""Number of a call -> index of an argument, and bits that it must not hold: `open` makes no file without a name."""
+
+WARDEN_CALLS = {
+    "read": 0, "write": 1, "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11,
+    "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "mremap": 25, "madvise": 28,
+    "getpid": 39, "sendto": 44, "recvfrom": 45, "shutdown": 48, "wait4": 61, "fstatfs": 138, "sigaltstack": 131,
+    "getdents64": 217, "restart_syscall": 219, "clock_gettime": 228, "exit_group": 231, "newfstatat": 262,
+    "getrandom": 318,
+}  # fmt: skip
+"""What is left to do for a warden once its cell is there; it opens nothing any more."""
+
+
+def warden_chosen(cell_pid: int) -> Chosen:
+    """A warden signals nobody but its own cell."""
+    return {**CELL_CHOSEN, 62: (0, frozenset({cell_pid}))}
 
 
 def seccomp_available() -> bool:
@@ -43,7 +80,9 @@ def seccomp_available() -> bool:
     return True
 
 
-def filter_program() -> bytes:
+def filter_program(
+    allowed: Mapping[str, int], chosen: Chosen, without: Mapping[int, tuple[int, int]] = MappingProxyType({})
+) -> bytes:
     """Other architectures (int 0x80) and x32 number their calls differently, so they end the process."""
     program = [
         (_LOAD, 0, 0, _ARCH_OFFSET),
@@ -53,8 +92,17 @@ def filter_program() -> bytes:
         (_IF_AT_LEAST, 0, 1, _X32_BIT),
         (_RETURN, 0, 0, _KILL_PROCESS),
     ]
-    for number in ALLOWED_CALLS.values():
+    for number in allowed.values():
         program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    for number, (argument, values) in chosen.items():
+        choices = [(_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * argument)]
+        for value in sorted(values):
+            choices += [(_IF_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+        choices += [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+        program += [(_IF_EQUAL, 0, len(choices), number), *choices]
+    for number, (argument, bits) in without.items():
+        program += [(_IF_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * argument)]
+        program += [(_IF_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
     # "Is this a terminal?" is answered with no; any other error would fail harmless calls of the library.
     program += [(_IF_EQUAL, 0, 1, _IOCTL), (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)]
     program += [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]

@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from envs.sandbox.tiers import WantedTier
+
 MAX_CODE_BYTES = 1 << 19
 LAYERS = ("namespaces", "rlimits", "landlock", "seccomp")
 """namespaces: own pids, network, IPC and a private root. landlock and seccomp: what is left of the kernel."""
+
+DISABLED_AT_MOST = frozenset({"landlock", "seccomp"})
 
 _COMPUTING = "cmath decimal fractions math mpmath numbers numpy random statistics sympy"
 _STRUCTURE = "bisect collections copy dataclasses enum functools heapq itertools operator typing"
@@ -26,6 +30,7 @@ class SandboxSettings:
     """A run that prints more than this is killed."""
     max_file_mb: int = 4
     tmp_mb: int = 16
+    """All files of an episode together."""
     max_files: int = 256
     max_open_files: int = 32
     max_code_bytes: int = 65_536
@@ -33,16 +38,19 @@ class SandboxSettings:
     """Runs at once; None is two per core. The others wait, and their clock does not tick meanwhile."""
     check_imports: bool = True
     """Answer imports that are not on the list with a clear message. This is no boundary."""
-    required_layers: frozenset[str] = frozenset({"namespaces", "rlimits", "seccomp"})
+    tier: WantedTier = "auto"
+    """`auto` takes `namespaces` where the machine gives them, else `landlock`; nothing runs where neither is there."""
+    idle_memory_mb: int = 2048
+    """All episodes between two steps together, beyond what they share; the largest are ended above it."""
     disabled_layers: frozenset[str] = frozenset()
-    """Layers left out on purpose, to measure what the others hold."""
-    unsafe_ok: bool = False
-    """Run even without the required layers: only where the code is trusted."""
+    """Layers left out on purpose, to measure what the namespaces hold without them."""
 
     def __post_init__(self) -> None:
-        unknown = (self.required_layers | self.disabled_layers) - set(LAYERS)
-        if unknown:
-            raise ValueError(f"unknown sandbox layers {sorted(unknown)}; there are {', '.join(LAYERS)}")
+        if self.disabled_layers and (self.tier != "namespaces" or self.disabled_layers - DISABLED_AT_MOST):
+            raise ValueError(
+                f"disabled_layers = {sorted(self.disabled_layers)}: only {', '.join(sorted(DISABLED_AT_MOST))} can be "
+                "left out, and only with tier = 'namespaces'"
+            )
         if not 0 < self.max_code_bytes <= MAX_CODE_BYTES:
             raise ValueError(f"max_code_bytes must be in 1..{MAX_CODE_BYTES}, got {self.max_code_bytes}")
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import struct
+from dataclasses import dataclass
 
 from envs.sandbox.frames import FrameError, split_frame
 from envs.sandbox.output import cut_middle, printable_text
@@ -11,10 +12,20 @@ REQUEST_HEADER = struct.Struct("!d")
 """Seconds of wall clock; the source follows."""
 CODE_CATEGORIES = frozenset({"", "syntax", "forbidden-import", "exception", "memory"})
 """What a code process may say of itself. Time, output and crashes are for the warden to judge."""
-WARDEN_CATEGORIES = frozenset({"timeout", "output", "crashed"})
+WARDEN_CATEGORIES = frozenset({"timeout", "output", "crashed", "disk"})
 _MAX_ANSWER_BYTES = 1 << 16
 _MAX_MESSAGE_CHARS = 4000
 _NONSENSE = b"exception\nThe answer of the process makes no sense."
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ended: the error category ("" is none), whether the process lives on, and the bytes of memory that its
+    files hold besides its own."""
+
+    category: str
+    alive: bool
+    file_bytes: int
 
 
 class CellEndedError(Exception):
@@ -58,15 +69,17 @@ def parse_answer(answer: bytes) -> tuple[str, str]:
     return category, cut_middle(message, _MAX_MESSAGE_CHARS)
 
 
-def encode_reply(category: str, *, alive: bool, output: str, message: str) -> bytes:
+def encode_reply(verdict: Verdict, *, output: str, message: str) -> bytes:
     gap = "\n" if output and message and not output.endswith("\n") else ""
-    return f"{category}|{int(alive)}\n{output}{gap}{message}".encode(errors="replace")
+    header = f"{verdict.category}|{int(verdict.alive)}|{verdict.file_bytes}"
+    return f"{header}\n{output}{gap}{message}".encode(errors="replace")
 
 
-def parse_reply(reply: bytes) -> tuple[str, bool, str]:
-    """Category, whether the process lives on, and the text."""
+def parse_reply(reply: bytes) -> tuple[Verdict, str]:
+    """The verdict and the text for the model. Raises ValueError."""
     header, _, text = reply.decode().partition("\n")
-    category, _, alive = header.partition("|")
-    if category not in CODE_CATEGORIES | WARDEN_CATEGORIES or alive not in ("0", "1"):
+    fields = header.split("|")
+    category, alive, held = fields if len(fields) == 3 else ("?", "", "")
+    if category not in CODE_CATEGORIES | WARDEN_CATEGORIES or alive not in ("0", "1") or not held.isdecimal():
         raise ValueError(f"the warden sent an unknown header {header!r}")
-    return category, alive == "1", text
+    return Verdict(category, alive == "1", int(held)), text

@@ -7,14 +7,19 @@ import socket
 import time
 from typing import NoReturn
 
+from envs.sandbox import kernel
 from envs.sandbox.cell import NONCE_BYTES, Cell, CellPlan, start_cell
 from envs.sandbox.frames import FrameError, encode_frame, receive_frame, send_frame
-from envs.sandbox.jail import enter_cell
+from envs.sandbox.jail import TMP_DIR, enter_cell
+from envs.sandbox.landlock import restrict_files
 from envs.sandbox.output import BoundedOutput
+from envs.sandbox.scratch import FolderFiles, TmpfsFiles
+from envs.sandbox.seccomp import WARDEN_CALLS, filter_program, restrict_calls, warden_chosen
 from envs.sandbox.settings import SandboxSettings
 from envs.sandbox.verdict import (
     REQUEST_HEADER,
     CellEndedError,
+    Verdict,
     death_of,
     encode_reply,
     find_answer,
@@ -24,27 +29,52 @@ from envs.sandbox.verdict import (
 _SETUP_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
 
+Files = FolderFiles | TmpfsFiles
 
-def run_warden(link: socket.socket, plan: CellPlan) -> NoReturn:
-    """Serves one episode over `link`. The host hears of a fault by text, or by the end of the connection."""
+
+def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoReturn:
+    """Serves one episode over `link`. The host hears of a fault by text, or by the end of the connection.
+
+    `folder` is the episode's own where it has no mounts of its own.
+    """
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
-            if "namespaces" in plan.layers:
-                enter_cell(plan.settings.tmp_mb, plan.settings.max_files)
-            cell = start_cell(plan)
+            kernel.die_with_parent(signal.SIGKILL)
+            files = _open_files(plan.settings, folder)
+            cell = start_cell(plan, folder or TMP_DIR, link)
+            _drop_rights(plan, cell)
         except OSError as error:
             send_frame(link, f"the code process could not start: {error}".encode())
             os._exit(1)
-        _Warden(link, cell, plan.settings).serve()
+        _Warden(link, cell, files, plan.settings).serve()
     finally:
         os._exit(0)
 
 
+def _open_files(settings: SandboxSettings, folder: str | None) -> Files:
+    if folder is not None:
+        return FolderFiles(folder, max_mb=settings.tmp_mb, max_files=settings.max_files)
+    enter_cell(settings.tmp_mb, settings.max_files)
+    return TmpfsFiles(TMP_DIR)
+
+
+def _drop_rights(plan: CellPlan, cell: Cell) -> None:
+    """From here on it reads what hostile code wrote, and needs only its pipes, its link and its cell."""
+    kernel.drop_capabilities()
+    kernel.forbid_new_privileges()
+    if "landlock" in plan.layers:
+        restrict_files((), scoped=False)  # the cell, which is in no scope of its warden, must be signalled
+    if "seccomp" in plan.layers:
+        restrict_calls(filter_program(WARDEN_CALLS, warden_chosen(cell.pid)))
+
+
 class _Warden:
-    def __init__(self, link: socket.socket, cell: Cell, settings: SandboxSettings) -> None:
+    def __init__(self, link: socket.socket, cell: Cell, files: Files, settings: SandboxSettings) -> None:
         self._link = link
         self._cell = cell
+        self._files = files
+        self._files_due = 0.0
         self._settings = settings
 
     def serve(self) -> None:
@@ -74,10 +104,12 @@ class _Warden:
             category, message = parse_answer(answer)
             os.kill(self._cell.pid, signal.SIGSTOP)
             self._drain(output)
+            self._check_files()
         except CellEndedError as ended:
             alive, category, message = False, ended.category, str(ended)
         text = output.text(self._settings.max_output_chars)
-        return alive, encode_reply(category, alive=alive, output=text, message=message)
+        held = self._files.memory_bytes() if alive else 0
+        return alive, encode_reply(Verdict(category, alive, held), output=text, message=message)
 
     def _converse(self, request: bytes, nonce: bytes, timeout_s: float, output: BoundedOutput) -> bytes:
         """Sends `request`, collects output, and returns the answer to `nonce`."""
@@ -92,7 +124,9 @@ class _Warden:
             if remaining_s <= 0:
                 self._kill()
                 raise CellEndedError("timeout", f"Timed out after {timeout_s:g} s.")
-            ready = dict(poll.poll(remaining_s * 1000 + 1))
+            ready = dict(poll.poll(min(remaining_s, self._files.check_every_s) * 1000 + 1))
+            if time.monotonic() >= self._files_due:
+                self._check_files()
             if self._link.fileno() in ready:
                 raise FrameError("the host hung up")
             # What the code closed must leave the poll, or this loop would spin until the deadline.
@@ -111,6 +145,13 @@ class _Warden:
                     return answer
             if cell.pidfd in ready:
                 self._bury(output)
+
+    def _check_files(self) -> None:
+        self._files_due = time.monotonic() + self._files.check_every_s
+        if self._files.over_bound():
+            self._kill()
+            bound = f"{self._settings.tmp_mb} MB or {self._settings.max_files} files"
+            raise CellEndedError("disk", f"Stopped: the files of this episode are more than {bound}.")
 
     def _collect(self, output: BoundedOutput) -> bytes | None:
         chunk = _read(self._cell.output)

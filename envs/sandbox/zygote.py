@@ -11,15 +11,18 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
 from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.landlock import landlock_version
+from envs.sandbox.scratch import make_folder, make_scratch, remove_folder
 from envs.sandbox.seccomp import seccomp_available
 from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, SandboxSettings, decode_settings
+from envs.sandbox.tiers import REQUIRED_LAYERS, Tier, choose_tier, lacking
 from envs.sandbox.warden import run_warden
 
 _LINK = 0
@@ -32,46 +35,75 @@ _FOREIGN_LIBRARIES = (
 _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a zygote stands on: its tier, the layers that are active, and the folder of its episodes' folders where
+    they have no mounts of their own."""
+
+    tier: Tier
+    layers: frozenset[str]
+    scratch: str | None
+
+
 def main() -> NoReturn:
     """Process 0 only watches; process 1 of the jail is the zygote, and all in the jail die with it."""
+    _forget_where_this_is()
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=_LINK)
     order = json.loads(receive_frame(link))
     settings = decode_settings(order["settings"])
     _be_first_to_die()
     _load_foreign_libraries()
-    missing = _missing_layers(settings, order["packages"])
-    if "namespaces" not in missing:
+    missing = _missing_layers(order["packages"])
+    lacks = lacking(missing, landlock_version=landlock_version())
+    tier = choose_tier(settings.tier, lacks)
+    if tier is None:
+        send_frame(link, json.dumps({"tier": None, "lacks": lacks}).encode())
+        os._exit(1)
+    scratch = make_scratch(order["scratch_parent"]) if tier == "landlock" else None
+    there = (REQUIRED_LAYERS[tier] | {"landlock"}) - settings.disabled_layers - set(missing)
+    layers = [layer for layer in LAYERS if layer in there]
+    send_frame(link, json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
+    if tier == "namespaces":
         jail.enter_jail(order["packages"])
     zygote = os.fork()
     if zygote:
         link.close()
-        _watch(host, zygote)
+        _watch(host, zygote, scratch)
     os.close(host)
     kernel.die_with_parent(signal.SIGKILL)
-    _be_zygote(link, settings, missing, order["packages"])
+    ground = Ground(tier=tier, layers=frozenset(layers), scratch=scratch)
+    _be_zygote(link, settings, ground, order["packages"])
 
 
-def _watch(host: int, zygote: int) -> NoReturn:
+def _forget_where_this_is() -> None:
+    """The code could read these: they name folders of the host, and the user in them."""
+    os.chdir("/")
+    sys.executable = sys._base_executable = ""  # type: ignore[attr-defined]
+    sys.argv[:] = sys.orig_argv[:] = []
+
+
+def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     """Watches the host by descriptor: a parent-death signal would follow the thread that started this."""
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(os.pidfd_open(zygote), select.POLLIN)
     poll.poll()
+    if scratch is not None:
+        os.kill(zygote, signal.SIGKILL)
+        os.waitpid(zygote, 0)
+        remove_folder(scratch)
     os._exit(0)
 
 
-def _be_zygote(
-    link: socket.socket, settings: SandboxSettings, missing: Mapping[str, str], packages: Mapping[str, str]
-) -> NoReturn:
+def _be_zygote(link: socket.socket, settings: SandboxSettings, ground: Ground, packages: Mapping[str, str]) -> NoReturn:
     try:
-        send_frame(link, json.dumps({"missing": missing}).encode())
-        layers = frozenset(LAYERS) - set(missing)
-        directories = _arrange_imports(jailed="namespaces" in layers, packages=packages)
+        directories = _arrange_imports(ground.tier, packages)
         _import_everything()
         send_frame(link, READY)
-        plan = CellPlan(settings=settings, layers=layers, readable=tuple(directories), writable=(jail.TMP_DIR,))
-        _fork_on_demand(link, plan)
+        readable = directories if ground.tier == "namespaces" else [*_standard_files(), *packages.values()]
+        plan = CellPlan(settings=settings, tier=ground.tier, layers=ground.layers, readable=tuple(readable))
+        _Wardens(link, plan, ground.scratch).fork_on_demand()
     except Exception:
         with contextlib.suppress(OSError):
             send_frame(link, traceback.format_exc().encode())
@@ -79,25 +111,71 @@ def _be_zygote(
         os._exit(0)
 
 
-def _fork_on_demand(link: socket.socket, plan: CellPlan) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(link, 1, 1)
-        if not message:
-            return
+class _Wardens:
+    """The wardens that live, by descriptor, each with its episode's folder, which goes when the warden is gone."""
+
+    def __init__(self, link: socket.socket, plan: CellPlan, scratch: str | None) -> None:
+        self._link = link
+        self._plan = plan
+        self._scratch = scratch
+        self._folders: dict[int, str | None] = {}
+        self._poll = select.poll()
+
+    def fork_on_demand(self) -> None:
+        """Returns when the host hangs up."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps, orphaned cells too
+        self._poll.register(self._link, select.POLLIN)
+        while True:
+            for ready, _ in self._poll.poll():
+                if ready in self._folders:
+                    self._bury(ready)
+                elif not self._serve():
+                    return
+
+    def _serve(self) -> bool:
+        message, descriptors, _, _ = socket.recv_fds(self._link, 1, 1)
         with contextlib.suppress(OSError):  # no process: the host sees its connection end
-            _fork_warden(link, descriptors[0], plan)
+            for descriptor in descriptors:
+                self._fork(descriptor)
         for descriptor in descriptors:
             os.close(descriptor)
+        return bool(message)
 
-
-def _fork_warden(link: socket.socket, descriptor: int, plan: CellPlan) -> None:
-    if os.fork() == 0:
+    def _fork(self, descriptor: int) -> None:
+        folder = make_folder(self._scratch) if self._scratch is not None else None
         try:
-            link.close()
-            run_warden(socket.socket(fileno=descriptor), plan)
-        finally:  # never back into the zygote's loop
-            os._exit(1)
+            warden = self._forked(descriptor, folder)
+        except OSError:
+            _remove(folder)
+            raise
+        self._folders[warden] = folder
+        self._poll.register(warden, select.POLLIN)
+
+    def _forked(self, descriptor: int, folder: str | None) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for inherited in (self._link.fileno(), *self._folders):
+                    os.close(inherited)
+                run_warden(socket.socket(fileno=descriptor), self._plan, folder)
+            finally:  # never back into the zygote's loop
+                os._exit(1)
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            raise
+
+    def _bury(self, warden: int) -> None:
+        self._poll.unregister(warden)
+        os.close(warden)
+        _remove(self._folders.pop(warden))
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None:
+        remove_folder(folder)
 
 
 def _be_first_to_die() -> None:
@@ -116,14 +194,14 @@ def _load_foreign_libraries() -> None:
             importlib.import_module(name)
 
 
-def _missing_layers(settings: SandboxSettings, packages: Mapping[str, str]) -> dict[str, str]:
+def _missing_layers(packages: Mapping[str, str]) -> dict[str, str]:
     """Layer -> why it is not there."""
-    missing = dict.fromkeys(settings.disabled_layers, "disabled")
-    if "namespaces" not in missing and (reason := _jail_refusal(packages)):
+    missing = {}
+    if reason := _jail_refusal(packages):
         missing["namespaces"] = reason
-    if "landlock" not in missing and not landlock_version():
+    if not landlock_version():
         missing["landlock"] = "this kernel has none"
-    if "seccomp" not in missing and not seccomp_available():
+    if not seccomp_available():
         missing["seccomp"] = "this kernel has none"
     return missing
 
@@ -146,12 +224,19 @@ def _jail_refusal(packages: Mapping[str, str]) -> str:
     return (reason or f"the attempt ended with status {status}") if status else ""
 
 
-def _arrange_imports(*, jailed: bool, packages: Mapping[str, str]) -> list[str]:
-    standard = jail.python_directories()
-    site = [jail.PACKAGES_DIR] if jailed else sorted({os.path.dirname(path) for path in packages.values()})
-    sys.path[:] = standard + site
+def _arrange_imports(tier: Tier, packages: Mapping[str, str]) -> list[str]:
+    around = {os.path.dirname(path) for path in packages.values()}
+    sys.path[:] = [*jail.python_directories(), *([jail.PACKAGES_DIR] if tier == "namespaces" else sorted(around))]
     sys.path_importer_cache.clear()
-    return standard + site
+    return list(sys.path)
+
+
+def _standard_files() -> Iterator[str]:
+    """The standard library entry by entry, without the installed packages below it: a rule for the whole folder would
+    hold for these, too."""
+    for folder in jail.python_directories():
+        with os.scandir(folder) as entries:
+            yield from (entry.path for entry in entries if entry.name not in jail.INSTALLED)
 
 
 def _import_everything() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.envs import EnvsConfig
 from envs.datasets.catalogue import build_catalogue
@@ -24,6 +24,9 @@ from envs.tools.web_search import WebSearchTool
 from envs.tools.wikipedia_search import WikipediaFinder
 from envs.types import Tool
 
+if TYPE_CHECKING:
+    from envs.sandbox import Sandbox
+
 OpenTool = Callable[[], AbstractContextManager[Tool]]
 """Gives the tool of one episode, and ends it with the episode."""
 
@@ -39,6 +42,7 @@ class Parts:
     block_list: BlockList
     recording: Recording | None
     own_model: AskModel | None
+    sandbox: "Sandbox | None"
 
     @property
     def limits(self) -> ServiceLimits:
@@ -68,11 +72,9 @@ def open_tool(action: str, parts: Parts) -> OpenTool:
 
 
 def _code(parts: Parts) -> OpenTool:
-    from envs.sandbox import Sandbox, SandboxSettings
-
-    settings = parts.config.sandbox
-    sandbox = parts.lifetime.enter_context(Sandbox(SandboxSettings(memory_mb=settings.memory_mb)))
-    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=settings.timeout_s))
+    sandbox = parts.sandbox
+    assert sandbox is not None  # it is there wherever this action is
+    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.sandbox.timeout_s))
 
 
 def _search(parts: Parts) -> OpenTool:

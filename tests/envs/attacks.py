@@ -90,10 +90,20 @@ def placed_canaries(directory: Path) -> Iterator[Canaries]:
         yield Canaries(directory, (tcp, udp, abstract))
 
 
-def signs_of_escape(attack: Attack, text: str, error: str | None) -> list[str]:
-    """What in the result of an attack, under all layers, says that it came through."""
-    signs = [bad for bad in (*attack["bad"], SECRET) if bad in text]
-    if error not in attack.get("error", [error]):
+def signs_of_escape(attack: Attack, text: str, error: str | None, *, tier: str = "namespaces") -> list[str]:
+    """What in the result of an attack, under all layers of a tier, says that it came through.
+
+    Attacks with `asks_for_paths` only ask whether a path of the host exists, which `landlock` cannot hide. An attack
+    that the import check answers was never run.
+    """
+    bad = () if tier == "landlock" and attack.get("asks_for_paths") else attack["bad"]
+    signs = [one for one in (*bad, SECRET) if one in text]
+    if error == "forbidden-import":
+        signs.append("the import check answered, and not the kernel")
+    if error is not None and error.startswith("the sandbox failed"):
+        signs.append(error)
+    # Where files lie on the host's disk, the warden ends what writes too much.
+    if error not in attack.get("error", [error]) and not (tier == "landlock" and error == "disk"):
         signs.append(f"ended as {error}")
     return [f"{attack['id']} {attack['category']}: {sign}" for sign in signs]
 

@@ -1,13 +1,26 @@
-"""One running sandbox for the tests that do not need their own."""
+"""One running sandbox of each tier for the tests that do not need their own, and what some tests need of a machine."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from envs.sandbox import Sandbox
+from envs.sandbox import Sandbox, SandboxRefusedError, SandboxSettings
+
+
+@pytest.fixture(scope="package", params=["namespaces", "landlock"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    try:
+        running = Sandbox(SandboxSettings(tier=request.param))
+    except SandboxRefusedError as error:
+        pytest.skip(str(error))
+    with running:
+        yield running
 
 
 @pytest.fixture(scope="package")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as running:
-        yield running
+def namespaces() -> None:
+    """Skips where this machine does not give the tier `namespaces`."""
+    try:
+        Sandbox(SandboxSettings(tier="namespaces")).close()
+    except SandboxRefusedError as error:
+        pytest.skip(str(error))

@@ -16,7 +16,7 @@ class BareToolbox:
 
     def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:
         self._limits = {"code": timeout_s, "hanging_code": hang_timeout_s}
-        self._sandbox = Sandbox(SandboxSettings(check_imports=False, memory_mb=512))
+        self._sandbox = Sandbox(SandboxSettings(tier="namespaces", check_imports=False, memory_mb=512))
 
     @contextmanager
     def episode(self) -> Iterator[list[Tool]]:

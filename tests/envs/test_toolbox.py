@@ -156,6 +156,8 @@ def test_a_toolbox_that_cannot_be_opened_leaves_no_sandbox_behind(monkeypatch):
     ended = []
 
     class FakeSandbox:
+        state = None
+
         def __init__(self, settings):
             pass
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from configs.loading import load_run_config
-from envs.sandbox import SandboxRefusedError
+from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs import model_folder, preflight
 from ray_jobs.model_folder import SMALL_FILES, resolve_model
 from ray_jobs.preflight import (
@@ -35,6 +35,8 @@ def sandbox(monkeypatch):
     started = []
 
     class FakeSandbox:
+        state = SandboxState(tier="landlock", layers=("landlock",), without="namespaces: forbidden")
+
         def __init__(self, settings):
             pass
 
@@ -65,7 +67,8 @@ def refusal(config):
 
 
 def test_good_configuration_gives_the_model_folder_and_creates_nothing(config, model, sandbox, tmp_path):
-    assert check_before_start(config()) == model
+    ready = check_before_start(config())
+    assert (ready.model_path, ready.sandbox.tier) == (model, "landlock")
     assert not (tmp_path / "runs").exists()
     assert len(sandbox) == 1
 
@@ -235,8 +238,10 @@ def test_sandbox_is_only_needed_where_the_agent_writes_code(config, monkeypatch)
         raise SandboxRefusedError("no landlock")
 
     monkeypatch.setattr("envs.sandbox.Sandbox", refuse)
-    assert refusal(config()).startswith("no landlock; without it, leave 'code' out")
-    check_before_start(config('envs.actions=["search", "answer"]'))
+    assert refusal(config('envs.actions=["search", "code", "answer"]')) == (
+        """no landlock, or leave 'code' out: envs.actions='["search", "answer"]'"""
+    )
+    assert check_before_start(config('envs.actions=["search", "answer"]')).sandbox is None
 
 
 def test_run_folder_below_a_file_is_refused(config, tmp_path):

@@ -1,0 +1,66 @@
+"""The attack corpus against one tier of the sandbox, with the import check off: prints what came through, as JSON.
+
+python tests/envs/throwaway.py python tests/envs/attack_tier.py --tier landlock [--seed K]
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from attacks import Attack, all_attacks, left_over, placed_canaries, signs_of_escape
+
+from envs.sandbox import Sandbox, SandboxSettings
+from envs.types import ToolResult, ToolUnavailableError
+
+AT_ONCE = 8
+_TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
+
+
+def attack_tier(tier: Any, seed: int) -> dict[str, Any]:
+    """All attacks in an order drawn from `seed`, several at a time."""
+    attacks = all_attacks()
+    random.Random(seed).shuffle(attacks)
+    folder = Path(tempfile.mkdtemp())
+    settings = SandboxSettings(tier=tier, check_imports=False, memory_mb=512, max_concurrent_runs=AT_ONCE)
+    with placed_canaries(folder) as canaries, Sandbox(settings) as sandbox:
+
+        def signs_of(attack: Attack) -> list[str]:
+            code = canaries.place_in(attack["code"])
+            for _ in range(attack.get("repeat", 1)):
+                result = _run(sandbox, code, timeout_s=_HANG_TIMEOUT_S if attack.get("hangs") else _TIMEOUT_S)
+            return signs_of_escape(attack, result.text, result.error, tier=sandbox.state.tier)
+
+        with ThreadPoolExecutor(AT_ONCE) as attackers:
+            signs = [sign for found in attackers.map(signs_of, attacks) for sign in found]
+        signs += canaries.touched()
+        signs += [f"left over: {process}" for process in left_over(psutil.Process(sandbox.pid))]
+        if sandbox.run("6 * 7").text != "42\n":
+            signs.append("the sandbox does not compute any more")
+        tier = sandbox.state.tier
+    signs += [f"left over: {path}" for path in Path(tempfile.gettempdir()).glob("agentflow-sandbox-*")]
+    return {"tier": tier, "num_attacks": len(attacks), "signs": signs}
+
+
+def _run(sandbox: Sandbox, code: str, *, timeout_s: float) -> ToolResult:
+    """A fault of the machinery is a sign, too: no attack may bring the warden down."""
+    try:
+        return sandbox.run(code, timeout_s=timeout_s)
+    except ToolUnavailableError as fault:
+        return ToolResult(text="", error=str(fault))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tier", choices=("namespaces", "landlock"), required=True)
+    parser.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
+    options = parser.parse_args()
+    print(json.dumps(attack_tier(options.tier, options.seed)))

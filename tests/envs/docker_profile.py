@@ -1,0 +1,75 @@
+"""Runs a command as Docker's default profile would: with its capabilities, and without the calls that it refuses.
+
+    python tests/envs/docker_profile.py [--user UID] COMMAND ...
+
+An emulation of what matters to a sandbox: no new namespaces, no mounts, and 14 capabilities, or none for another user.
+"""
+
+import argparse
+import ctypes
+import errno
+import os
+import struct
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from envs.sandbox import kernel
+from envs.sandbox.seccomp import restrict_calls
+
+# CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD,
+# AUDIT_WRITE, SETFCAP
+CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
+REFUSED = {
+    "pivot_root": 155, "mount": 165, "umount2": 166, "unshare": 272, "setns": 308, "bpf": 321, "perf_event_open": 298,
+    "add_key": 248, "request_key": 249, "keyctl": 250, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428,
+    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
+}  # fmt: skip
+_CLONE, _CLONE3, _NEW_NAMESPACES = 56, 435, 0x7E020000
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_SYS_CAPSET, _CAPABILITY_VERSION_3 = 126, 0x20080522
+_PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+
+
+def enter_docker_profile(user: int) -> None:
+    """Without no_new_privs, as Docker does it, where this process has the right to."""
+    if os.geteuid() != 0:
+        kernel.forbid_new_privileges()
+    restrict_calls(_filter_program())
+    if os.geteuid() == 0:
+        _keep_capabilities()
+        if user != 0:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+
+
+def _filter_program() -> bytes:
+    program = [(_LOAD, 0, 0, 0)]
+    for number in REFUSED.values():
+        program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    program += [(_IF_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
+    program += [(_IF_EQUAL, 0, 3, _CLONE), (_LOAD, 0, 0, 16), (_IF_ANY_BIT, 0, 1, _NEW_NAMESPACES)]
+    program += [(_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _keep_capabilities() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for capability in set(range(41)) - set(CAPABILITIES):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    kept = sum(1 << capability for capability in CAPABILITIES)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    kernel.system_call("capset", _SYS_CAPSET, header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--user", type=int, default=os.geteuid(), help="run as this user (default: as now)")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    enter_docker_profile(options.user)
+    os.execvp(options.command[0], options.command)

@@ -1,0 +1,410 @@
+"""The two tiers: which one a machine gets, what each of them keeps apart, and what it leaves behind."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from configs.loading import load_run_config
+from envs.sandbox import Sandbox, SandboxSettings
+from envs.sandbox.idle import IdleMemory, resident_bytes
+from envs.sandbox.scratch import FolderFiles, make_folder, make_scratch, remove_folder, scratch_parent
+from envs.sandbox.tiers import choose_tier, lacking, refusal
+from envs.types import ToolResult
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+RESTARTED = "[The interpreter was restarted: names from earlier steps are gone.]\n"
+
+
+@pytest.fixture(scope="module")
+def bare(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The tier of `sandbox`, without the import check."""
+    with Sandbox(SandboxSettings(tier=sandbox.state.tier, check_imports=False)) as running:
+        yield running
+
+
+def in_throwaway(*command: object) -> subprocess.CompletedProcess[str]:
+    """Skips where this machine gives no namespaces, so that there is no place to attack in."""
+    launcher = [sys.executable, str(_HERE / "throwaway.py"), *map(str, command)]
+    done = subprocess.run(launcher, capture_output=True, text=True, cwd=_ROOT, timeout=300)
+    if "PermissionError" in done.stderr and "throwaway.py" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    return done
+
+
+def under_docker_profile(*command: object) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, str(_HERE / "docker_profile.py"), *map(str, command)]
+    return subprocess.run(launcher, capture_output=True, text=True, cwd=_ROOT, timeout=300)
+
+
+# Which tier
+
+
+@pytest.mark.parametrize(
+    ("wanted", "missing", "landlock_version", "tier"),
+    [
+        ("auto", {}, 7, "namespaces"),
+        ("auto", {"landlock": "none"}, 0, "namespaces"),
+        ("auto", {"namespaces": "forbidden"}, 6, "landlock"),
+        ("auto", {"namespaces": "forbidden"}, 5, None),
+        ("auto", {"namespaces": "forbidden", "landlock": "none"}, 0, None),
+        ("auto", {"seccomp": "none"}, 7, None),
+        ("landlock", {}, 6, "landlock"),
+        ("landlock", {}, 5, None),
+        ("namespaces", {"namespaces": "forbidden"}, 7, None),
+    ],
+)
+def test_the_stronger_tier_is_taken_and_none_is_weakened(
+    wanted: Any, missing: dict[str, str], landlock_version: int, tier: str | None
+) -> None:
+    assert choose_tier(wanted, lacking(missing, landlock_version=landlock_version)) == tier
+
+
+def test_every_key_that_a_refusal_names_can_be_set_as_it_stands() -> None:
+    missing = {"namespaces": "forbidden", "landlock": "none", "seccomp": "none"}
+    for wanted in ("auto", "namespaces", "landlock"):
+        for lacked in (missing, {"namespaces": "forbidden"}, {"landlock": "none"}, {"seccomp": "none"}):
+            said = refusal(wanted, lacking(lacked, landlock_version=7))  # type: ignore[arg-type]
+            for setting in re.findall(r"[a-z_]+(?:\.[a-z_]+)+=\S+", said):
+                load_run_config(None, [setting.rstrip(",")])
+    only_landlock = refusal("namespaces", lacking({"namespaces": "forbidden"}, landlock_version=7))
+    assert only_landlock.endswith("allow user namespaces to this user or container, or set envs.sandbox.tier=landlock")
+
+
+def test_a_machine_that_gives_namespaces_gets_them_and_says_so() -> None:
+    with Sandbox() as sandbox:
+        state = sandbox.state
+    if state.without:
+        pytest.skip(state.without)
+    assert (state.tier, "namespaces" in state.layers) == ("namespaces", True)
+
+
+def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> None:
+    program = """
+        import contextlib, io
+        from configs.loading import load_run_config
+        from ray_jobs import doctor, preflight
+        from ray_jobs.cli import main
+
+        for tier in ("auto", "namespaces"):
+            setting = f"envs.sandbox.tier={tier}"
+            with contextlib.redirect_stdout(io.StringIO()):
+                print(main(["train", "--dry-run", setting]), file=sys.stderr)
+            try:
+                print(preflight.check_sandbox(load_run_config(None, [setting]).envs), file=sys.stderr)
+            except preflight.PreflightError as error:
+                print(error, file=sys.stderr)
+        print([finding.found for finding in doctor._parts() if finding.what == "code sandbox"][0], file=sys.stderr)
+    """
+    done = under_docker_profile(sys.executable, "-c", "import sys\n" + textwrap.dedent(program))
+    told, ok, walls, refused, failed, reason, diagnosed = done.stderr.splitlines()
+    assert (ok, failed) == ("0", "2")
+    assert walls.startswith("tier landlock (rlimits, landlock, seccomp); without namespaces: PermissionError")
+    assert (told, diagnosed) == (f"agentflow: code sandbox: {walls}", walls)
+    assert refused == f"agentflow: error: {reason}"
+    named = re.findall(r"(envs[\w.]*)=('[^']*'|[^\s,]+)", reason)
+    assert [key for key, _ in named] == ["envs.sandbox.tier", "envs.actions"]
+    for key, value in named:
+        load_run_config(None, [f"{key}={value.strip(chr(39))}"])
+
+
+# What is kept apart
+
+
+def test_no_attack_comes_through_either_tier() -> None:
+    """Where neither could harm the host. The import check is off: it would answer instead of the walls."""
+    for tier in ("namespaces", "landlock"):
+        done = in_throwaway(sys.executable, _HERE / "attack_tier.py", "--tier", tier)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["tier"], found["signs"]) == (tier, [])
+        assert found["num_attacks"] >= 150
+
+
+def test_without_namespaces_no_episode_sees_the_hosts_files_or_a_siblings() -> None:
+    program = """
+        import json, os, tempfile
+        from envs.sandbox import Sandbox, SandboxSettings
+        host = tempfile.mkdtemp() + "/secret"
+        open(host, "w").write("of the host")
+        with Sandbox(SandboxSettings(tier="landlock", check_imports=False)) as sandbox:
+            with sandbox.episode() as one, sandbox.episode() as other:
+                folder = one.run("import os\\nopen('note', 'w').write('of one')\\nprint(os.getcwd(), end='')").text
+                def tried(code):
+                    return other.run(code).text
+                told = {
+                    "host": tried(f"open({host!r}).read()"),
+                    "host's folder": tried("import os; os.listdir('/tmp')"),
+                    "host written": tried(f"open({host!r}, 'a').write('x')"),
+                    "host dated": tried(f"import os; os.utime({host!r})"),
+                    "host's link": tried("import os; os.readlink('/proc/self/exe')"),
+                    "sibling": tried(f"open({folder + '/note'!r}).read()"),
+                    "sibling's folder": tried(f"import os; os.listdir({folder!r})"),
+                    "sibling written": tried(f"open({folder + '/more'!r}, 'w')"),
+                    "all folders": tried(f"import os; os.listdir({os.path.dirname(folder)!r})"),
+                }
+                own = other.run("import os; open('own', 'w').close(); os.listdir('.')").text
+                mode = os.stat(folder).st_mode & 0o777
+            left = [name for name in os.listdir(os.path.dirname(folder))]
+            one_more = sandbox.run("import os; os.listdir('.')").text
+        print(json.dumps([told, own, mode, left, one_more, os.path.exists(os.path.dirname(folder))]))
+    """
+    done = in_throwaway(sys.executable, "-c", textwrap.dedent(program))
+    told, own, mode, left, fresh, remains = json.loads(done.stdout or done.stderr)
+    assert {asked: "PermissionError" in text for asked, text in told.items()} == dict.fromkeys(told, True), told
+    assert (own, fresh, mode, remains) == ("['own']\n", "[]\n", 0o700, False)
+    assert len(left) <= 2  # the last episodes' folders may still be on their way out
+
+
+FCNTL = """
+import fcntl, os, struct
+file = open('shared', 'w+')
+lock = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 0, 0, 0)
+def tried(*arguments):
+    try:
+        fcntl.fcntl(file, *arguments)
+    except PermissionError:
+        return 'EPERM'
+    return 'allowed'
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fcntl.F_SETLK, lock", "fcntl.F_GETLK, lock", "fcntl.F_SETLKW, lock", "fcntl.F_NOTIFY, 1",
+        "fcntl.F_SETLEASE, 1", "fcntl.F_SETOWN, os.getppid()", "fcntl.F_SETSIG, 9",
+        "37, lock", "1024 + 9, 1", "(1 << 30), 0",
+    ],
+)  # fmt: skip
+def test_descriptors_carry_no_locks_owners_or_signals(bare: Sandbox, call: str) -> None:
+    assert bare.run(f"{FCNTL}\ntried({call})") == ToolResult(text="'EPERM'\n")
+
+
+def test_what_descriptors_need_stays_allowed(bare: Sandbox) -> None:
+    code = "[tried(*a) for a in ((0, 5), (1,), (2, 1), (3,), (4, os.O_NONBLOCK), (1030, 5))], os.dup(1) > 4"
+    assert bare.run(f"{FCNTL}\n{code}") == ToolResult(text=f"({['allowed'] * 6}, True)\n")
+
+
+def test_a_futex_in_a_file_wakes_nobody(bare: Sandbox) -> None:
+    """Episodes read the same files; one could wake another through them."""
+    code = """
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        word = ctypes.c_uint32(0)
+        [(libc.syscall(202, ctypes.byref(word), operation, 1), ctypes.get_errno()) for operation in (1, 129)]
+    """
+    assert bare.run(textwrap.dedent(code)).text == "[(-1, 1), (0, 1)]\n"
+
+
+def test_a_file_without_a_name_cannot_be_made(bare: Sandbox) -> None:
+    assert "PermissionError" in bare.run("import os; os.open('.', os.O_TMPFILE | os.O_RDWR)").text
+
+
+def test_only_the_librarys_own_packages_can_be_read(bare: Sandbox) -> None:
+    code = """
+        import os, sys
+        def names(path):
+            try:
+                return sorted(os.listdir(path))
+            except OSError:
+                return []
+        around = os.path.dirname(os.path.dirname(sys.modules['sympy'].__file__))
+        beside = os.path.dirname(os.__file__) + '/site-packages'
+        print(set(names(around)) | set(names(beside)) <= {'mpmath', 'numpy', 'numpy.libs', 'sympy'})
+        try:
+            open(around + '/psutil/__init__.py')
+        except OSError:
+            print('refused')
+        import wave, sympy.geometry, numpy.polynomial
+    """
+    assert bare.run(textwrap.dedent(code)) == ToolResult(text="True\nrefused\n")
+
+
+def test_the_code_is_not_told_where_on_the_host_it_runs(bare: Sandbox) -> None:
+    code = """
+        import sys
+        told = [sys.argv, sys.orig_argv, sys.executable, sys._base_executable]
+        told += [module.__dict__.get('__file__') for name, module in sys.modules.items() if name.startswith('envs')]
+        frame = sys._getframe()
+        while frame:
+            told.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        print(told)
+    """
+    told = bare.run(textwrap.dedent(code)).text
+    assert str(_ROOT) not in told
+    assert ".venv" not in told
+
+
+def test_the_warden_gives_up_its_rights_before_the_code_runs(bare: Sandbox) -> None:
+    """It reads bytes that the code wrote."""
+    with bare.episode() as episode:
+        episode.run("1")
+        (zygote,) = psutil.Process(bare.pid).children()
+        (warden,) = zygote.children()
+        lines = Path(f"/proc/{warden.pid}/status").read_text().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert (status["Seccomp"], status["NoNewPrivs"]) == ("2", "1")
+
+
+# What is left behind
+
+
+def test_files_of_an_episode_are_bounded_together_and_go_with_it(bare: Sandbox) -> None:
+    with bare.episode() as episode:
+        result = episode.run("for i in range(100): open(f'{i}', 'wb').write(bytes(4 << 20))", timeout_s=60)
+        assert result.error == ("exception" if bare.state.tier == "namespaces" else "disk")
+        assert "No space left" in result.text or "more than 16 MB or 256 files" in result.text
+        many = episode.run("for i in range(1000): open(f'{i}', 'w').close()", timeout_s=60)
+        assert many.error in ("exception", "disk")
+
+
+def test_all_of_a_flat_folder_is_counted(tmp_path: Path) -> None:
+    files = FolderFiles(str(tmp_path), max_mb=1, max_files=3)
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    assert not files.over_bound()
+    (tmp_path / "b").write_bytes(b"x")
+    assert files.over_bound()
+    (tmp_path / "a").unlink()
+    for name in "cd":
+        (tmp_path / name).touch()
+    assert not files.over_bound()
+    (tmp_path / "e").touch()
+    assert files.over_bound()
+
+
+def test_episodes_folders_lie_outside_rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "session_1" / "artifacts"))
+    assert scratch_parent() == tmp_path / "session_1" / "artifacts"
+    (tmp_path / "session_latest").symlink_to(tmp_path / "session_1")
+    assert scratch_parent() == Path("/tmp")
+
+
+def test_a_removed_folder_is_gone_while_files_still_come(tmp_path: Path) -> None:
+    scratch = make_scratch(str(tmp_path))
+    folder = Path(make_folder(scratch))
+    assert (Path(scratch).stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o700, 0o700)
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not ended.is_set() and folder.exists():
+            number += 1
+            try:
+                (folder / str(number % 50)).touch()
+            except FileNotFoundError:
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    remove_folder(scratch)
+    ended.set()
+    writer.join()
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed() -> None:
+    program = """
+        from envs.sandbox import Sandbox, SandboxSettings
+        sandbox = Sandbox(SandboxSettings(tier="landlock"))
+        episode = sandbox.episode()
+        print(sandbox.pid, sandbox.state.tier, flush=True)
+        print(episode.run("open('note', 'w').close()\\nprint(__import__('os').getcwd())").text, flush=True)
+        episode.run("while True: pass", timeout_s=60)
+    """
+    host = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=_ROOT, text=True
+    )
+    assert host.stdout is not None
+    pid, folder = int(host.stdout.readline().split()[0]), Path(host.stdout.readline().strip())
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert folder.is_dir()
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (folder.parent.exists() or any(one.is_running() for one in processes)):
+        time.sleep(0.01)
+    assert not folder.parent.exists()
+    assert not any(one.is_running() for one in processes)
+
+
+# Memory between steps
+
+
+class _Idle:
+    def __init__(self, number: int) -> None:
+        self.number, self.closed, self.evicted = number, False, False
+
+    def evict(self) -> None:
+        self.evicted = True
+
+
+def test_the_largest_idle_episodes_go_first_and_no_more_than_must() -> None:
+    idle, episodes = IdleMemory(100), [_Idle(number) for number in range(5)]
+    for episode, held in zip(episodes, (10, 60, 20, 30, 40), strict=True):
+        idle.rest(episode, held)
+    assert [episode.number for episode in episodes if episode.evicted] == [1]
+    idle.wake(episodes[4])
+    episodes[3].closed = True
+    idle.rest(episodes[0], 75)
+    assert [episode.number for episode in episodes if episode.evicted] == [0, 1]
+    idle.rest(episodes[3], 1000)
+    assert not episodes[3].evicted
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return -1
+
+
+def test_idle_episodes_above_the_bound_are_ended_and_say_so(sandbox: Sandbox) -> None:
+    num_episodes, bound_mb, each_mb = 6, 200, 60
+    with Sandbox(SandboxSettings(tier=sandbox.state.tier, idle_memory_mb=bound_mb)) as bounded:
+        fresh = bounded.episode()
+        fresh.run("kept = 1")
+        episodes = [bounded.episode() for _ in range(num_episodes)]
+        for number, episode in enumerate(episodes):
+            episode.run(f"import numpy as np\nx = np.full({each_mb << 17}, {number}.0)", timeout_s=60)
+
+        def held_bytes() -> int:
+            """By the cells, beyond what one holds that has done nothing."""
+            (zygote,) = psutil.Process(bounded.pid).children()
+            processes = zygote.children(recursive=True)
+            cells = [resident_bytes(cell.pid) for cell in processes if _parent(cell) != zygote.pid]
+            return sum(cells) - len(cells) * min(filter(None, cells))
+
+        deadline = time.monotonic() + 60
+        while held_bytes() > bound_mb << 20 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert held_bytes() <= bound_mb << 20
+        texts = [episode.run("'x' in globals()", timeout_s=60).text for episode in episodes]
+        assert fresh.run("kept").text == "1\n"
+        for episode in (fresh, *episodes):
+            episode.close()
+    assert texts.count("True\n") == 3
+    assert texts.count(f"{RESTARTED}False\n") == num_episodes - 3
+
+
+def test_files_in_memory_count_as_memory(namespaces: None) -> None:
+    settings = SandboxSettings(tier="namespaces", idle_memory_mb=9)
+    write = "for i in range(3): open(f'{i}', 'wb').write(bytes(4 << 20))"
+    with Sandbox(settings) as bounded, bounded.episode() as episode:
+        assert episode.run(write).error is None
+        assert episode.run("1").text == f"{RESTARTED}1\n"
