@@ -1,13 +1,15 @@
 """Runs a command as Docker's default profile would: with its capabilities, and without the calls that it refuses.
 
-    python tests/envs/docker_profile.py [--user UID] COMMAND ...
+    python tests/envs/docker_profile.py [--user UID] [--seccomp FILE] COMMAND ...
 
 An emulation of what matters to a sandbox: no new namespaces, no mounts, and 14 capabilities, or none for another user.
+With a profile of one's own only what this one refuses is refused.
 """
 
 import argparse
 import ctypes
 import errno
+import json
 import os
 import struct
 import sys
@@ -26,6 +28,13 @@ REFUSED = {
     "add_key": 248, "request_key": 249, "keyctl": 250, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
 }  # fmt: skip
+NUMBERS = REFUSED | {
+    "acct": 163, "adjtimex": 159, "clock_adjtime": 305, "clock_settime": 227, "delete_module": 176,
+    "fanotify_init": 300, "finit_module": 313, "init_module": 175, "io_uring_enter": 426, "io_uring_register": 427,
+    "ioperm": 173, "iopl": 172, "kcmp": 312, "kexec_file_load": 320, "kexec_load": 246, "lookup_dcookie": 212,
+    "open_by_handle_at": 304, "quotactl": 179, "reboot": 169, "settimeofday": 164, "swapoff": 168, "swapon": 167,
+    "syslog": 103, "vhangup": 153,
+}  # fmt: skip
 _CLONE, _CLONE3, _NEW_NAMESPACES = 56, 435, 0x7E020000
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -33,11 +42,11 @@ _SYS_CAPSET, _CAPABILITY_VERSION_3 = 126, 0x20080522
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 
 
-def enter_docker_profile(user: int) -> None:
+def enter_docker_profile(user: int, profile: Path | None) -> None:
     """Without no_new_privs, as Docker does it, where this process has the right to."""
     if os.geteuid() != 0:
         kernel.forbid_new_privileges()
-    restrict_calls(_filter_program())
+    restrict_calls(_filter_of(profile) if profile else _filter_program())
     if os.geteuid() == 0:
         _keep_capabilities()
         if user != 0:
@@ -56,6 +65,19 @@ def _filter_program() -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
+def _filter_of(profile: Path) -> bytes:
+    """Of a profile that allows all but a list."""
+    rules = json.loads(profile.read_text())
+    (refusing,) = rules["syscalls"]
+    if (rules["defaultAction"], refusing["action"]) != ("SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"):
+        raise ValueError(f"{profile} is more than a list of refused calls")
+    program = [(_LOAD, 0, 0, 0)]
+    for name in refusing["names"]:
+        program += [(_IF_EQUAL, 0, 1, NUMBERS[name]), (_RETURN, 0, 0, _ERRNO | refusing["errnoRet"])]
+    program += [(_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
 def _keep_capabilities() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -69,7 +91,8 @@ def _keep_capabilities() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--user", type=int, default=os.geteuid(), help="run as this user (default: as now)")
+    parser.add_argument("--seccomp", type=Path, metavar="FILE", help="a seccomp profile instead of Docker's")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    enter_docker_profile(options.user)
+    enter_docker_profile(options.user, options.seccomp)
     os.execvp(options.command[0], options.command)

@@ -120,6 +120,13 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
         load_run_config(None, [f"{key}={value.strip(chr(39))}"])
 
 
+def test_the_seccomp_profile_in_deploy_allows_the_tier_of_namespaces(namespaces: None) -> None:
+    walls = under_docker_profile(
+        "--seccomp", "deploy/seccomp.json", sys.executable, "-m", "ray_jobs.cli", "run-code", "/dev/null"
+    )
+    assert walls.stderr.startswith("code sandbox: tier namespaces")
+
+
 # What is kept apart
 
 

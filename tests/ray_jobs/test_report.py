@@ -1,9 +1,11 @@
+import json
 import math
 import re
 
 import pytest
 
 from configs.loading import load_run_config
+from envs.sandbox import SandboxState
 from ray_jobs.report import write_report
 from ray_jobs.run_folder import RunFolder
 
@@ -89,6 +91,20 @@ def test_report_states_the_verdict_and_shows_a_task_before_and_after(folder):
     assert "The same task after RL" in words
     assert "1 tasks from wrong to right and 0 from right to wrong; 0 are wrong after it" in words
     assert "Look it up. search clay keys → 37 kg Answer: 42 , the reference is 42" in words.replace("&rarr;", "→")
+
+
+def test_footer_says_what_stood_around_the_planners_code(tmp_path):
+    state = SandboxState(tier="landlock", layers=("rlimits", "landlock"), without="namespaces: <forbidden>")
+    config = load_run_config(None, [f"output_dir={tmp_path}", "name=walled"])
+    with RunFolder.create(config, sandbox=state) as folder:
+        said = "code sandbox: tier landlock (rlimits, landlock); without namespaces: &lt;forbidden&gt;"
+        assert said in render(folder)
+    recorded = json.loads((tmp_path / "walled" / "provenance.json").read_text())["sandbox"]
+    assert recorded == {"tier": "landlock", "layers": ["rlimits", "landlock"], "without": "namespaces: <forbidden>"}
+
+
+def test_footer_is_silent_where_there_is_no_code_tool(folder):
+    assert "code sandbox" not in render(folder)
 
 
 def test_gain_that_may_be_chance_is_not_answered_with_yes(folder):
