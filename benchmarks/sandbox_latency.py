@@ -38,13 +38,13 @@ def _concurrent_calls(sandbox: Sandbox) -> tuple[list[float], list[float]]:
 def main() -> None:
     rows: list[tuple[str, Sequence[float]]] = [("cold start", [_timed(_start_and_close) for _ in range(_NUM_STARTS)])]
     with Sandbox() as sandbox, sandbox.episode() as episode:
-        layers = ", ".join(sandbox.layers)
+        walls = str(sandbox.state)
         rows.append(("fresh run", [_timed(lambda: sandbox.run(_CODE)) for _ in range(_NUM_RUNS)]))
         episode.run(_CODE)
         rows.append(("later call", [_timed(lambda: episode.run(_CODE)) for _ in range(_NUM_CALLS)]))
         first, later = _concurrent_calls(sandbox)
         rows += [(f"{_NUM_EPISODES} at once, first", first), (f"{_NUM_EPISODES} at once, later", later)]
-    table = Table("what", "samples", "p50 ms", "p95 ms", title=f"Sandbox ({layers})")
+    table = Table("what", "samples", "p50 ms", "p95 ms", title=f"Sandbox, {walls}")
     for name, seconds in rows:
         cuts = quantiles(seconds, n=20, method="inclusive")
         table.add_row(name, str(len(seconds)), f"{cuts[9] * 1000:.2f}", f"{cuts[18] * 1000:.2f}")

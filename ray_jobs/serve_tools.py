@@ -16,8 +16,8 @@ def run_serve_tools(config: RunConfig, *, transport: Transport, host: str, port:
         # The HTTP server, once it has ended, raises the signal again, whose default would skip the toolbox's end.
         signal.signal(signal.SIGTERM, _end)
     with Toolbox(config.envs) as toolbox:
-        if toolbox.sandbox:
-            print(f"code sandbox: {toolbox.sandbox}", file=sys.stderr)
+        if toolbox.sandbox and toolbox.sandbox.without:
+            print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
         asyncio.run(serve(toolbox, transport=transport, host=host, port=port))
 
 

@@ -48,6 +48,8 @@ class Ground:
 def main() -> NoReturn:
     """Process 0 only watches; process 1 of the jail is the zygote, and all in the jail die with it."""
     _forget_where_this_is()
+    # A host that ignores it hands that on, and then no child could be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=_LINK)
     order = json.loads(receive_frame(link))

@@ -44,9 +44,12 @@ _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 
 def enter_docker_profile(user: int, profile: Path | None) -> None:
     """Without no_new_privs, as Docker does it, where this process has the right to."""
-    if os.geteuid() != 0:
+    program = _filter_of(profile) if profile else _filter_program()
+    try:
+        restrict_calls(program)
+    except PermissionError:
         kernel.forbid_new_privileges()
-    restrict_calls(_filter_of(profile) if profile else _filter_program())
+        restrict_calls(program)
     if os.geteuid() == 0:
         _keep_capabilities()
         if user != 0:

@@ -47,6 +47,8 @@ def started(command: list[str]) -> Iterator[HttpServer]:
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
+        if line.startswith("agentflow: code sandbox"):  # on a machine with the second tier only
+            line = process.stderr.readline()
         assert line.startswith("serving tools at http://127.0.0.1:"), line
         yield HttpServer(process, line.split()[-1])
     finally:

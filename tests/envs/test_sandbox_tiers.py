@@ -130,14 +130,13 @@ def test_the_seccomp_profile_in_deploy_allows_the_tier_of_namespaces(namespaces:
 # What is kept apart
 
 
-def test_no_attack_comes_through_either_tier() -> None:
-    """Where neither could harm the host. The import check is off: it would answer instead of the walls."""
-    for tier in ("namespaces", "landlock"):
-        done = in_throwaway(sys.executable, _HERE / "attack_tier.py", "--tier", tier)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert (found["tier"], found["signs"]) == (tier, [])
-        assert found["num_attacks"] >= 150
+def test_no_attack_comes_through_the_tier_landlock() -> None:
+    """Where none could harm the host. The import check is off: it would answer instead of the walls."""
+    done = in_throwaway(sys.executable, _HERE / "attack_tier.py", "--tier", "landlock")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["tier"], found["signs"]) == ("landlock", [])
+    assert found["num_attacks"] >= 150
 
 
 def test_without_namespaces_no_episode_sees_the_hosts_files_or_a_siblings() -> None:
