@@ -4,16 +4,16 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from ray_jobs.held_out import held_out_rates
 from ray_jobs.view_ledger import LedgerRows
 from ray_jobs.view_lines import MetricRows, Row, TrajectoryIndex
 from ray_jobs.view_tokens import TokenTexts
 from ray_jobs.view_tree import prefix_tree
-from reward.paired import wilson_interval
 
 MAX_PAGE = 500
 FRESH_S = 900.0
@@ -95,7 +95,7 @@ class ViewedRun:
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
             "num_eval_tasks": summary.get("num_eval_tasks"),
-            "held_out": held_out(summary),
+            "held_out": [asdict(one) for one in held_out_rates(summary)],
             "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
             "bottleneck": (summary.get("bottleneck") or {}).get("text"),
@@ -228,19 +228,6 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
     order = ("gained", "lost", "both_wrong", "both_right")
     pairs.sort(key=lambda pair: (order.index(pair["kind"]), pair["task"]))
     return dict(counts), pairs
-
-
-def held_out(summary: Mapping[str, Any]) -> list[Row]:
-    """The held-out solve rates as points of the learning curve, each with its 95% interval; none while they are not
-    known."""
-    count, last = summary.get("num_eval_tasks"), summary.get("num_steps")
-    rates = {"before": (0, summary.get("solve_rate_before")), "after": (last, summary.get("solve_rate_after"))}
-    found = []
-    for policy, (step, rate) in rates.items():
-        if count and step is not None and rate is not None:
-            low, high = wilson_interval(round(rate * count), count)
-            found.append({"policy": policy, "step": step, "rate": rate, "low": low, "high": high})
-    return found
 
 
 def _right(row: Row) -> bool:

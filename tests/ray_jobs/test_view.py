@@ -9,9 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
+from ray_jobs.held_out import held_out_rates
 from ray_jobs.prm_page import PRM_STYLE
 from ray_jobs.view import run_view
-from ray_jobs.view_run import ViewedRun, ViewError, held_out
+from ray_jobs.view_run import ViewedRun, ViewError
 from ray_jobs.view_server import STATIC, build_app, finite
 from rollout.records import trajectory_record
 
@@ -308,10 +309,10 @@ def test_a_group_comes_with_its_attempts_as_a_tree(folder):
 
 def test_held_out_rates_are_points_of_the_curve():
     summary = {"num_eval_tasks": 300, "num_steps": 10, "solve_rate_before": 0.1, "solve_rate_after": 0.8}
-    before, after = held_out(summary)
-    assert (before["policy"], before["step"], after["policy"], after["step"]) == ("before", 0, "after", 10)
-    assert after["low"] < 0.8 < after["high"]
-    assert held_out({}) == []
+    before, after = held_out_rates(summary)
+    assert (before.policy, before.step, after.policy, after.step) == ("before", 0, "after", 10)
+    assert after.low < 0.8 < after.high
+    assert held_out_rates({}) == []
 
 
 STYLES = [path.read_text(encoding="utf-8") for path in (STATIC / "style.css", STATIC.with_name("report.css"))]
