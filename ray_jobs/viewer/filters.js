@@ -1,4 +1,4 @@
-// The row of filters above a list. What is chosen stands in the address.
+// The row of filters above a list. What is chosen is in the address.
 
 import { h, number } from "./dom.js";
 

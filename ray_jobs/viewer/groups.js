@@ -83,14 +83,15 @@ export async function group(app, { id }) {
   return {
     node: [
       h("p", { class: "crumbs" }, h("a", { href: link("groups", "", { run }) }, "Groups"), " / ", id),
-      h("h1", { dir: "auto" }, visible(one.question ?? id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size))),
+      h("div", { class: "picture" },
+        h("h1", { dir: "auto" }, visible(one.question ?? id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size))),
+        siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
+        ...(picture ? [matrixLegend(), picture] : [])),
       h("dl", { class: "stats" }, ...[
         ["step", one.step], ["reference", siblings[0]?.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
         ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],
         ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["standard deviation of step scores", credit?.scores.num ? credit.scores.std : null],
-      ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value)))),
-      siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
-      ...(picture ? [matrixLegend(), picture] : [])],
+      ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))))],
     move: (by) => {
       const links = [...(picture?.querySelectorAll("a.attempt") ?? [])];
       selected = Math.min(links.length - 1, Math.max(0, selected + by));
