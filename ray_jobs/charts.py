@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 14, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
 _SIDE, _EDGE = 320, 36
 
 

@@ -61,7 +61,7 @@ export function why(state, siblings, reason, size) {
   const of = siblings.length || size || 0;
   switch (state) {
     case "trained": return siblings.length
-      ? `Trained: ${right} of ${of} attempts were right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
+      ? `Trained: ${right} of ${of} attempts ${right === 1 ? "was" : "were"} right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
     case "all_right": return `Filtered: all ${of} attempts were right. With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "all_wrong": return `Filtered: none of the ${of} attempts was right. With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
