@@ -6,6 +6,7 @@ from typing import Any
 import ray
 
 from rollout.adapter_store import PublishedAdapter
+from rollout.canary import Reading
 from rollout.engine import PolicyEngine
 
 
@@ -15,7 +16,8 @@ class WeightFollower:
         self._store = store
         self._worker = worker
         self._loading = asyncio.Lock()
-        self._said: tuple[int, list[float]] | None = None
+        self._base: Reading | None = None
+        self._moved: Reading | None = None
         self.proven_version = engine.policy_version
 
     async def follow(self) -> None:
@@ -29,7 +31,8 @@ class WeightFollower:
             await self._load_newer_than(policy_version - 1)
 
     async def _load_newer_than(self, policy_version: int) -> None:
-        """Load an adapter and prove it to the store: the bytes by their digest, the weights by the canary text."""
+        """Load an adapter and prove it to the store: the bytes by their digest, the weights by what the engine's memory
+        holds and by the canary text."""
         offer = await self._store.wait_newer.remote(policy_version)
         published = offer.published
         try:
@@ -44,12 +47,18 @@ class WeightFollower:
         async with self._loading:
             if published.policy_version <= self.proven_version:
                 return
-            digest, logprobs = await asyncio.gather(
-                self._engine.load_adapter(published.policy_version, data), self._score(published)
+            if self._base is None:
+                self._base = self._moved = await self._reading(self._engine.policy_version, published)
+            digest, said, read_back = await asyncio.gather(
+                self._engine.load_adapter(published.policy_version, data),
+                self._reading(published.policy_version, published),
+                self._engine.read_back(),
             )
-            said = published.policy_version, logprobs
-            await self._store.acknowledge.remote(self._worker, said, digest, self._said)
-            self.proven_version, self._said = published.policy_version, said
+            before = [one for one in (self._base, self._moved) if one is not None]
+            if await self._store.acknowledge.remote(self._worker, said, digest, read_back, before):
+                self._moved = said
+            self.proven_version = published.policy_version
 
-    async def _score(self, published: PublishedAdapter) -> list[float]:
-        return await self._engine.score(published.canary.token_ids) if published.canary else []
+    async def _reading(self, policy_version: int, published: PublishedAdapter) -> Reading:
+        logprobs = await self._engine.score(published.canary.token_ids) if published.canary else []
+        return Reading(policy_version=policy_version, logprobs=logprobs)

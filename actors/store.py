@@ -6,7 +6,7 @@ again; each of them may therefore be asked twice, and means the same then.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,11 @@ from configs.run import RunConfig
 from learner.types import Adapter
 from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
 from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
-from rollout.canary import CanaryScores, canary_fault
+from rollout.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult
+from rollout.read_back import ReadBack
 from rollout.records import append_record, read_records
-
-CanaryReading = tuple[int, Sequence[float]]
-"""A version, and an engine's log-probs of the canary text with it."""
 
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""
@@ -39,11 +37,14 @@ class AdapterOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledgements:
-    """Versions published, versions that some worker proved, and the seconds from publication to each proof."""
+    """Versions published, versions that some worker proved, and the seconds from publication to each proof.
+    `most_unmoved`: the most versions in a row that an engine took up without its log-probs of the canary text proving
+    that they differ; the weights in its memory alone spoke for these."""
 
     num_published: int
     num_acknowledged: int
     latencies_s: tuple[float, ...]
+    most_unmoved: int
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
@@ -90,12 +91,12 @@ class StoreActor:
     async def next_batch(self, step: int) -> Batch | None:
         return await self._buffer.next_batch(step)
 
-    async def mark_trained(self, step: int, policy_version: int) -> None:
-        await self._buffer.mark_trained(step, policy_version)
+    async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
+        await self._buffer.mark_trained(step, policy_version, refused=refused)
 
-    async def rewind(self, step: int, policy_version: int) -> None:
+    async def rewind(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         """The policy is that of a checkpoint after `step`; what was trained since is ready again."""
-        await self._buffer.rewind(step, policy_version)
+        await self._buffer.rewind(step, policy_version, refused=refused)
 
     async def forget(self, step: int) -> None:
         """No checkpoint from before this step is left."""
@@ -144,31 +145,33 @@ class StoreActor:
                 self._offer = AdapterOffer(published=newest, ref=(ray.put(self._adapters.read(newest)),))
             return self._offer
 
-    async def acknowledge(self, worker: int, said: CanaryReading, digest: str, before: CanaryReading | None) -> None:
-        """A worker samples with a version from now on, and gets work. `said`: the version and what its engine says of
-        the canary text; `before`: the same for the version that it had until then, None for its first; `digest` is of
-        the bytes that it loaded. Raises AdapterMismatchError where one of them is wrong."""
-        policy_version = said[0]
+    async def acknowledge(
+        self, worker: int, said: Reading, digest: str, read_back: ReadBack, before: Sequence[Reading]
+    ) -> bool:
+        """A worker samples with a version from now on, and gets work. `said`: what its engine says of the canary text
+        with that; `digest`: of the bytes that it loaded; `read_back`: the weights that its memory holds; `before`: what
+        the engine said with the base model, and when it was last proven to have moved. Returns whether it is proven to
+        have moved since that. Raises AdapterMismatchError where one of them is wrong."""
+        policy_version = said.policy_version
         published = self._adapters.find(policy_version)
         if published is None or digest != published.digest:
             raise AdapterMismatchError(
                 f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was "
                 f"{published.digest[:12] if published else 'nothing'}"
             )
-        now = self._canary_scores(said)
-        if now and (fault := canary_fault(now, self._canary_scores(before))):
+        learner = self._adapters.canary_logprobs()
+        now, *earlier = (_beside(learner, one) for one in (said, *before))
+        known = [one for one in earlier if one]
+        if fault := read_back.fault or (canary_fault(now, known, learner) if now else None):
             raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {fault}")
+        has_moved = now is not None and bool(known) and moved(now, known[-1])
+        unmoved = 0 if has_moved or not before else policy_version - before[-1].policy_version
         latency_s = round(time.time() - self._published_at, 4)
-        append_record(self._acks, {"worker": worker, "policy_version": policy_version, "latency_s": latency_s})
+        proof = {"worker": worker, "policy_version": policy_version, "latency_s": latency_s, "unmoved": unmoved}
+        append_record(self._acks, proof)
         self._behind_since.pop(worker, None)
         await self._buffer.prove(worker, policy_version)
-
-    def _canary_scores(self, said: CanaryReading | None) -> CanaryScores | None:
-        """Beside what the learner said of that version; None where it said nothing."""
-        published = self._adapters.find(said[0]) if said else None
-        if said is None or published is None or published.canary is None:
-            return None
-        return CanaryScores(learner=published.canary.logprobs, engine=said[1])
+        return has_moved
 
     async def overdue(self, patience_s: float) -> list[int]:
         """The workers that were behind the newest version at every call for so long, and proved none meanwhile. New
@@ -184,4 +187,13 @@ class StoreActor:
             num_published=self._adapters.num_published,
             num_acknowledged=len({row["policy_version"] for row in rows}),
             latencies_s=tuple(row["latency_s"] for row in rows),
+            most_unmoved=max((row.get("unmoved", 0) for row in rows), default=0),
         )
+
+
+def _beside(learner: Mapping[int, Sequence[float]], said: Reading) -> CanaryScores | None:
+    """An engine's reading and the learner's of the same version; None where the learner's is not known."""
+    version = said.policy_version
+    if version not in learner:
+        return None
+    return CanaryScores(policy_version=version, learner=learner[version], engine=said.logprobs)

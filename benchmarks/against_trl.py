@@ -58,10 +58,10 @@ from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
 from ray_jobs.cast import Cast
 from ray_jobs.claims import KEEP_MEMORY
-from ray_jobs.cli import DEFAULT_RECIPE
 from ray_jobs.console import Console
+from ray_jobs.model_folder import resolve_model
 from ray_jobs.phases import cold_start
-from ray_jobs.preflight import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from ray_jobs.run import Run
 from ray_jobs.run_folder import RunFolder
 from ray_jobs.train import reinforce
@@ -185,7 +185,7 @@ def _reinforce(config: RunConfig, folder: RunFolder, model_path: Path) -> Any:
 
 
 def _build_learner(config: RunConfig, model_path: Path) -> Learner:
-    return Learner(model_path, config.model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
+    return Learner(model_path, config.model, config.learner, seed=config.seed)
 
 
 def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:

@@ -22,11 +22,10 @@ from pathlib import Path
 
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.cli import DEFAULT_RECIPE
+from ray_jobs.policy_options import DEFAULT_RECIPE
 
 ARMS = {
     "outcome only": ("outcome", "own"),
-    "PRM only": ("process_supervision", "own"),
     "mixture": ("outcome_gated", "own"),
     "mixture, random PRM": ("outcome_gated", "random"),
     "mixture, lenient PRM": ("outcome_gated", "lenient"),
@@ -93,7 +92,7 @@ def _prepare(options: argparse.Namespace, seed: int, base: Path, name: str, cred
 def _replace_prm(config: RunConfig, folder: Path, kind: str) -> None:
     import torch
 
-    from ray_jobs.preflight import resolve_model
+    from ray_jobs.model_folder import resolve_model
     from reward.collected import CollectedGroups
     from reward.labels import read_labels
     from reward.plan_labels import HARMLESS, REPEATED

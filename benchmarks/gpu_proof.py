@@ -32,9 +32,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from configs.loading import load_run_config
+from configs.loading import RECIPES, load_run_config
 from configs.run import RunConfig
-from ray_jobs.cli import RECIPES
 from ray_jobs.plan import make_plan, plan_facts
 
 GENERATED = (
@@ -139,7 +138,7 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds between two steps of an engine in mode `native`, while nothing is loaded and while adapters are."""
     from configs.rollout import EngineConfig
     from learner.learner import Learner
-    from ray_jobs.preflight import resolve_model
+    from ray_jobs.model_folder import resolve_model
     from rollout.vllm_engine import VllmEngine
 
     config = proof_config(options, "adapters")
@@ -149,7 +148,7 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
     native = EngineConfig.model_validate(
         config.rollout.engine.model_dump() | {"adapter_mode": "native", "max_num_seqs": running, "max_model_len": 1024}
     )
-    learner = Learner(model_path, config.model, config.learner, off_policy=True, seed=config.seed)
+    learner = Learner(model_path, config.model, config.learner, seed=config.seed)
     adapters = []
     for version in range(ADAPTER_LOADS + 1):
         learner.policy_version = version

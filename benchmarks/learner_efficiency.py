@@ -23,8 +23,8 @@ from learner.learner import Learner
 from learner.packing import pack
 from learner.types import GrammarSpan, TrainingSample
 from ray_jobs.claims import training_env
-from ray_jobs.cli import DEFAULT_RECIPE
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from rollout.chat import ChatFormat
 from rollout.decision import ACTIONS, Decision, planner_grammar
 
@@ -97,9 +97,9 @@ def main() -> None:
     torch.set_num_threads(num_threads)
     config = load_run_config(DEFAULT_RECIPE)
     # The samples' log-probs are made up: the guard would refuse every step that is to be timed.
-    unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)
+    unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
     settings: LearnerConfig = config.learner.model_copy(update={"guard": unguarded})
-    learner = Learner(resolve_model(config.model.path), config.model, settings, off_policy=True, seed=0)
+    learner = Learner(resolve_model(config.model.path), config.model, settings, seed=0)
     samples = sibling_samples(ChatFormat(learner.policy.tokenizer))
     batch = build_batch(samples, microbatch_tokens=settings.microbatch_tokens)
     flops = sum(useful_flops(learner, list(rows)) for rows in batch.microbatches)

@@ -56,8 +56,8 @@ from learner.learner import Learner
 from learner.packing import PackedRow, TokenSequence, pack
 from learner.samples import build_samples
 from learner.types import TrainBatch, TrainingSample
-from ray_jobs.cli import DEFAULT_RECIPE
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from reward.compose import turn_advantages
 from reward.outcome import OutcomeReward
 from rollout.building import build_agent, build_chat
@@ -68,7 +68,7 @@ from rollout.types import Trajectory, TrajectoryGroup
 
 TARGET_RATIO = 2.0
 TARGET_GRADIENT = 1e-5
-UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)
+UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
 """The samples' log-probs are the learner's own of before the first step; the guard has nothing to guard here."""
 
 
@@ -250,7 +250,6 @@ def _learner(config: RunConfig, *, mixed_precision: bool) -> Learner:
         resolve_model(config.model.path),
         config.model,
         settings,
-        off_policy=config.pipeline_depth > 0,
         seed=config.seed,
         mixed_precision=mixed_precision,
     )

@@ -12,6 +12,7 @@ import multiprocessing
 import pkgutil
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import promised
@@ -45,13 +46,13 @@ def _measure(name: str, seed: int) -> Measured:
     return all_promises()[name].measure(seed)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     promises = all_promises()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of every measurement's random numbers (default 0)")
     parser.add_argument("--only", nargs="+", choices=list(promises), metavar="NAME", help=", ".join(promises))
-    options = parser.parse_args()
-    console = Console()
+    options = parser.parse_args(arguments)
+    console = Console(width=max(Console().width, 150))
     table = Table("promise", "said", "where", "measured just now", "s", "holds", title=f"seed {options.seed}")
     broken = []
     for name in options.only or promises:
@@ -64,7 +65,9 @@ def main() -> int:
         )
         broken += [] if result.holds else [name]
     console.print(table)
-    console.print(f"{len(broken)} do not hold: {', '.join(broken)}" if broken else "all hold", highlight=False)
+    verb = "does" if len(broken) == 1 else "do"
+    said = f"{len(broken)} {verb} not hold: {', '.join(broken)}" if broken else "all hold"
+    console.print(said, highlight=False)
     return 1 if broken else 0
 
 

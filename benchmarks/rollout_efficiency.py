@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 from configs.loading import load_run_config
 from envs.datasets.sampler import TaskSampler
-from ray_jobs.cli import DEFAULT_RECIPE
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from rollout.engine import GenerationRequest
 from rollout.types import Completion
 from rollout.worker import Worker

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from envs.types import Task, ToolCall, ToolResult
 from rollout.canary import Canary
 from rollout.engine import BASE_VERSION, EngineLoad
+from rollout.read_back import ReadBack
 from rollout.simulated_tasks import LognormalTasks
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 CANARY_TOKENS = 33
 CANARY_SPREAD = 0.2
 """Two versions' log-probs differ by a third of this on average: less than the canary's bound on the gap, and enough
-for its rule about engines that did not move."""
+to tell them apart."""
 VOCABULARY = 150_000
 QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
 
@@ -50,12 +51,14 @@ DEFAULT_SHAPE = GroupShape()
 
 
 class SimulatedEngine:
-    """Has a policy version and says of the canary what the learner said of it. `failure` ends its worker."""
+    """Has a policy version and says of the canary what the learner said of it. `failure` ends its worker. `adapter` is
+    what it computes with, `memory` what it was given and what it holds."""
 
     def __init__(self) -> None:
         self.policy_version = BASE_VERSION
         self.failure: BaseException | None = None
         self.adapter: bytes | None = None
+        self.memory = (b"", b"")
         self._in_order = asyncio.Lock()
         self._started = time.monotonic()
 
@@ -69,12 +72,17 @@ class SimulatedEngine:
 
     async def take_up(self, version: int, adapter: bytes) -> str:
         """Where tests put what may go wrong."""
-        self.adapter, self.policy_version = adapter, version
+        self.adapter, self.policy_version, self.memory = adapter, version, (adapter, adapter)
         return hashlib.sha256(adapter).hexdigest()
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         async with self._in_order:
             return list(canary_logprobs(self.adapter))[: len(token_ids) - 1]
+
+    async def read_back(self) -> ReadBack:
+        async with self._in_order:
+            given, held = (hashlib.sha256(one).hexdigest() for one in self.memory)
+            return ReadBack(given=given, held=held)
 
 
 class SimulatedWorker:
@@ -190,7 +198,11 @@ class SimulatedLearner:
             policy_version=self.policy_version,
             data=data,
             digest=hashlib.sha256(data).hexdigest(),
-            canary=Canary(token_ids=tuple(range(CANARY_TOKENS)), logprobs=canary_logprobs(data))
+            canary=Canary(
+                token_ids=tuple(range(CANARY_TOKENS)),
+                logprobs=canary_logprobs(data),
+                base_logprobs=canary_logprobs(None),
+            )
             if self._with_canary
             else None,
         )

@@ -2,11 +2,11 @@
 
     python benchmarks/weight_sync.py [--running 48] [--updates 5] [--every 10] [--seconds 60] [--modes merged native]
 
-Seconds are counted from the moment the learner's bytes are there, as medians. `proven`: the engine's log-probs of the
-canary text were compared with the learner's. `first token`: of whatever sampled first with the new version, a running
-request in merged mode. `new request`: the first token of one that came with the update, which waits until the running
-ones are computed anew. Running are whole groups of the demo recipe, agent, grammar and tools included. The throughput
-with updates is compared with that before and after them, in one run.
+Seconds are counted from the moment the learner's bytes are there, as medians. `proven`: the weights were read back and
+the engine's log-probs of the canary text compared with the learner's. `first token`: of whatever sampled first with the
+new version, a running request in merged mode. `new request`: the first token of one that came with the update, which
+waits until the running ones are computed anew. Running are whole groups of the demo recipe, agent, grammar and tools
+included. The throughput with updates is compared with that before and after them, in one run.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.learner import Learner
 from learner.types import Adapter
-from ray_jobs.cli import DEFAULT_RECIPE
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.policy_options import DEFAULT_RECIPE
 from rollout.canary import CanaryScores, canary_fault
 from rollout.engine import GenerationRequest
 from rollout.vllm_engine import VllmEngine
@@ -67,7 +67,7 @@ class Bench:
         self._worker = Worker(config, resolve_model(config.model.path), index=0)
         self._adapters = iter(adapters)
         self._loaded_at = self._stepped_at = 0.0
-        self._before: CanaryScores | None = None
+        self._before: list[CanaryScores] = []
         self._num_tasks = 0
         self._watch_steps()
 
@@ -105,16 +105,17 @@ class Bench:
         async def timed(result: Awaitable[Result]) -> tuple[Result, float]:
             return await result, time.perf_counter() - started
 
-        (_, loaded_s), (logprobs, proven_s), (_, new_request_s) = await asyncio.gather(
+        (_, loaded_s), (logprobs, proven_s), read_back, (_, new_request_s) = await asyncio.gather(
             timed(self.engine.load_adapter(adapter.policy_version, adapter.data)),
             timed(self.engine.score(adapter.canary.token_ids)),
+            self.engine.read_back(),
             timed(self.engine.generate(probe)),
         )
         self.engine.release("probe")
-        now = CanaryScores(learner=adapter.canary.logprobs, engine=logprobs)
-        if fault := canary_fault(now, self._before):
+        now = CanaryScores(policy_version=adapter.policy_version, learner=adapter.canary.logprobs, engine=logprobs)
+        if fault := read_back.fault or canary_fault(now, self._before):
             raise RuntimeError(fault)
-        self._before = now
+        self._before = [now]
         merged = self._config.rollout.engine.adapter_mode == "merged" and context_tokens
         return Update(
             loaded_s=loaded_s,
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["merged", "native"], choices=["merged", "native"])
     options = parser.parse_args()
     config = load_run_config(DEFAULT_RECIPE)
-    learner = Learner(resolve_model(config.model.path), config.model, config.learner, off_policy=True, seed=0)
+    learner = Learner(resolve_model(config.model.path), config.model, config.learner, seed=0)
     adapters = make_adapters(learner, 2 * options.updates + 1 + round(options.seconds / options.every))
     print("| | context tokens | loaded | proven | first token | new request |\n| --- | --- | --- | --- | --- | --- |")
     costs = []

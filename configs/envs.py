@@ -7,11 +7,13 @@ from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validat
 
 from configs.base import Config
 from configs.judge import LOOPBACK
+from configs.spelling import did_you_mean
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
     *("wikipedia_search", "web_search", "google_search", "base_generator"),
 )
+_SOURCE = re.compile(r"mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -54,11 +56,18 @@ class WebConfig(Config):
 
 
 class OwnToolConfig(Config):
-    source: str = Field(pattern=r"^(mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
+    source: str
     """`package.module:Class`, a class with the parts of `envs.types.Tool`; or a tool of an MCP server,
     `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
     description: str = ""
     """What the planner is told of it in a few words; a class says so itself, an MCP server's own words are not used."""
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_a_class_or_a_server(cls, source: str) -> str:
+        if not _SOURCE.fullmatch(source):
+            raise ValueError("must be module:Class, as in my_tools:Weather, or mcp: with the address of an MCP server")
+        return source
 
     @model_validator(mode="after")
     def _outsiders_are_described(self) -> "OwnToolConfig":
@@ -147,5 +156,6 @@ class EnvsConfig(Config):
         if unknown:
             raise ValueError(
                 f"actions: '{unknown[0]}' is not built in ({', '.join(BUILT_IN_ACTIONS)}) and not among envs.tools"
+                f"{did_you_mean(unknown[0], (*BUILT_IN_ACTIONS, *self.tools))}"
             )
         return self

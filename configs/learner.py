@@ -6,15 +6,14 @@ from pydantic import Field
 
 from configs.base import Config
 
-CorrectionKind = Literal["none", "decoupled", "tis", "icepop", "tv_mask", "sequence_reject", "bypass"]
+CorrectionKind = Literal["tis", "icepop", "sequence_reject", "none"]
 
 
 class CorrectionConfig(Config):
     kind: CorrectionKind = "tis"
-    """How tokens that older weights sampled are corrected for (whenever pipeline_depth > 0). `tis`: importance weights
-    truncated above. `icepop`: weights outside a band become 0. `sequence_reject`: as `tis`, and a trajectory whose mean
-    ratio is outside the band trains nothing. `tv_mask`: tokens that have moved too far in probability train nothing.
-    `decoupled`: weights without a bound. `bypass` and `none`: no weights, the clip is against the sampler."""
+    """What a token weighs, by the ratio of the learner's probability to the sampler's. `tis`: the ratio, truncated
+    above. `icepop`: the ratio, and 0 outside a band. `sequence_reject`: as `tis`, and a trajectory whose mean ratio is
+    outside the band trains nothing. `none`: the ratio itself, as in PPO."""
     max_weight: float = Field(default=2.0, ge=1)
     """Largest weight of `tis` and `sequence_reject`."""
     low: float = Field(default=0.5, gt=0, le=1)
@@ -22,17 +21,17 @@ class CorrectionConfig(Config):
     trajectory's ratios, which is close to 1: there a narrower band, such as 0.9 to 1.1, is the one that rejects)."""
     high: float = Field(default=5.0, ge=1)
     """Upper end of that band."""
-    max_probability_gap: float = Field(default=0.2, gt=0, le=1)
-    """`tv_mask`: how far a token's probability may have moved the way that its advantage pushes it."""
 
 
 class GuardConfig(Config):
     min_effective_sample_share: float = Field(default=0.3, ge=0, le=1)
-    """A train step whose weights leave a smaller share of its tokens as effective sample is skipped: a few tokens would
-    decide it. 0 lets every step pass; without weights (`bypass`, `none`) the share is 1."""
+    """A train step is skipped when the ratios leave a smaller share of its choice tokens as effective sample: learner
+    and sampler are too far apart, or a few tokens decide. 0 lets every step pass."""
     max_mismatch_k3_age0: float = Field(default=0.05, gt=0)
-    """A train step is skipped when engine and learner differ by more on tokens of the very weights that are updated
-    (mean k3 per token): staleness cannot explain that, the engine serves other weights or computes wrongly."""
+    """A train step is skipped when engine and learner differ by more on choice tokens of the very weights that are
+    updated (mean k3 per token): staleness cannot explain that, the engine serves other weights or computes wrongly."""
+    max_mismatch_k3_stale: float = Field(default=1.0, gt=0)
+    """A train step is skipped when engine and learner differ by more on choice tokens of older weights."""
 
 
 class LearnerConfig(Config):
@@ -52,10 +51,10 @@ class LearnerConfig(Config):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm beyond which the gradient is scaled down."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """How far below 1 a token's ratio may fall before a negative advantage stops pushing it; in `grpo` and `flow_grpo`
-    also how far above 1 it may rise."""
+    """How far below 1 the ratio of a stale token may fall before a negative advantage stops pushing it; in `grpo` and
+    `flow_grpo` also how far above 1 it may rise."""
     clip_high: float = Field(default=0.28, gt=0)
-    """How far above 1 a ratio may rise before a positive advantage stops pushing it (`dapo`)."""
+    """How far above 1 the ratio of a stale token may rise before a positive advantage stops pushing it (`dapo`)."""
     correction: CorrectionConfig = CorrectionConfig()
     guard: GuardConfig = GuardConfig()
     overlong: Literal["none", "soft", "filter"] = "none"

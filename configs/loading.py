@@ -11,6 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.run import RunConfig
+from configs.spelling import did_you_mean
+from configs.wording import describe
+
+RECIPES = Path(__file__).with_name("recipes")
 
 
 class ConfigError(ValueError):
@@ -18,14 +22,21 @@ class ConfigError(ValueError):
 
 
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read `recipe`, apply `a.b=value` overrides in order, validate. Raises ConfigError."""
-    values = _read_toml(recipe) if recipe else {}
+    """Read `recipe`, a file or the name of a built-in one, apply `a.b=value` overrides in order, validate. Raises
+    ConfigError."""
+    values = _read_toml(find_recipe(recipe)) if recipe else {}
     for override in overrides:
         _apply(values, override)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_describe(detail) for detail in error.errors())) from None
+        raise ConfigError("; ".join(describe(detail, RunConfig) for detail in error.errors())) from None
+
+
+def find_recipe(recipe: Path) -> Path:
+    """A built-in recipe where no file but one of them has this name, with or without its ending; else `recipe`."""
+    built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
+    return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -72,7 +83,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"recipe '{path}' does not exist; see configs/recipes/") from None
+        built_in = sorted(one.stem for one in RECIPES.glob("*.toml"))
+        raise ConfigError(
+            f"recipe '{path}' does not exist; name a file, or one of {', '.join(built_in)}"
+            f"{did_you_mean(path.stem, built_in)}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe '{path}' is not TOML: {error}") from None
     except OSError as error:
@@ -106,13 +121,3 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _describe(detail: Any) -> str:
-    key = ".".join(str(part) for part in detail["loc"]) or "recipe"
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key '{key}'; `agentflow train --dry-run` prints every key that exists"
-    message = detail["msg"].removeprefix("Value error, ")
-    value = detail.get("input")
-    shown = f" (got {json.dumps(value, default=str)})" if not isinstance(value, dict) else ""
-    return f"{key}: {message}{shown}"

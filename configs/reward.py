@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from configs.base import Config
 from configs.judge import JudgeConfig
 
-Credit = Literal["outcome", "outcome_gated", "process_supervision", "min_form", "step_bandit"]
+Credit = Literal["outcome", "outcome_gated"]
 LabellerName = Literal["plan", "monte_carlo", "judge"]
 
 
@@ -75,33 +75,29 @@ class PrmConfig(Config):
 
 
 class AlarmConfig(Config):
-    """When a step-level reward is taken to be hacked; every alarm multiplies the PRM's weight by `factor`."""
+    """When a step-level reward is taken to be hacked; every alarm multiplies the PRM's weight by `factor`, and quiet
+    steps bring it back."""
 
     window: int = Field(default=4, ge=2)
-    """Train steps that are compared with as many before them."""
+    """Train steps over which every sign is judged."""
     factor: float = Field(default=0.5, ge=0, lt=1)
-    """What one alarm leaves of the PRM's weight."""
-    score_rise: float = Field(default=0.1, gt=0)
-    """Rise of the mean PRM score that is an alarm while the solve rate rose by less than a fifth of it."""
-    turns_rise: float = Field(default=0.5, gt=0)
-    """Relative rise of the steps per trajectory that is an alarm while the solve rate did not rise."""
-    repeat_share: float = Field(default=0.3, gt=0, le=1)
-    """Share of decisions that repeat an earlier one of their trajectory."""
-    length_correlation_rise: float = Field(default=0.3, gt=0, le=2)
-    """Rise of the correlation of PRM score and decision length that is an alarm while the solve rate did not rise."""
-    saturated_share: float = Field(default=0.95, gt=0, le=1)
-    """Share of raw scores above 0.98 or below 0.02."""
+    """What one alarm leaves of the PRM's weight; 0 switches the PRM off for good."""
+    solve_rate_fall: float = Field(default=0.15, gt=0, le=1)
+    """Fall of the solve rate below its best window that is an alarm, where it is more than noise."""
+    ranking_deviations: float = Field(default=3.0, gt=0)
+    """Standard deviations below chance at which the PRM ranks right attempts against wrong siblings."""
     canary: float = Field(default=0.3, gt=0, le=1)
     """Highest score a junk decision may get."""
-    rejudge_mse: float = Field(default=0.15, gt=0)
-    """Mean squared error of the PRM on fresh rollouts, against the labeller, where one is at hand."""
+    rejudge_mse: float = Field(default=0.2, gt=0)
+    """Mean squared error of the PRM on fresh rollouts, against the generator's plan where a task has one."""
 
 
 class RewardConfig(Config):
     credit: Credit = "outcome_gated"
-    """How step scores become advantages; without a PRM every one of them is `outcome`."""
+    """What a step is credited with. `outcome`: its trajectory's outcome alone. `outcome_gated`: that and the step's PRM
+    score, in groups whose outcomes differ; without a PRM it is `outcome`."""
     prm_path: str | None = None
     """A trained PRM's folder; a pipeline fills it in."""
     prm_weight: float = Field(default=0.5, ge=0)
-    """Weight of the step scores in `outcome_gated`."""
+    """Weight of the step scores in `outcome_gated`; alarms lower it, and it never rises above this."""
     alarms: AlarmConfig = AlarmConfig()

@@ -4,8 +4,10 @@ retrieved."""
 import json
 import re
 import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -71,8 +73,8 @@ def check_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str])
 
     The rule reads words, not numbers: problems made from one template leak into each other by it.
     """
-    tests = [_Text.of(question) for question in test_questions]
-    return [_check(id, _Text.of(question), tests) for id, question in train]
+    tests = _Tests([_Text.of(question) for question in test_questions])
+    return [tests.check(id, _Text.of(question)) for id, question in train]
 
 
 def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[str]:
@@ -150,8 +152,7 @@ def char_grams(text: str, n: int) -> frozenset[str]:
 
 def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
     """The shared part of the union, in [0, 1]; 0 of two empty sets."""
-    shared = len(left & right)
-    return shared / (len(left) + len(right) - shared) if shared else 0.0
+    return _share_of_union(len(left & right), len(left), len(right))
 
 
 def containment(part: frozenset[str], whole: frozenset[str]) -> float:
@@ -180,24 +181,51 @@ def _core(folded: str) -> str:
     return _NOT_COMPARED.sub("", _BOILERPLATE.sub(" ", words))
 
 
-def _check(id: str, question: _Text, tests: Sequence[_Text]) -> LeakCheck:
-    matches = [(*_compare(question, test), index) for index, test in enumerate(tests)]
-    rule, score, index = max(matches, key=lambda match: (match[0] is not None, match[1]), default=(None, 0.0, 0))
-    verdict: Verdict = "leak" if rule else "review" if score >= JACCARD_REVIEW else "clear"
-    return LeakCheck(id=id, verdict=verdict, rule=rule, score=score, test_index=index if score else None)
+class _Tests:
+    """The test questions by their n-grams: a check costs what is shared with them, and not their number."""
+
+    def __init__(self, texts: Sequence[_Text]) -> None:
+        self._texts = texts
+        self._plain, self._short, self._long = (defaultdict[str, list[int]](list) for _ in range(3))
+        for index, text in enumerate(texts):
+            if text.plain:
+                self._plain[text.plain].append(index)
+            for gram in text.short_grams:
+                self._short[gram].append(index)
+            for gram in text.long_grams:
+                self._long[gram].append(index)
+
+    def check(self, id: str, question: _Text) -> LeakCheck:
+        equal = self._plain.get(question.plain, [])
+        short = Counter(chain.from_iterable(self._short.get(gram, ()) for gram in question.short_grams))
+        long = Counter(chain.from_iterable(self._long.get(gram, ()) for gram in question.long_grams))
+        matches = [
+            (*self._compare(question, index, short[index], long[index], is_equal=index in equal), index)
+            for index in sorted({*equal, *short, *long})
+        ]
+        rule, score, index = max(matches, key=lambda match: (match[0] is not None, match[1]), default=(None, 0.0, 0))
+        verdict: Verdict = "leak" if rule else "review" if score >= JACCARD_REVIEW else "clear"
+        return LeakCheck(id=id, verdict=verdict, rule=rule, score=score, test_index=index if score else None)
+
+    def _compare(
+        self, question: _Text, index: int, short: int, long: int, *, is_equal: bool
+    ) -> tuple[str | None, float]:
+        """The first rule that fires and the similarity by it; without one, the Jaccard similarity. `short` and `long`
+        count the n-grams that both have."""
+        test = self._texts[index]
+        if is_equal:
+            return "equal", 1.0
+        similarity = _share_of_union(short, len(question.short_grams), len(test.short_grams))
+        if similarity >= JACCARD_LEAK:
+            return "jaccard", similarity
+        contained = long / len(test.long_grams) if long else 0.0
+        if contained >= CONTAINMENT_LEAK:
+            return "containment", contained
+        return None, similarity
 
 
-def _compare(question: _Text, test: _Text) -> tuple[str | None, float]:
-    """The first rule that fires and the similarity by it; without one, the Jaccard similarity."""
-    if question.plain and question.plain == test.plain:
-        return "equal", 1.0
-    similarity = jaccard(question.short_grams, test.short_grams)
-    if similarity >= JACCARD_LEAK:
-        return "jaccard", similarity
-    contained = containment(test.long_grams, question.long_grams)
-    if contained >= CONTAINMENT_LEAK:
-        return "containment", contained
-    return None, similarity
+def _share_of_union(shared: int, left: int, right: int) -> float:
+    return shared / (left + right - shared) if shared else 0.0
 
 
 def _entry(check: LeakCheck, test_questions: Sequence[str]) -> dict[str, str | float | None]:

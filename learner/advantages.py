@@ -1,9 +1,7 @@
 """Group-relative advantages: of trajectories, and of their steps where a process reward model scored them."""
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 
 
 def group_normalized(
@@ -71,78 +69,3 @@ def pooled(
     flat = group_normalized([score for steps in step_scores for score in steps], ddof=ddof, eps=eps, min_std=min_std)
     rest = iter(flat)
     return [[next(rest) for _ in steps] for steps in step_scores]
-
-
-def process_supervised(
-    step_rewards: Sequence[Sequence[float | None]],
-    step_token_lengths: Sequence[Sequence[int]],
-    *,
-    ddof: int = 1,
-    eps: float = 1e-6,
-) -> list[list[float]]:
-    """Process supervision: a token's advantage is the sum of the normalised rewards of the steps that end at or
-    after it. Returns one list per trajectory with one number per token, `sum(step_token_lengths[i])` of them.
-
-    DeepSeekMath (arXiv 2402.03300), section 4.1.3: the rewards of all steps of the group are pooled and
-    normalised together. It is a sum over the steps to come: where useless steps score above the pool's mean,
-    longer is better.
-    """
-    normalised = pooled(step_rewards, ddof=ddof, eps=eps)
-    return [
-        [advantage for advantage, length in zip(suffix_sums(steps), lengths, strict=True) for _ in range(length)]
-        for steps, lengths in zip(normalised, step_token_lengths, strict=True)
-    ]
-
-
-def min_form(step_rewards: Sequence[Sequence[float | None]], *, temperature: float = 0.1) -> list[list[float]]:
-    """Returns to go whose value is about the lowest reward still to come, in the shape of `step_rewards`.
-
-    PURE (arXiv 2504.15275): each reward is weighted by softmax(-reward / temperature) over its trajectory's
-    steps, and a step's return is the sum of the weighted rewards from it to the end; the first one tends to
-    min(rewards) as the temperature falls. Not centred: a baseline is the caller's. An unscored step (None) adds
-    nothing of its own.
-    """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be > 0, got {temperature}")
-    return [suffix_sums(_min_weighted(rewards, temperature)) for rewards in step_rewards]
-
-
-def step_bandit(
-    states: Sequence[Sequence[Hashable]],
-    step_scores: Sequence[Sequence[float | None]],
-    *,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    min_std: float = 1e-3,
-) -> list[list[float]]:
-    """Every decision against the decisions that siblings took in the same state, normalised among them.
-
-    `states[i][j]` identifies what the planner saw at step j of trajectory i; returns the same shape. AgentFlow-Pro's
-    scheme, with GiGPO's grouping by state (arXiv 2505.10978): no credit flows through time, and a state that only
-    one trajectory met gives its decision 0.
-    """
-    members: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-    for row, steps in enumerate(states):
-        for column, state in enumerate(steps):
-            members[state].append((row, column))
-    advantages = [[0.0] * len(steps) for steps in step_scores]
-    for places in members.values():
-        scores = [step_scores[row][column] for row, column in places]
-        normalised = group_normalized(scores, ddof=ddof, eps=eps, min_std=min_std)
-        for (row, column), advantage in zip(places, normalised, strict=True):
-            advantages[row][column] = advantage
-    return advantages
-
-
-def suffix_sums(values: Sequence[float]) -> list[float]:
-    """The sum of each value and all after it."""
-    return list(accumulate(reversed(values)))[::-1]
-
-
-def _min_weighted(rewards: Sequence[float | None], temperature: float) -> list[float]:
-    scored = [reward for reward in rewards if reward is not None]
-    if not scored:
-        return [0.0] * len(rewards)
-    lowest = min(scored)
-    total = math.fsum(math.exp((lowest - reward) / temperature) for reward in scored)
-    return [0.0 if reward is None else reward * math.exp((lowest - reward) / temperature) / total for reward in rewards]

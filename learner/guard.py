@@ -10,55 +10,68 @@ from configs.learner import GuardConfig
 from learner.corrections import masked_log_ratio
 from learner.types import TrainBatch
 
-_PER_TOKEN = ("clip_high", "clip_low", "ratio", "logprob_gap_abs", "mismatch_k3")
+DECIDED = 0.999
+"""A token that sampler and learner both gave a higher probability is decided: scaffolding of the grammar, an only way
+to go on. Such tokens are most of a planner's reply, they agree whatever the policies do, and a mean over them hides
+how far the others are off-policy."""
 
 
-def age_sums(
-    learner_logprobs: Tensor, rollout_logprobs: Tensor, weights: Tensor, loss_mask: Tensor, ages: Tensor
+def off_policy_sums(
+    learner_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, ages: Tensor
 ) -> dict[str, float]:
-    """Sums over loss tokens split by age, the train steps since the weights that sampled the token.
+    """Sums over choice tokens (loss tokens that are not `DECIDED`), and over those of each age.
 
-    All `[B, T]`; `weights` are the correction's. The mismatch is k3 = exp(d) - d - 1 with d = learner - rollout
-    log-prob, an estimate of KL(rollout || learner). At age 0 both hold the same weights: whatever mismatch there is is
-    numerical, or a fault. At `_stale` tokens, which are older, it is staleness too.
+    All `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is
+    k3 = exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner). At age 0 both hold
+    the same weights: whatever mismatch there is is numerical, or a fault. At `_stale` tokens, which are older, it is
+    staleness too.
     """
     mask = loss_mask.bool()
-    stale = mask & (ages > 0)
-    age0 = mask & ~stale
     with torch.no_grad():
         difference = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
-        mismatch = difference.exp() - difference - 1
-        return {
+        ratio = difference.exp()
+        lower = torch.minimum(learner_logprobs, rollout_logprobs.to(learner_logprobs.dtype))
+        # `not above`, so that a log-prob which is not a number counts as a choice and is noticed.
+        choice = mask & ~(lower > math.log(DECIDED))
+        stale = choice & (ages > 0)
+        tokens = {"": choice, "_age0": choice & ~stale, "_stale": stale}
+        sums = {
             "age": float(ages[mask].sum()),
-            "tokens_age0": float(age0.sum()),
-            "tokens_stale": float(stale.sum()),
-            "mismatch_k3_age0": float(mismatch[age0].sum()),
-            "mismatch_k3_stale": float(mismatch[stale].sum()),
-            "weight_stale": float(weights[stale].sum()),
-            "weight_squared_stale": float(weights[stale].square().sum()),
+            "logprob_gap_abs": float(difference[choice].abs().sum()),
         }
+        for suffix, chosen in tokens.items():
+            sums |= {
+                f"choice_tokens{suffix}": float(chosen.sum()),
+                f"mismatch_k3{suffix}": float((ratio - difference - 1)[chosen].sum()),
+                f"ratio{suffix}": float(ratio[chosen].sum()),
+                f"ratio_squared{suffix}": float(ratio[chosen].square().sum()),
+            }
+        return sums
 
 
 def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str, float]:
-    """The sums of the losses and of `age_sums` as metrics per token.
+    """The sums of the losses and of `off_policy_sums` as metrics: shares of the loss tokens, and means over choice
+    tokens.
 
     What is split by age is there only where such tokens are.
     """
     tokens = max(batch.num_loss_tokens, 1)
     sampled = max(batch.num_loss_tokens + batch.num_masked_tokens, 1)
-    metrics = {name: sums.get(name, 0.0) / tokens for name in _PER_TOKEN}
-    metrics |= {
-        "effective_sample_size": _effective_share(sums, "", tokens),
+    metrics = {
+        "clip_high": sums.get("clip_high", 0.0) / tokens,
+        "clip_low": sums.get("clip_low", 0.0) / tokens,
         "correction_masked_share": sums.get("correction_masked", 0.0) / tokens,
         "stale_masked_share": batch.num_masked_tokens / sampled,
         "staleness_max": float(batch.max_age),
         "age_mean": sums.get("age", 0.0) / tokens,
+        "choice_tokens": sums.get("choice_tokens", 0.0),
+        "logprob_gap_abs": sums.get("logprob_gap_abs", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
+        "ratio": sums.get("ratio", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
     }
-    if sums.get("tokens_age0"):
-        metrics["mismatch_k3_age0"] = sums["mismatch_k3_age0"] / sums["tokens_age0"]
-    if sums.get("tokens_stale"):
-        metrics["mismatch_k3_stale"] = sums["mismatch_k3_stale"] / sums["tokens_stale"]
-        metrics["effective_sample_size_stale"] = _effective_share(sums, "_stale", sums["tokens_stale"])
+    for suffix in ("", "_age0", "_stale"):
+        if count := sums.get(f"choice_tokens{suffix}"):
+            metrics[f"mismatch_k3{suffix}"] = sums[f"mismatch_k3{suffix}"] / count
+            metrics[f"effective_sample_size{suffix}"] = _effective_share(sums, suffix, count)
     if "kl_ref_k3" in sums:
         metrics["kl_ref_k3"] = sums["kl_ref_k3"] / tokens
     return metrics
@@ -87,7 +100,14 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
             f"learner.guard.max_mismatch_k3_age0 = {guard.max_mismatch_k3_age0:g}; engine and learner disagree on the "
             "same weights: check the adapter the engine serves, its log-prob mode and temperature"
         )
-    share = metrics["effective_sample_size"]
+    mismatch = metrics.get("mismatch_k3_stale", 0.0)
+    if not mismatch <= guard.max_mismatch_k3_stale:
+        return (
+            f"step skipped: policy/mismatch_k3_stale = {mismatch:.3g} is above "
+            f"learner.guard.max_mismatch_k3_stale = {guard.max_mismatch_k3_stale:g}; the batch is too far "
+            "off-policy: lower pipeline_depth or learner.learning_rate"
+        )
+    share = metrics.get("effective_sample_size", 1.0)
     if not share >= guard.min_effective_sample_share:
         return (
             f"step skipped: policy/effective_sample_size = {share:.3g} is below "
@@ -98,6 +118,6 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
 
 
 def _effective_share(sums: Mapping[str, float], suffix: str, tokens: float) -> float:
-    """Effective sample size per token: (sum w)^2 / (n sum w^2), 1 where all weights are equal."""
-    weight, squared = sums.get(f"weight{suffix}", 0.0), sums.get(f"weight_squared{suffix}", 0.0)
-    return weight**2 / max(tokens * squared, 1e-12)
+    """Effective sample size per token, (sum r)^2 / (n sum r^2) of the ratios: 1 where all are equal."""
+    ratio, squared = sums[f"ratio{suffix}"], sums[f"ratio_squared{suffix}"]
+    return ratio**2 / max(tokens * squared, 1e-12)

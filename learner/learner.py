@@ -14,7 +14,7 @@ from torch import Tensor
 from configs.learner import LearnerConfig
 from configs.model import ModelConfig
 from learner.corrections import Correction
-from learner.guard import age_sums, off_policy_metrics, refusal
+from learner.guard import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks
 from learner.packing import pack, split_microbatches
@@ -31,8 +31,7 @@ NOTHING = scoring_sample([0, 0])
 class Learner:
     """Holds the policy and its optimizer. One call of `train_step` is one optimizer step, one version.
 
-    `off_policy` switches the configured correction on; without it a batch is taken to be sampled by the very
-    weights it updates. `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
+    `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
     that were skipped. `ranks` says which of the processes this is that learn together; they have joined
     (`data_parallel`), and all of them are asked the same things in the same order.
     """
@@ -43,14 +42,13 @@ class Learner:
         model: ModelConfig,
         config: LearnerConfig,
         *,
-        off_policy: bool,
         seed: int,
         mixed_precision: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config = config
-        self._correction = Correction(**config.correction.model_dump()) if off_policy else Correction(kind="bypass")
+        self._correction = Correction(**config.correction.model_dump())
         self.policy = Policy(
             model_path,
             model,
@@ -62,6 +60,7 @@ class Learner:
         )
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
+        self._base_canary: tuple[float, ...] = ()
         self.optimizer = self._build_optimizer(ranks)
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 
@@ -165,9 +164,15 @@ class Learner:
     def _canary(self) -> Canary:
         """Log-probs of the canary text, at temperature 1 and without a grammar."""
         token_ids = self.policy.tokenizer(CANARY_TEXT).input_ids
+
+        def said() -> tuple[float, ...]:
+            return tuple(self.policy.logprobs([scoring_sample(token_ids)])[0, 1:].tolist())
+
+        if not self._base_canary:
+            with self.policy.without_adapter():
+                self._base_canary = said()
         with torch.no_grad():
-            logprobs = self.policy.logprobs([scoring_sample(token_ids)])[0, 1:]
-        return Canary(token_ids=tuple(token_ids), logprobs=tuple(logprobs.tolist()))
+            return Canary(token_ids=tuple(token_ids), logprobs=said(), base_logprobs=self._base_canary)
 
     def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a microbatch and the sums that its tokens add to the step's."""
@@ -178,19 +183,20 @@ class Learner:
             for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
         ref = self._ref_logprobs(rows)
-        output = self._objective((learner, rollout, advantages, mask), batch, turn_ids=turn_ids, ref_logprobs=ref)
-        return output.loss, output.metrics | age_sums(learner, rollout, output.weights, mask, ages)
+        tensors = (learner, rollout, advantages, mask)
+        output = self._objective(tensors, batch, ages=ages, turn_ids=turn_ids, ref_logprobs=ref)
+        return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
 
     def _objective(
         self,
         tensors: tuple[Tensor, Tensor, Tensor, Tensor],
         batch: TrainBatch,
         *,
+        ages: Tensor,
         turn_ids: Tensor,
         ref_logprobs: Tensor | None,
     ) -> LossOutput:
-        """The configured loss of learner and rollout log-probs, advantages and loss mask. There is one optimizer step
-        per batch, so the proximal policy is the learner before it, which the loss takes by itself."""
+        """The configured loss of learner and rollout log-probs, advantages and loss mask."""
         config = self.config
         if config.objective == "grpo":
             return grpo_loss(
@@ -199,6 +205,7 @@ class Learner:
                 clip_low=config.clip_low,
                 clip_high=config.clip_low,
                 correction=self._correction,
+                ages=ages,
             )
         if config.objective == "flow_grpo":
             return flow_grpo_loss(
@@ -210,6 +217,7 @@ class Learner:
                 clip_low=config.clip_low,
                 clip_high=config.clip_low,
                 correction=self._correction,
+                ages=ages,
             )
         return dapo_loss(
             *tensors,
@@ -217,6 +225,7 @@ class Learner:
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             correction=self._correction,
+            ages=ages,
         )
 
     def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:

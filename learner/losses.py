@@ -1,5 +1,12 @@
 """Policy losses: pure functions of tensors. The denominator is an argument, so accumulation over
-microbatches equals one large batch."""
+microbatches equals one large batch.
+
+Every batch gives one optimizer step, so the gradient is taken at the learner's own weights, and PPO's clipped term
+min(r A, clip(r) A), with r = learner / rollout, is r times plain REINFORCE inside a one-sided trust region around the
+sampler and nothing outside: a token whose probability has already risen beyond 1 + clip_high is not pushed further up,
+one that has fallen below 1 - clip_low not further down (PPO, arXiv 1707.06347, eq. 7). A `Correction` bounds r where
+it is a weight. All losses below take this term.
+"""
 
 from dataclasses import dataclass
 from typing import cast
@@ -13,11 +20,11 @@ from learner.corrections import MAX_LOG_RATIO, Correction, correction_weights, m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """`loss` is a scalar to call backward on; `weights` `[B, T]` are the correction's, 0 outside the loss mask;
-    `metrics` are sums over this microbatch's loss tokens, to be divided by the step's token count."""
+    """`loss` is a scalar to call backward on; `metrics` are sums over this microbatch's loss tokens, to be divided by
+    the step's token count: `clip_high` and `clip_low` tokens outside the trust region, `correction_masked` inside it
+    with weight 0, `kl_ref_k3` where there is a KL term."""
 
     loss: Tensor
-    weights: Tensor
     metrics: dict[str, float]
 
 
@@ -30,39 +37,30 @@ def dapo_loss(
     num_loss_tokens: int,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    proximal_logprobs: Tensor | None = None,
-    correction: Correction | str | None = None,
+    correction: Correction | str = "none",
+    ages: Tensor | None = None,
 ) -> LossOutput:
     """DAPO: minus the token mean of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). No KL term.
 
     arXiv 2503.14476, eq. 8, with the batch form of the normaliser: `num_loss_tokens` counts the loss mask
     over every microbatch of the optimizer step. All tensors `[B, T]`; `advantages` may be `[B, 1]`.
 
-    `correction` (a Correction, or the name of one with its default bounds) says what r is, and the detached weight w
-    that multiplies each token; the clip is on r only, and rejected tokens stay in the denominator:
-
-    | correction | r | w |
-    | --- | --- | --- |
-    | "bypass", or None without `proximal_logprobs` | learner / rollout | 1 |
-    | "none" | learner / proximal, or as "bypass" without | 1 |
-    | None with `proximal_logprobs` | as "decoupled" | |
-    | any other | learner / proximal | by its kind, of proximal / rollout |
-
-    Any other kind without `proximal_logprobs` takes the detached learner log-probs for them: with one optimizer step
-    per batch the proximal policy is the learner itself (A-3PO, arXiv 2512.06547), r is 1 and the loss is w times plain
-    REINFORCE. Raises ValueError for an unknown name.
+    `correction` (a Correction, or the name of one with its default bounds) is the token's weight inside the trust
+    region. `ages` are the train steps since the weights that sampled each token: at age 0 learner and sampler hold the
+    same weights, r differs from 1 by rounding only, and the trust region leaves such tokens alone (None: all tokens
+    are of other weights). Tokens without a gradient stay in the denominator. Raises ValueError for an unknown name.
     """
-    token_losses, weights, metrics = _clipped_token_losses(
+    token_losses, metrics = _token_losses(
         learner_logprobs,
         rollout_logprobs,
         advantages,
         loss_mask,
         clip_low=clip_low,
         clip_high=clip_high,
-        proximal_logprobs=proximal_logprobs,
         correction=correction,
+        ages=ages,
     )
-    return LossOutput(loss=token_losses.sum() / max(num_loss_tokens, 1), weights=weights, metrics=metrics)
+    return LossOutput(loss=token_losses.sum() / max(num_loss_tokens, 1), metrics=metrics)
 
 
 def grpo_loss(
@@ -74,26 +72,26 @@ def grpo_loss(
     num_trajectories: int,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    proximal_logprobs: Tensor | None = None,
-    correction: Correction | str | None = None,
+    correction: Correction | str = "none",
+    ages: Tensor | None = None,
 ) -> LossOutput:
     """GRPO: the clipped objective averaged over each trajectory's tokens, then over trajectories.
 
     arXiv 2402.03300, eq. 3, without its KL term. A row is a trajectory; `num_trajectories` counts those of
-    the whole optimizer step. `proximal_logprobs` and `correction` as in `dapo_loss`.
+    the whole optimizer step. `correction` and `ages` as in `dapo_loss`.
     """
-    token_losses, weights, metrics = _clipped_token_losses(
+    token_losses, metrics = _token_losses(
         learner_logprobs,
         rollout_logprobs,
         advantages,
         loss_mask,
         clip_low=clip_low,
         clip_high=clip_high,
-        proximal_logprobs=proximal_logprobs,
         correction=correction,
+        ages=ages,
     )
     row_means = token_losses.sum(-1) / loss_mask.sum(-1).clamp(min=1)
-    return LossOutput(loss=row_means.sum() / max(num_trajectories, 1), weights=weights, metrics=metrics)
+    return LossOutput(loss=row_means.sum() / max(num_trajectories, 1), metrics=metrics)
 
 
 def flow_grpo_loss(
@@ -108,26 +106,26 @@ def flow_grpo_loss(
     kl_weight: float = 0.001,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    proximal_logprobs: Tensor | None = None,
-    correction: Correction | str | None = None,
+    correction: Correction | str = "none",
+    ages: Tensor | None = None,
 ) -> LossOutput:
     """Flow-GRPO: the mean over trajectories of the mean over turns of the mean over a turn's tokens, of the
     clipped objective minus `kl_weight` times the k3 estimate of KL(learner || reference).
 
     arXiv 2510.05592, eq. 5. A row is a trajectory; `turn_ids` `[B, T]` numbers its turns from 0 (ignored
     outside the loss mask); without it a row is one turn. `num_trajectories` counts those of the whole
-    optimizer step (default: the rows given). Without `ref_logprobs` there is no KL term. `proximal_logprobs` and
-    `correction` as in `dapo_loss`; the KL term is not weighted by them.
+    optimizer step (default: the rows given). Without `ref_logprobs` there is no KL term. `correction` and `ages` as in
+    `dapo_loss`; the KL term is not weighted by them.
     """
-    token_losses, weights, metrics = _clipped_token_losses(
+    token_losses, metrics = _token_losses(
         learner_logprobs,
         rollout_logprobs,
         advantages,
         loss_mask,
         clip_low=clip_low,
         clip_high=clip_high,
-        proximal_logprobs=proximal_logprobs,
         correction=correction,
+        ages=ages,
     )
     if ref_logprobs is not None:
         k3 = _k3(masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool()))
@@ -135,7 +133,7 @@ def flow_grpo_loss(
         metrics["kl_ref_k3"] = float(k3.detach().sum())
     count = loss_mask.shape[0] if num_trajectories is None else num_trajectories
     loss = (token_losses * _turn_weights(loss_mask, turn_ids)).sum() / max(count, 1)
-    return LossOutput(loss=loss, weights=weights, metrics=metrics)
+    return LossOutput(loss=loss, metrics=metrics)
 
 
 def k3_divergence(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -147,7 +145,7 @@ def _k3(log_ratio: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
 
 
-def _clipped_token_losses(
+def _token_losses(
     learner_logprobs: Tensor,
     rollout_logprobs: Tensor,
     advantages: Tensor,
@@ -155,44 +153,29 @@ def _clipped_token_losses(
     *,
     clip_low: float,
     clip_high: float,
-    proximal_logprobs: Tensor | None,
-    correction: Correction | str | None,
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Loss per token and weights, both zero outside the mask, and metric sums. Works in float32 or better."""
+    correction: Correction | str,
+    ages: Tensor | None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Loss per token, zero outside the mask, and metric sums. Works in float32 or better."""
     mask = loss_mask.bool()
-    chosen = _chosen(correction, proximal_logprobs)
-    old = _old_logprobs(chosen, learner_logprobs, rollout_logprobs, proximal_logprobs)
-    ratio = masked_log_ratio(learner_logprobs, old, mask).exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    weights, metrics = correction_weights(chosen, old, rollout_logprobs, advantages, mask)
-    losses = torch.where(mask, -torch.minimum(ratio * advantages, clipped * advantages) * weights, 0.0)
+    chosen = correction if isinstance(correction, Correction) else Correction(kind=cast(CorrectionKind, correction))
     with torch.no_grad():
-        gap = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
-        metrics |= {
-            "clip_high": float((mask & (ratio > 1 + clip_high) & (advantages > 0)).sum()),
-            "clip_low": float((mask & (ratio < 1 - clip_low) & (advantages < 0)).sum()),
-            "ratio": float(torch.where(mask, ratio, 0.0).sum()),
-            "logprob_gap_abs": float(gap.abs().sum()),
-            "mismatch_k3": float(_k3(gap).sum()),
-        }
-    return losses, weights, metrics
-
-
-def _chosen(correction: Correction | str | None, proximal_logprobs: Tensor | None) -> Correction:
-    if isinstance(correction, Correction):
-        return correction
-    if correction is None:
-        correction = "bypass" if proximal_logprobs is None else "decoupled"
-    return Correction(kind=cast(CorrectionKind, correction))  # which refuses an unknown name
-
-
-def _old_logprobs(correction: Correction, learner: Tensor, rollout: Tensor, proximal: Tensor | None) -> Tensor:
-    """The log-probs that the clipped ratio is taken against."""
-    if correction.kind == "bypass":
-        return rollout
-    if proximal is not None:
-        return proximal.detach()
-    return rollout if correction.kind == "none" else learner.detach()
+        log_ratio = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
+        ratio = log_ratio.exp()
+        bound = ratio.clamp(1 - clip_low, 1 + clip_high)
+        older = mask if ages is None else mask & (ages > 0)
+        too_high = older & (ratio > bound) & (advantages > 0)
+        too_low = older & (ratio < bound) & (advantages < 0)
+        clipped = too_high | too_low
+        weights = correction_weights(chosen, log_ratio, mask)
+    # 1 in value; carries the gradient of the log-prob.
+    unit = masked_log_ratio(learner_logprobs, learner_logprobs.detach(), mask).exp()
+    losses = torch.where(mask, -advantages * torch.where(clipped, bound, weights * unit), 0.0)
+    return losses, {
+        "clip_high": float(too_high.sum()),
+        "clip_low": float(too_low.sum()),
+        "correction_masked": float((mask & ~clipped & (weights == 0)).sum()),
+    }
 
 
 def _turn_weights(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:

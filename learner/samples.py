@@ -11,20 +11,22 @@ from rollout.types import Trajectory, TrajectoryGroup, Turn
 
 def build_samples(
     group: TrajectoryGroup,
-    turn_advantages: Sequence[Sequence[float]],
+    turn_advantages: Sequence[Sequence[float] | None],
     *,
     temperature: float,
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """One sample per trajectory that has a non-zero advantage; all tokens of a turn share the turn's.
+    """One sample per trajectory that trains; all tokens of a turn share the turn's advantage.
 
-    `turn_advantages` holds one list per trajectory with one number per planner turn. A trajectory whose every token is
-    too old still gives a sample, so that its masked tokens are counted; a batch leaves it out.
+    `turn_advantages` holds one list per trajectory with one number per planner turn, None for one that does not train.
+    A trajectory whose advantages are all 0 gives a sample: it counts in the loss's denominators and in the KL term. So
+    does one whose every token is too old, so that its masked tokens are counted; a batch leaves it out. One without a
+    turn gives none.
     """
     return [
         build_sample(trajectory, advantages, temperature=temperature, version_ages=version_ages)
         for trajectory, advantages in zip(group.trajectories, turn_advantages, strict=True)
-        if any(advantages)
+        if advantages
     ]
 
 

@@ -26,7 +26,7 @@ from ray_jobs.claims import (
     training_env,
     worker_claim,
 )
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
 from ray_jobs.run_folder import RunFolder
 from reward.prm import prm_settings
 from rollout.adapter_store import AdapterMismatchError
@@ -252,8 +252,8 @@ def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, 
 
 
 def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None) -> Learner:
-    model, off_policy = _model_here(config.model.path, model_path), config.pipeline_depth > 0
-    return Learner(model, config.model, config.learner, off_policy=off_policy, seed=config.seed, ranks=ranks)
+    model = _model_here(config.model.path, model_path)
+    return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks)
 
 
 def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:

@@ -4,19 +4,21 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ray_jobs import commands
+from ray_jobs.command_parser import CommandParser
 from ray_jobs.evaluation_options import add_compare_options, add_evaluation_options
 from ray_jobs.export_options import add_export_options
 from ray_jobs.plan_options import add_plan_options
+from ray_jobs.policy_options import DEFAULT_RECIPE, add_adapter, add_backend, add_recipe
 from ray_jobs.simulate_options import add_simulate_options
 from ray_jobs.submit_options import add_address, add_submit_options
 from ray_jobs.view_options import add_view_options
 
-RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
-DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
+DRY_RUN = "print the resolved configuration, make every check that is made before a start, and stop"
 
 Adding: TypeAlias = "argparse._SubParsersAction[Any]"
 """Where commands are added to."""
@@ -27,6 +29,7 @@ USER_ERRORS = (
     "AdapterStoreError",
     "BudgetExceededError",
     "ChatError",
+    "ChatTemplateError",
     "CheckerError",
     "ClusterError",
     "JobError",
@@ -74,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     try:
         return int(options.run(options))
-    except KeyboardInterrupt:
-        print("agentflow: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"agentflow: interrupted{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return 130
     except Exception as error:
         line = _for_the_user(error)
@@ -97,10 +100,11 @@ def _for_the_user(error: BaseException) -> str | None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Overrides may stand before or after options, which argparse alone does not allow."""
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    command, given = parser.command(sys.argv[1:] if arguments is None else arguments)
+    options, rest = parser.parse_known_args(given)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and (not hasattr(options, "overrides") or options.recipe is None)):
-        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}")
+        command.refuse(foreign or rest)
     if rest:
         options.overrides = [*options.overrides, *rest]
     if "=" in str(getattr(options, "recipe", "")):
@@ -110,10 +114,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentflow", description="Asynchronous RL on Ray for the planner of a tool-using agent."
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="agentflow",
+        description="Asynchronous RL on Ray for the planner of a tool-using agent.",
+        epilog="`agentflow help COMMAND` says more of one.",
     )
+    parser.add_argument("--version", action="version", version=f"agentflow {version('agentflow-ray')}")
     adding = parser.add_subparsers(required=True, metavar="COMMAND")
     # The order is that of `agentflow --help`.
     _add_training(adding)
@@ -126,21 +133,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_tools(adding)
     add_view_options(adding)
     _add_doctor(adding)
+    parser.commands = adding.choices
     return parser
 
 
 def _add_training(adding: Adding) -> None:
     train = adding.add_parser("train", help="train a planner as a recipe says, and report")
-    _add_recipe(train, positional=True)
-    train.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    add_recipe(train, positional=True)
+    train.add_argument("--dry-run", action="store_true", help=DRY_RUN)
     train.set_defaults(run=commands.train, with_prm=False, resume=False)
 
     pipeline = adding.add_parser(
         "pipeline",
         help="collect, label, train a process reward model, then the planner with it; continues an unfinished run",
     )
-    _add_recipe(pipeline, positional=True)
-    pipeline.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    add_recipe(pipeline, positional=True)
+    pipeline.add_argument("--dry-run", action="store_true", help=DRY_RUN)
     pipeline.set_defaults(run=commands.train, with_prm=True, resume=True)
 
     resume = adding.add_parser("resume", help="continue a run that was cut off, from its folder; nothing is lost")
@@ -150,7 +158,7 @@ def _add_training(adding: Adding) -> None:
 
 def _add_jobs(adding: Adding) -> None:
     submit = adding.add_parser("submit", help="run a phase as a job on a Ray cluster, and see what becomes of it")
-    _add_recipe(submit, positional=True)
+    add_recipe(submit, positional=True)
     add_submit_options(submit)
     submit.set_defaults(run=commands.submit)
 
@@ -173,7 +181,7 @@ def _add_jobs(adding: Adding) -> None:
 
 def _add_chaos(adding: Adding) -> None:
     chaos = adding.add_parser("chaos", help="run a small job, kill its parts at random, and see whether it is sound")
-    _add_recipe(chaos, positional=True)
+    add_recipe(chaos, positional=True)
     chaos.add_argument("--kills", type=int, default=20, help="how many processes to kill (default 20)")
     chaos.add_argument("--seed", type=int, default=0, help="which parts are hit, and when")
     chaos.add_argument("--part", action="append", dest="parts", help="only this part: driver (with all), rollout, ...")
@@ -182,9 +190,9 @@ def _add_chaos(adding: Adding) -> None:
 
 def _add_evaluation(adding: Adding) -> None:
     evaluate = adding.add_parser("evaluate", help="solve benchmarks or held-out tasks; goes on where it ended")
-    _add_recipe(evaluate, positional=True)
-    _add_adapter(evaluate)
-    _add_backend(evaluate)
+    add_recipe(evaluate, positional=True)
+    add_adapter(evaluate)
+    add_backend(evaluate)
     add_evaluation_options(evaluate)
     evaluate.set_defaults(run=commands.evaluate)
 
@@ -195,29 +203,29 @@ def _add_evaluation(adding: Adding) -> None:
 
 def _add_prm(adding: Adding) -> None:
     collect = adding.add_parser("collect", help="collect trajectories of the base model or an adapter, to label")
-    _add_recipe(collect, positional=True)
-    _add_adapter(collect)
+    add_recipe(collect, positional=True)
+    add_adapter(collect)
     collect.set_defaults(run=commands.collect)
 
     label = adding.add_parser("label", help="label the steps of the collected trajectories")
-    _add_recipe(label, positional=True)
-    _add_adapter(label)
+    add_recipe(label, positional=True)
+    add_adapter(label)
     label.add_argument("--dry-run", action="store_true", help="print what it would take and cost, and stop")
     label.set_defaults(run=commands.label)
 
     train_prm = adding.add_parser("train-prm", help="train a process reward model on the labels, and measure it")
-    _add_recipe(train_prm, positional=True)
+    add_recipe(train_prm, positional=True)
     train_prm.set_defaults(run=commands.train_prm)
 
 
 def _add_planning(adding: Adding) -> None:
     plan = adding.add_parser("plan", help="whether a run fits its card: every GiB with its arithmetic")
-    _add_recipe(plan, positional=True)
+    add_recipe(plan, positional=True)
     add_plan_options(plan)
     plan.set_defaults(run=commands.plan)
 
     simulate = adding.add_parser("simulate", help="choose D, S and the number of workers in virtual time")
-    _add_recipe(simulate, positional=True)
+    add_recipe(simulate, positional=True)
     add_simulate_options(simulate)
     simulate.set_defaults(run=commands.simulate)
 
@@ -225,9 +233,9 @@ def _add_planning(adding: Adding) -> None:
 def _add_policies(adding: Adding) -> None:
     solve = adding.add_parser("solve", help="solve one question and print the steps as they happen")
     solve.add_argument("question")
-    _add_recipe(solve, positional=False)
-    _add_adapter(solve)
-    _add_backend(solve)
+    add_recipe(solve, positional=False)
+    add_adapter(solve)
+    add_backend(solve)
     solve.add_argument("--trace", type=Path, metavar="FILE", help="append the trajectory, as training writes them")
     solve.set_defaults(run=commands.solve)
 
@@ -238,7 +246,7 @@ def _add_policies(adding: Adding) -> None:
     serve = adding.add_parser("serve", help="make an export a model of a running Ollama, and try it")
     serve.add_argument("export", type=Path, metavar="EXPORT", help="folder that `agentflow export` wrote")
     serve.add_argument("--model", default="agentflow", help="its name there (default agentflow)")
-    _add_recipe(serve, positional=False)
+    add_recipe(serve, positional=False)
     serve.set_defaults(run=commands.serve)
 
 
@@ -249,7 +257,7 @@ def _add_tools(adding: Adding) -> None:
     run_code.set_defaults(run=commands.run_code)
 
     serve_tools = adding.add_parser("serve-tools", help="serve a recipe's tools to any MCP client")
-    _add_recipe(serve_tools, positional=True)
+    add_recipe(serve_tools, positional=True)
     serve_tools.add_argument(
         "--transport", choices=("stdio", "http"), default="stdio", help="stdio (default) for one client, http for many"
     )
@@ -265,31 +273,6 @@ def _add_doctor(adding: Adding) -> None:
         "--sync", dest="recipe", nargs="?", type=Path, const=DEFAULT_RECIPE, metavar="RECIPE", help=says
     )
     doctor.set_defaults(run=commands.doctor, overrides=[])
-
-
-def _add_recipe(parser: argparse.ArgumentParser, *, positional: bool) -> None:
-    if positional:
-        parser.add_argument("recipe", nargs="?", type=Path, default=DEFAULT_RECIPE, help="TOML recipe")
-    else:
-        parser.add_argument("--recipe", type=Path, default=DEFAULT_RECIPE, help="TOML recipe")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. learner.learning_rate=2e-6")
-
-
-def _add_adapter(parser: argparse.ArgumentParser) -> None:
-    says = "checkpoint folder of a run, or the adapter file in it; `none` (default) is the untouched base model"
-    parser.add_argument("--adapter", type=_adapter, metavar="CHECKPOINT", help=says)
-
-
-def _add_backend(parser: argparse.ArgumentParser) -> None:
-    says = "vllm:FOLDER (a merged model), ollama:MODEL or openai:MODEL; backend.base_url=... says where it listens"
-    parser.add_argument("--backend", metavar="KIND:MODEL", help=says)
-
-
-def _adapter(text: str) -> Path | None:
-    if text == "none":
-        return None
-    path = Path(text).expanduser()
-    return path.parent if path.is_file() else path
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What each command of `agentflow` runs. Heavy imports happen inside, so that help and dry runs are instant."""
+"""What each command of `agentflow` runs. Heavy imports happen inside, so that help is instant."""
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,10 @@ def train(options: argparse.Namespace) -> int:
     config = _config(options)
     if options.dry_run:
         from configs.loading import render_config
+        from ray_jobs.preflight import check_before_start
 
-        print(render_config(config), end="")
+        print(render_config(config), end="", flush=True)
+        check_before_start(config, with_prm=options.with_prm, resume=options.resume, download=False)
         return 0
     from ray_jobs.train import run_training
 
@@ -48,9 +51,11 @@ def train(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    from ray_jobs.run_folder import begun_run
+    from ray_jobs.run_folder import begun_run, started_in
 
     config, with_prm = begun_run(options.run_folder)
+    # Its relative paths start there: data, a local model, tools of one's own.
+    os.chdir(started_in(options.run_folder))
     from ray_jobs.train import run_training
 
     run_training(config, with_prm=with_prm, resume=True)

@@ -13,7 +13,7 @@ from ray_jobs.evaluation_folder import StoredEvaluation, phases_of_run, read_eva
 from ray_jobs.evaluation_identity import differences, unproven
 from ray_jobs.evaluation_results import means_by_item
 from ray_jobs.run_folder import write_json
-from reward.paired import PairedComparison, compare_means, compare_paired, items_needed, paired_gain_interval
+from reward.paired import PairedComparison, compare_means, compare_paired, items_needed
 
 ASKED_GAINS = (0.02, 0.05, 0.1)
 """Differences for which the number of items is always told, besides the one that was seen."""
@@ -74,9 +74,8 @@ def comparison(
     """JSON values only. Raises ComparisonError where an item is not the same on both sides, or none is on both."""
     pairs = _pairs(before, after)
     seeds = {side.identity["sampling"]["seeds"] for side in (before, after)}
-    whole = compare_means(pairs.before, pairs.after, [benchmark for benchmark, _ in pairs.places])
-    # A bootstrap of few items, or of none that differ, is surer than it may be; Newcombe's interval is not.
-    told = compare_paired(pairs.before, pairs.after) if seeds == {1} else whole
+    compared = compare_paired if seeds == {1} else compare_means
+    whole = compared(pairs.before, pairs.after)
     return {
         "before": before.name,
         "after": after.name,
@@ -84,13 +83,11 @@ def comparison(
         "unproven": sorted({*unproven(before.identity), *unproven(after.identity)}),
         "infrastructure_failures": [sum(item.failed for item in side.items.values()) for side in (before, after)],
         "num_seeds": sorted(seeds),
-        "all": _row(pairs, whole, one_seed=seeds == {1}),
+        "all": _row(pairs, whole),
         "benchmarks": {
-            name: _row(one, compare_means(one.before, one.after), one_seed=seeds == {1})
-            for name in pairs.benchmarks
-            for one in [pairs.of(name)]
+            name: _row(one, compared(one.before, one.after)) for name in pairs.benchmarks for one in [pairs.of(name)]
         },
-        "verdict": told.verdict[0].upper() + told.verdict[1:],
+        "verdict": whole.verdict[0].upper() + whole.verdict[1:],
     }
 
 
@@ -116,7 +113,7 @@ def _pairs(before: StoredEvaluation, after: StoredEvaluation) -> Pairs:
     )
 
 
-def _row(pairs: Pairs, compared: PairedComparison, *, one_seed: bool) -> dict[str, Any]:
+def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:
     # Of the mean squared difference: for one seed, the share of items that exactly one side solves.
     squares = [(second - first) ** 2 for first, second in zip(pairs.before, pairs.after, strict=True)]
     discordant = sum(squares) / len(squares)
@@ -127,9 +124,9 @@ def _row(pairs: Pairs, compared: PairedComparison, *, one_seed: bool) -> dict[st
         "gain": compared.gain,
         "only_before": compared.only_before,
         "only_after": compared.only_after,
-        "mcnemar_p": compared.p,
-        "bootstrap_ci95": list(compared.ci95),
-        "newcombe_ci95": list(paired_gain_interval(pairs.before, pairs.after)) if one_seed else None,
+        "gain_ci95": list(compared.ci95),
+        "test": compared.test,
+        "p": compared.p,
         "discordant": discordant,
         "items_for_this_gain": items_needed(compared.gain, discordant),
         "items_for": {f"{gain:g}": items_needed(gain, discordant) for gain in ASKED_GAINS},
@@ -144,7 +141,7 @@ def _table(result: Mapping[str, Any]) -> Table:
     if len(rows) > 1:
         rows["all"] = result["all"]
     for name, row in rows.items():
-        low, high = row["newcombe_ci95"] or row["bootstrap_ci95"]
+        low, high = row["gain_ci95"]
         table.add_row(
             name,
             str(row["num_items"]),
@@ -152,7 +149,7 @@ def _table(result: Mapping[str, Any]) -> Table:
             f"{100 * row['after']:.1f}%",
             f"{100 * row['gain']:+.1f}",
             f"{100 * low:+.1f} to {100 * high:+.1f}",
-            f"{row['mcnemar_p']:.3g}",
+            f"{row['p']:.3g}",
             str(row["items_for_this_gain"] or ""),
         )
     return table

@@ -35,7 +35,7 @@ def _headline(result: Mapping[str, Any]) -> str:
     whole = result["all"]
     if result["differs_in"]:
         answer, kind = f"This cannot be told: they also differ in {', '.join(result['differs_in'])}.", "unsure"
-    elif whole["mcnemar_p"] >= 0.05:
+    elif whole["p"] >= 0.05:
         answer, kind = "This comparison does not show it.", "unsure"
     else:
         answer, kind = ("Yes.", "better") if whole["gain"] > 0 else ("No, it is worse.", "unsure worse")
@@ -69,7 +69,6 @@ def _bars(result: Mapping[str, Any]) -> str:
 def _rows(result: Mapping[str, Any]) -> str:
     rows = []
     for name, row in [*result["benchmarks"].items(), ("all", result["all"])]:
-        newcombe = row["newcombe_ci95"]
         rows.append(
             (
                 title_of(name),
@@ -77,20 +76,25 @@ def _rows(result: Mapping[str, Any]) -> str:
                 percent(row["before"]),
                 percent(row["after"]),
                 f"{100 * row['gain']:+.1f}",
-                interval(row["bootstrap_ci95"], signed=True),
-                interval(newcombe, signed=True) if newcombe else "",
+                interval(row["gain_ci95"], signed=True),
                 f"{row['only_before']} / {row['only_after']}",
-                f"{row['mcnemar_p']:.3g}",
+                f"{row['p']:.3g}",
             )
         )
-    header = ("benchmark", "items", "before", "after", "gain", "bootstrap interval", "Newcombe's interval")
+    if result["num_seeds"] == [1]:
+        method, differing = "The interval is Newcombe's, and p that of the exact McNemar test.", "only before / after"
+    else:
+        method = (
+            "Each item counts by its mean over the seeds. p is that of the exact paired sign-flip permutation test, "
+            "and the interval holds the gains that this test does not refuse."
+        )
+        differing = "higher before / after"
+    header = ("benchmark", "items", "before", "after", "gain", "95% interval", differing, "p")
     note = (
-        "Gains in points, with 95% intervals: a paired bootstrap over items, within benchmarks; and, for one seed, "
-        "Newcombe's method, which stays honest where few items differ. p is the exact McNemar test; for several seeds "
-        f"it compares each item's mean. No p is corrected for the {len(result['benchmarks'])} benchmarks that are "
+        f"Gains are in points. {method} No p is corrected for the {len(result['benchmarks'])} benchmarks that are "
         "looked at."
     )
-    return table((*header, "only before / after", "p"), rows) + f'<p class="soft">{note}</p>'
+    return table(header, rows) + f'<p class="soft">{note}</p>'
 
 
 def _power(result: Mapping[str, Any]) -> str:
@@ -106,8 +110,8 @@ def _power(result: Mapping[str, Any]) -> str:
     ]
     header = ("benchmark", "items here", "for the gain seen", *(f"for {100 * float(gain):g} points" for gain in gains))
     note = (
-        "Paired items in which McNemar's test at 5% would find a true difference of this size with a power of 80%, if "
-        "as many items differ between the sides as did here."
+        "Paired items in which the test at 5% would find a true difference of this size with a power of 80%, if the "
+        "items differ between the sides as much as they did here."
     )
     return table(header, rows) + f'<p class="soft">{note}</p>'
 

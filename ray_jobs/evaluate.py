@@ -20,8 +20,8 @@ from ray_jobs.evaluation_folder import SUMMARY, EvaluationError, EvaluationFolde
 from ray_jobs.evaluation_identity import digest_of, identity_of
 from ray_jobs.evaluation_page import write_evaluation_page
 from ray_jobs.evaluation_results import summarize_evaluation
+from ray_jobs.model_folder import resolve_model
 from ray_jobs.phases import evaluation_tasks
-from ray_jobs.preflight import resolve_model
 from ray_jobs.run_folder import write_json
 from ray_jobs.single import open_worker
 from reward.answer_judge import JUDGED, AnswerJudge

@@ -21,7 +21,7 @@ from learner.export import ExportError, digest_of, file_digests, size_of_weights
 from learner.export_gap import measure_gap
 from learner.gguf_export import write_gguf
 from learner.modelfile import go_template, render_modelfile
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
 from rollout.building import build_chat
 from rollout.decision import planner_grammar
 from rollout.ollama_engine import PLAIN_SAMPLING

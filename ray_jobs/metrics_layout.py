@@ -49,7 +49,8 @@ LOGGED_ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Where are the groups?",
-        Ended_so_far="groups/trained groups/all_right groups/all_wrong groups/failed groups/expired",
+        Ended_so_far="groups/trained groups/refused groups/all_right groups/all_wrong groups/overlong groups/failed "
+        "groups/expired",
         Live_now="groups/queued groups/running groups/ready groups/in_batch",
         Drawn_so_far="groups/drawn",
         Length_of_what_is_trained="bias/length_trained_over_drawn",
@@ -60,7 +61,10 @@ LOGGED_ROWS: tuple[Row, ...] = (
         Age_of_trained_tokens="policy/staleness_max policy/age_mean",
         Log_prob_gap="policy/logprob_gap_abs",
         Mismatch="policy/mismatch_k3 policy/mismatch_k3_age0 policy/mismatch_k3_stale",
-        Effective_sample_size="policy/effective_sample_size policy/effective_sample_size_stale",
+        Effective_sample_size=(
+            "policy/effective_sample_size policy/effective_sample_size_age0 policy/effective_sample_size_stale"
+        ),
+        Choice_tokens="policy/choice_tokens",
         Left_out_of_the_loss="policy/stale_masked_share policy/correction_masked_share",
     ),
     _row(
@@ -75,6 +79,8 @@ LOGGED_ROWS: tuple[Row, ...] = (
     _row(
         "Can the process reward model be trusted?",
         Mean_score="prm/score prm/canary_max",
+        Right_above_wrong_siblings="prm/sibling_auroc",
+        How_far_from_chance="prm/sibling_z",
         Saturated_or_missing="prm/saturated_share prm/unscored_share",
         Correlation_with_length="prm/length_correlation",
         Weight="prm/weight",

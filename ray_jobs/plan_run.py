@@ -6,6 +6,7 @@ from pathlib import Path
 from configs.card import RANK_SHARE
 from configs.learner import LearnerConfig
 from configs.run import RunConfig
+from configs.spelling import did_you_mean
 from ray_jobs import plan_memory as memory
 from ray_jobs.plan_memory import GIB, KvCache, Part
 from ray_jobs.plan_shapes import ModelShape, PlanError, find_shape
@@ -93,7 +94,10 @@ def card_bytes(card: str) -> int:
     try:
         gib = by_name.get(card.lower()) or float(card)
     except ValueError:
-        raise PlanError(f"--card '{card}' is neither a number of GiB nor one of {', '.join(CARDS)}") from None
+        raise PlanError(
+            f"--card '{card}' is neither a number of GiB nor one of {', '.join(CARDS)}"
+            f"{did_you_mean(card.upper(), CARDS)}"
+        ) from None
     if not 0 < gib < 10_000:
         raise PlanError(f"--card {card}: a card has between 0 and 10,000 GiB")
     return int(gib * GIB)

@@ -1,29 +1,31 @@
 """Checks before anything starts: a run that cannot work ends here, with one line that says what to do."""
 
-import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from learner.demo_model import ensure_demo_model
+from configs.spelling import did_you_mean
+from ray_jobs.model_folder import PreflightError, check_model, check_prm
 
 # What vLLM can reserve for adapters that stay unmerged.
 NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 ACTORS_PER_GPU = 2
 
 
-class PreflightError(RuntimeError):
-    """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
-
-
-def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
+def check_before_start(
+    config: RunConfig, *, with_prm: bool = False, resume: bool = False, download: bool = True
+) -> Path:
     """All that a training run needs, the quick checks first, the network last. Creates nothing.
 
-    With `resume` the run folder may hold an unfinished run of the same configuration. Returns the folder of the
-    base model. Raises PreflightError.
+    `with_prm`: the run trains a process reward model of its own. With `resume` the run folder may hold an unfinished
+    run of the same configuration. Without `download` no weights are fetched from the model hub, only a model's small
+    files. Returns the folder of the base model. Raises PreflightError.
     """
+    if with_prm:
+        check_labelling(config)
     if config.backend.kind != "vllm":
         raise PreflightError(
             f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
@@ -36,7 +38,27 @@ def check_before_start(config: RunConfig, *, resume: bool = False) -> Path:
     else:
         _check_run_folder(folder)
     _check_tasks(config, training=True)
-    return _check_model(config)
+    if config.reward.prm_path:
+        check_prm(Path(config.reward.prm_path))
+    return check_model(config, download=download)
+
+
+def notes_before_start(config: RunConfig) -> list[str]:
+    """What is no reason to refuse a run that passed its checks, and must be known before its numbers are believed."""
+    from envs.datasets.own import OWN, own_tasks
+    from envs.leakage import find_leaks
+
+    notes = []
+    for name in sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN}):
+        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        questions = [(task.id, task.question) for task in halves["train"]]
+        if leaks := find_leaks(questions, [task.question for task in halves["eval"]]):
+            notes.append(
+                f"{len(leaks)} of {len(questions)} training questions of {name} read like a held-out one, first "
+                f"{leaks[0]}: the same in other words, or made from one template. What is learnt by heart may count as "
+                'solved; keep such questions in one half by a field "split"'
+            )
+    return notes
 
 
 def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
@@ -45,7 +67,7 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> None:
     if draws_tasks:
         _check_tasks(config, training=False)
     if config.backend.kind == "vllm":
-        _check_model(config)
+        check_model(config)
 
 
 def check_labelling(config: RunConfig) -> None:
@@ -66,38 +88,6 @@ def check_labelling(config: RunConfig) -> None:
         )
 
 
-def resolve_model(path: str) -> Path:
-    """The local folder of a model: the demo model, a folder, or a download from the model hub."""
-    if path == "demo":
-        return _demo_model()
-    folder = Path(path).expanduser()
-    if path.startswith((".", "/", "~")) or folder.exists():
-        if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
-            raise PreflightError(
-                f"model.path = '{path}' is no model folder (config.json and *.safetensors are needed); "
-                "name a folder, a model hub id, or 'demo'"
-            )
-        return folder.resolve()
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(path))
-    except Exception as error:
-        raise PreflightError(
-            f"model.path = '{path}' is no local folder and could not be downloaded from the model hub "
-            f"({type(error).__name__}); check the id and the network, or name a local folder"
-        ) from error
-
-
-def _demo_model() -> Path:
-    try:
-        return ensure_demo_model()
-    except OSError as error:
-        raise PreflightError(
-            f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves the folder it is unpacked into"
-        ) from error
-
-
 def _check_settings(config: RunConfig) -> None:
     """What the configuration and the machine say by themselves."""
     if config.cluster.joined is None and config.backend.kind == "vllm":
@@ -116,7 +106,10 @@ def check_recipe(config: RunConfig) -> None:
     for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
         unknown = [name for name in mix if name not in LOADERS]
         if unknown:
-            raise PreflightError(f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}")
+            raise PreflightError(
+                f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}"
+                f"{did_you_mean(unknown[0], LOADERS)}"
+            )
     rank = config.model.lora_rank
     if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
         raise PreflightError(
@@ -198,25 +191,35 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
     except (OSError, ValueError) as error:
         raise PreflightError(
             f"run folder '{folder}' holds a run whose config.json cannot be read ({type(error).__name__}); choose "
-            "another name=... or remove the folder"
+            "another name=..."
         ) from error
     if _work(begun) != _work(config):
-        parts = [key for key in RunConfig.model_fields if getattr(begun, key) != getattr(config, key)]
+        parts = [key for key in RunConfig.model_fields if getattr(_work(begun), key) != getattr(_work(config), key)]
         raise PreflightError(
-            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); give the same ones to "
-            "continue it, choose another name=..., or remove the folder"
+            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); choose another name=...; "
+            f"`agentflow resume {shlex.quote(str(folder))}` continues that run with its own"
         )
 
 
 def _work(config: RunConfig) -> RunConfig:
-    """The configuration but for the learner's ranks: its checkpoints know nothing of them."""
-    return config.model_copy(update={"learner": config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})})
+    """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
+    is: a run may be moved."""
+    learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
+    return config.model_copy(update={"learner": learner, "output_dir": "", "name": ""})
 
 
 def _check_run_folder(folder: Path) -> None:
     """A folder with a config.json is a run, finished or not, and two runs never share a folder."""
     if (folder / "config.json").exists():
-        raise PreflightError(f"run folder '{folder}' holds a run already; choose another name=... or remove the folder")
+        state, command, does = (
+            ("a finished run", "view", "shows it")
+            if (folder / "summary.json").exists()
+            else ("an unfinished run", "resume", "continues it")
+        )
+        raise PreflightError(
+            f"run folder '{folder}' holds {state}; choose another name=...; "
+            f"`agentflow {command} {shlex.quote(str(folder))}` {does}"
+        )
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "may not be written to" if nearest.is_dir() else "is no folder"
@@ -252,18 +255,6 @@ def _check_own_answers(names: set[str], path: Path | None) -> None:
         for task in (task for half in own_tasks(name, path).values() for task in half):
             if score_answer(task, task.answer.split("\n")[0]) != 1.0:
                 raise ValueError(f"{path}: {task.id} has the answer {task.answer!r}, which is none for '{name}'")
-
-
-def _check_model(config: RunConfig) -> Path:
-    folder = resolve_model(config.model.path)
-    longest = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    wanted = config.rollout.engine.max_model_len
-    if longest is not None and wanted > longest:
-        raise PreflightError(
-            f"rollout.engine.max_model_len = {wanted} is more than the {longest} tokens that model.path = "
-            f"'{config.model.path}' was made for; set it to at most {longest}"
-        )
-    return folder
 
 
 def _shown(mix: dict[str, Any]) -> str:

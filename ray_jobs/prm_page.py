@@ -79,9 +79,32 @@ def _forest(quality: Quality) -> str:
     top = max((error for error in (*errors, *interval) if error is not None), default=0.0) or 1.0
     rows = (_Row(key="mse", label="mean squared error, less is better", high=1.1 * top, chance=False), *_ROWS)
     bars = "".join(_forest_row(quality, row) for row in rows)
+    bars += "".join(_forest_row(found, _action_row(action, found)) for action, found in _by_action(quality))
     legend = "".join(f'<span><span class="key {kind}"></span>{text}</span> ' for kind, text in _LEGEND.items())
     note = "Thin line: chance, or the baseline itself; right of it is better."
     return f'<div class="rates">{bars}</div><p class="legend">{legend}<span>{note}</span></p>'
+
+
+def like_with_like(quality: Quality) -> str:
+    """A sentence on what the AUROC of the outcome does not say, with the numbers that do."""
+    found = list(_by_action(quality))
+    if not found:
+        return ""
+    each = "; ".join(f"<code>{escape(action)}</code> {_with_interval(row, 'auroc')}" for action, row in found)
+    return (
+        f"<p>Like with like, on the held-out tasks: AUROC of right against wrong steps of one action: {each}; 0.5 is "
+        "chance. The AUROC for a right answer ranks whole attempts, and may only tell who used tools from who "
+        "guessed.</p>"
+    )
+
+
+def _by_action(quality: Quality) -> Iterator[tuple[str, Quality]]:
+    yield from (quality.get("auroc_by_action") or {}).items()
+
+
+def _action_row(action: str, found: Quality) -> _Row:
+    counts = (_shown(found.get(key), "{:,.0f}") for key in ("num_right", "num_wrong"))
+    return _Row(key="auroc", label=f"AUROC for a right {escape(action)} step ({' right, '.join(counts)} wrong)")
 
 
 def _forest_row(quality: Quality, row: _Row) -> str:

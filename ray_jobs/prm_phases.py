@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import cycle
+from statistics import fmean
 from typing import Any
 
 import ray
@@ -92,33 +93,38 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
     )
 
 
-def watch_prm(run: Run, scored: ScoredGroup, step: int, prm_weight: float) -> dict[str, float]:
-    """Metrics for the alarms: the PRM's weight, the junk it must see through, its error on a fresh group."""
-    if run.cast.prm is None or scored.step_scores is None:
+def watch_prm(run: Run, groups: Sequence[ScoredGroup], step: int, prm_weight: float) -> dict[str, float]:
+    """Metrics for the alarms, over every group of the batch that the PRM scored: its weight, the junk that it must see
+    through, its error against the plan."""
+    scored = [group for group in groups if group.step_scores is not None]
+    if run.cast.prm is None or not scored:
         return {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.alarms.window == 0:
-        first = step_texts(scored.group.trajectories[0])[0]
+        firsts = [step_texts(group.group.trajectories[0])[0] for group in scored]
         # A PRM that died is being started again; its canaries wait for the next window.
         with suppress(ray.exceptions.RayActorError):
-            highest = _highest(ray.get(run.cast.prm.score_canaries.remote(first)).values())
+            found = ray.get([run.cast.prm.score_canaries.remote(first) for first in firsts])
+            highest = _highest(score for scores in found for score in scores.values())
             metrics |= {} if highest is None else {"prm/canary_max": highest}
-    # Only generated tasks have a plan; a mix may hold others.
-    with suppress(LabelError):
-        metrics["prm/rejudge_mse"] = _rejudged(scored)
-    return metrics
+    errors = [error for group in scored for error in _errors_against_plan(group)]
+    return metrics | ({"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {})
 
 
-def _rejudged(scored: ScoredGroup) -> float:
-    """Mean squared error of the PRM's scores against the plan's, on rollouts of the policy as it is now."""
+def _errors_against_plan(scored: ScoredGroup) -> list[float]:
+    """The PRM's scores less the plan's, on rollouts of the policy as it is now; none for a task without a plan, for
+    only generated ones have it, and a mix may hold others."""
     assert scored.step_scores is not None
-    errors = [
-        (score - truth) ** 2
-        for trajectory, scores in zip(scored.group.trajectories, scored.step_scores.raw, strict=True)
-        for score, truth in zip(scores, plan_scores(trajectory), strict=True)
+    try:
+        truths = [plan_scores(trajectory) for trajectory in scored.group.trajectories]
+    except LabelError:
+        return []
+    return [
+        score - truth
+        for scores, known in zip(scored.step_scores.raw, truths, strict=True)
+        for score, truth in zip(scores, known, strict=True)
         if score is not None
     ]
-    return sum(errors) / max(len(errors), 1)
 
 
 def in_turn(method: str, workers: Sequence[Any]) -> Callable[..., Awaitable[Any]]:

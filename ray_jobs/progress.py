@@ -90,7 +90,7 @@ class Training:
 
     @property
     def logprob_gap_version0(self) -> float | None:
-        """The first batch was sampled by the version that scores it: any gap is numerical."""
+        """Over choice tokens. The first batch was sampled by the version that scores it: any gap is numerical."""
         return self.rows[0]["policy/logprob_gap_abs"] if self.rows else None
 
     def add(self, row: Mapping[str, float]) -> list[Alarm]:
@@ -140,6 +140,7 @@ class Training:
             "groups": {
                 "drawn": counts.drawn,
                 "trained": counts.trained,
+                "refused": counts.refused,
                 "filtered": counts.filtered,
                 "failed": counts.failed,
                 "expired": counts.expired,
@@ -148,6 +149,7 @@ class Training:
             },
             "versions_published": acknowledged.num_published,
             "versions_acked": acknowledged.num_acknowledged,
+            "versions_unmoved": acknowledged.most_unmoved,
             "sync_s": {
                 "median": latencies[len(latencies) // 2] if latencies else None,
                 "max": max(latencies, default=None),

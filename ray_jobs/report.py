@@ -1,7 +1,6 @@
 """The report of a run: one page that stands alone, for people who look before they read."""
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_jobs.cards import scored_cards, trajectory_cards
-from ray_jobs.charts import Bar, Mark, bar_chart, line_chart
-from ray_jobs.held_out import held_out_rates
+from ray_jobs.charts import Bar, bar_chart
 from ray_jobs.page import page_of, percent, shown, table
-from ray_jobs.prm_page import render_prm_section
+from ray_jobs.prm_page import like_with_like, render_prm_section
+from ray_jobs.report_curves import learning_curve, training_curves
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
@@ -31,11 +30,12 @@ _KEY_NUMBERS = {
     "staleness": "staleness (train steps)",
     "groups": "groups",
     "versions_published": "policy versions published",
-    "versions_acked": "policy versions proven: digest repeated, canary text scored alike",
+    "versions_acked": "policy versions proven: weights read back, canary text scored alike",
+    "versions_unmoved": "most versions in a row that the weights read back alone proved",
     "sync_s": "seconds from publication to proof",
     "restarts": "actors replaced",
     "steps_skipped": "train steps skipped by the guard",
-    "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0",
+    "logprob_gap_version0": "mean |log-prob gap| engine to learner at version 0, choice tokens",
 }
 _JUDGED_BY = {
     *("solve_rate_untouched", "solve_rate_before", "solve_rate_after", "num_eval_tasks", "num_untouched_tasks"),
@@ -63,11 +63,13 @@ def write_report(run_dir: Path) -> Path:
         "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
         "Trajectories to read": trajectory_cards(run.attempts),
         "The process reward model": _prm(run),
-        "Training": _curves(run.steps) + _limit(run.summary),
+        "Training": training_curves(run.steps) + _limit(run.summary),
         "Numbers": _folded("All numbers of this run", _numbers(run.summary)),
     }
     sections = {title: content for title, content in sections.items() if content}
-    opening = _headline(run.summary) + _contents(sections, run_dir) + _learning_curve(run) + _caveats(run)
+    opening = (
+        _headline(run.summary) + _contents(sections, run_dir) + learning_curve(run.steps, run.summary) + _caveats(run)
+    )
     body = "".join(
         f'<section id="{_anchor(title)}"><h2>{title}</h2>{content}</section>' for title, content in sections.items()
     )
@@ -212,57 +214,11 @@ def _endings(attempts: Mapping[str, Mapping[str, Record]]) -> str:
     return table(header, rows)
 
 
-def _learning_curve(run: _Run) -> str:
-    """The solve rate while sampling, and the held-out rates before the first and after the last train step."""
-    marks = [
-        Mark(
-            label=f"held out, {one.policy} RL",
-            step=one.step,
-            rate=one.rate,
-            low=one.low,
-            high=one.high,
-            kind=one.policy,
-        )
-        for one in held_out_rates(run.summary)
-    ]
-    sampled = {"rollout/solve_rate": "while sampling, all drawn groups"}
-    note = (
-        "Line: attempts at training tasks, sampled. Diamonds: held-out tasks, answered greedily, 95% Wilson intervals."
-    )
-    return _chart(run.steps, sampled, "Tasks solved, over train steps", marks=marks, share=True) + (
-        f'<p class="soft">{note}</p>' if run.steps else ""
-    )
-
-
-def _curves(steps: Sequence[Record]) -> str:
-    signal = {"rollout/groups_kept_share": "share of groups with signal"}
-    staleness = {"policy/staleness_max": "train steps between sampling and training"}
-    times = {"learner/step_s": "the learner computed", "learner/wait_s": "the learner waited for rollouts"}
-    return (
-        _chart(steps, signal, "Groups with some right and some wrong attempts", share=True)
-        + _chart(steps, staleness, "Age of the oldest token in a batch")
-        + _chart(steps, times, "Seconds per train step")
-    )
-
-
 def _limit(summary: Mapping[str, Any]) -> str:
     verdict = summary.get("bottleneck")
     return (
         f'<p class="soft">Speed: {escape(verdict["text"])}. To go on: {escape(verdict["hint"])}.</p>' if verdict else ""
     )
-
-
-def _chart(
-    steps: Sequence[Record], names: Mapping[str, str], title: str, *, marks: Sequence[Mark] = (), share: bool = False
-) -> str:
-    """Steps where a value is missing or not finite are left out."""
-    rows = [row for row in steps if all(math.isfinite(row.get(key, math.nan)) for key in names)]
-    if not rows:
-        return f"<p>Not logged: {escape(title)}.</p>"
-    lines = {name: [float(row[key]) for row in rows] for key, name in names.items()}
-    # The grid has four rows: multiples of four keep its labels whole.
-    top = 1.0 if share else 4.0 * max(1, math.ceil(max(map(max, lines.values())) / 4))
-    return line_chart([float(row["step"]) for row in rows], lines, top=top, title=title, marks=marks, share=share)
 
 
 def _numbers(summary: Mapping[str, Any]) -> str:
@@ -297,8 +253,10 @@ def _prm(run: _Run) -> str:
     said = "".join(f"<li>Step {alarm['step']}: {escape(alarm['message'])}.</li>" for alarm in alarms)
     weight = shown(run.summary.get("prm_weight_at_end"))
     count = "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
-    watched = f"<p>{count} in training; at the end, the weight of the PRM in the advantage was {weight}.</p>"
-    cards = f"<h3>What it said in training</h3>{scored_cards(run.scored)}" if run.scored else ""
+    watched = f"<p>{count} in training; the PRM's weight at the end was {weight}.</p>"
+    cards = (
+        f"<h3>What it said in training</h3>{like_with_like(quality)}{scored_cards(run.scored)}" if run.scored else ""
+    )
     statistics = _folded("Its quality on held-out tasks, in numbers", render_prm_section(quality))
     return watched + (f"<ul>{said}</ul>" if said else "") + cards + statistics
 

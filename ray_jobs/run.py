@@ -1,6 +1,7 @@
 """A run: its configuration, folder, console and actors; and which of its phases are done."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
 from ray_jobs.metrics import DESCRIPTIONS
-from ray_jobs.preflight import check_before_start, check_labelling, check_same_run, resolve_model
+from ray_jobs.model_folder import resolve_model
+from ray_jobs.preflight import check_before_start, check_same_run, notes_before_start
 from ray_jobs.run_folder import RunFolder, run_path
 from reward.alarms import Alarm
 from reward.prm import prm_settings
@@ -74,15 +76,16 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
 
     With `resume` a folder that holds an unfinished run of the same configuration is continued.
     """
-    if with_prm:
-        check_labelling(config)
-    model_path = check_before_start(config, resume=resume)
+    model_path = check_before_start(config, with_prm=with_prm, resume=resume)
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
+    for note in notes_before_start(config):
+        console.note(note)
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
     with RunFolder.open(config, with_prm=with_prm, resume=resume) as folder:
         folder.keep_tokenizer(model_path)
+        resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
         start_ray(config.cluster)
         try:
             with console.phase("start"):
@@ -92,8 +95,10 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
         except ray.exceptions.RayActorError as error:
             raise RunCutOffError(
                 f"a part of the run died where it is not replaced: {' '.join(str(error).split())[:300]} ... "
-                f"`agentflow resume {folder.path}` goes on from here"
+                f"{resume_it} goes on from here"
             ) from error
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"{resume_it} goes on from here") from None
         finally:
             stop_ray()
 
@@ -110,4 +115,5 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
 def _prm_base(config: RunConfig) -> Path:
     """The base model of the PRM that the recipe names, or of the one that it trains."""
     trained = config.reward.prm_path
-    return resolve_model((prm_settings(Path(trained)) if trained else config.prm).model_path)
+    settings = prm_settings(Path(trained)) if trained else config.prm
+    return resolve_model(settings.model_path, key="prm.model_path")

@@ -171,17 +171,37 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 
 def begun_run(path: Path) -> tuple[RunConfig, bool]:
-    """Configuration of the run in this folder, and whether it trains a PRM of its own. Raises RunFolderError."""
+    """Configuration of the run in this folder, and whether it trains a PRM of its own. A run that was moved writes
+    where it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
+    config = _written_config(path)
     try:
-        config = RunConfig.model_validate_json((path / "config.json").read_text())
         with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
     except (OSError, ValueError, KeyError) as error:
-        raise RunFolderError(f"'{path}' is not the folder of a run: {error}; give the folder below runs/") from error
-    if run_path(config).resolve() != path.resolve():
-        raise RunFolderError(
-            f"the run in '{path}' writes to '{run_path(config)}'; resume it in the folder that it was started in"
-        )
+        raise _no_run(path, error) from error
+    here = path.resolve()
+    if run_path(config).resolve() != here:
+        config = config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
     return config, bool(with_prm)
+
+
+def started_in(path: Path) -> Path:
+    """The folder that the run in `path` was started in, which its relative paths start from: as far up as its own
+    relative output_dir goes down. The current one, where that does not tell. Raises RunFolderError."""
+    written, here = run_path(_written_config(path)), path.resolve()
+    depth = len(written.parts)
+    return Path.cwd() if written.is_absolute() or here.parts[-depth:] != written.parts else here.parents[depth - 1]
+
+
+def _written_config(path: Path) -> RunConfig:
+    """As it was when the run began."""
+    try:
+        return RunConfig.model_validate_json((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise _no_run(path, error) from error
+
+
+def _no_run(path: Path, error: Exception) -> RunFolderError:
+    return RunFolderError(f"'{path}' is not the folder of a run: {error}; give the folder below runs/")
 
 
 def _is_train_step(row: Mapping[str, Any]) -> bool:

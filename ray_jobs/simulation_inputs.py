@@ -16,9 +16,11 @@ FATES: Mapping[str, Fate] = {
     "ready": "signal",
     "in_batch": "signal",
     "trained": "signal",
+    "refused": "signal",
     "expired": "signal",
     "all_right": "all_right",
     "all_wrong": "all_wrong",
+    "overlong": "all_wrong",
     "failed": "failed",
 }
 

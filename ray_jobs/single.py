@@ -40,7 +40,7 @@ def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
 
     from actors.cluster import QUIET
     from learner.checkpoint import read_manifest
-    from ray_jobs.preflight import resolve_model
+    from ray_jobs.model_folder import resolve_model
     from rollout.worker import Worker
 
     if config.backend.kind != "vllm":

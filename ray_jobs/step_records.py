@@ -9,6 +9,7 @@ import numpy as np
 from configs.reward import Credit
 from learner.types import StepResult
 from reward.credit_parts import credit_parts
+from reward.shared_steps import same_steps, scores_by_action
 from reward.stored import scored_group_of
 from reward.types import ScoredGroup
 from rollout.buffer import Batch
@@ -20,27 +21,29 @@ DIGITS = 6
 
 
 def step_records(batch: Batch, result: StepResult, *, credit: Credit, prm_weight: float) -> Iterator[dict[str, Any]]:
-    """All trained groups of the step, then those few without signal that the ledger kept bytes of."""
+    """All groups of the step's batch, then those few without signal that the ledger kept bytes of."""
     for payload in batch.payloads:
-        yield from _trained_records(scored_group_of(payload), batch, result, credit=credit, prm_weight=prm_weight)
+        yield from _batch_records(scored_group_of(payload), batch, result, credit=credit, prm_weight=prm_weight)
     for verdict, reason, payload in batch.untrained:
         yield from _untrained_records(scored_group_of(payload), batch.step, verdict, reason)
 
 
-def _trained_records(
+def _batch_records(
     scored: ScoredGroup, batch: Batch, result: StepResult, *, credit: Credit, prm_weight: float
 ) -> Iterator[dict[str, Any]]:
     parts = credit_parts(scored, credit=credit, prm_weight=prm_weight)
-    shared = {
-        "verdict": "trained",
-        "trained_as": result.policy_version,
+    shared = _verdict(result) | {
         "credit": {
             "scheme": parts.scheme,
             "weight": parts.weight,
             "totals": asdict(parts.totals),
             "scores": asdict(parts.scores),
+            "by_action": {
+                action: asdict(spread) for action, spread in scores_by_action(scored, parts.step_rewards).items()
+            },
         },
     }
+    same = same_steps(scored, parts.advantages)
     for index, (trajectory, reward) in enumerate(zip(scored.group.trajectories, scored.rewards, strict=True)):
         more = shared | {
             "outcome": reward.outcome,
@@ -48,6 +51,7 @@ def _trained_records(
             "outcome_parts": _rounded(parts.outcomes[index]),
             "process_parts": _rounded(parts.processes[index]),
             "step_rewards": _rounded(parts.step_rewards[index]),
+            "same_steps": [_rounded(values) for values in same[index]],
         }
         more |= _scores(scored, index)
         record = trajectory_record(trajectory, reward=reward.total, phase="train", step=batch.step, more=more)
@@ -55,6 +59,13 @@ def _trained_records(
         if logprobs is not None:
             _add_learner_logprobs(record, trajectory, logprobs, batch.version_ages)
         yield record
+
+
+def _verdict(result: StepResult) -> dict[str, Any]:
+    """What became of the batch: the version that it was trained into, or why the guard refused it."""
+    if result.skipped is None:
+        return {"verdict": "trained", "trained_as": result.policy_version}
+    return {"verdict": "refused", "reason": result.skipped}
 
 
 def _untrained_records(scored: ScoredGroup, step: int, verdict: str, reason: str) -> Iterator[dict[str, Any]]:

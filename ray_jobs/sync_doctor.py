@@ -15,21 +15,26 @@ from configs.run import RunConfig
 from learner.types import Adapter
 from ray_jobs.doctor import Finding, show
 from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
-from rollout.canary import LEAST_MOVE, MAX_MEAN_GAP, CanaryScores, canary_fault, mean_gap
-from rollout.engine import GenerationRequest, PolicyEngine
+from rollout.canary import LEAST_MOVE, MAX_MEAN_GAP, Canary, CanaryScores, canary_fault, mean_gap
+from rollout.engine import BASE_VERSION, GenerationRequest, PolicyEngine
+from rollout.read_back import ReadBack
 
 if TYPE_CHECKING:
     from learner.learner import Learner
 
 Result = TypeVar("Result")
 
+CLEAR_DISTANCE = 4.0
+"""Between the canary's log-probs with two versions: rounding, 1 with the demo model, is far below it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TakenUp:
-    """What an engine returned for a version, and the seconds from its publication to each of the three."""
+    """What an engine returned for a version, and the seconds from its publication to loading, proof and first token."""
 
     digest: str
     logprobs: Sequence[float]
+    read_back: ReadBack
     loaded_s: float
     proven_s: float
     first_token_s: float
@@ -43,11 +48,11 @@ def run_sync_doctor(config: RunConfig) -> int:
 
     os.environ.update(QUIET | {"OMP_NUM_THREADS": str(config.rollout.engine.num_threads)})
     from learner.learner import Learner
-    from ray_jobs.preflight import resolve_model
+    from ray_jobs.model_folder import resolve_model
     from rollout.vllm_engine import VllmEngine
 
     model_path = resolve_model(config.model.path)
-    learner = Learner(model_path, config.model, config.learner, off_policy=config.pipeline_depth > 0, seed=config.seed)
+    learner = Learner(model_path, config.model, config.learner, seed=config.seed)
     engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed)
     try:
         with TemporaryDirectory() as folder:
@@ -60,18 +65,24 @@ def run_sync_doctor(config: RunConfig) -> int:
 async def prove_sync(engine: PolicyEngine, adapters: Sequence[Adapter], folder: Path) -> AsyncIterator[Finding]:
     """Publish versions 0 and 1, with faults before, between and after them. `engine` is new; version 2 is for those."""
     store, (zero, one, two) = AdapterStore(folder), adapters
-    base = await engine.score(_canary_ids(zero))
+    base = CanaryScores(
+        policy_version=BASE_VERSION, learner=_canary(zero).base_logprobs, engine=await engine.score(_canary_ids(zero))
+    )
     first = await _take_up(engine, store, zero)
-    for finding in _arrived(store, zero, first, before=None):
+    for finding in _arrived(store, zero, first, before=[base]):
         yield finding
-    before = _scores(zero, first.logprobs)
+    before = [base, _scores(zero, first.logprobs)]
     # Version 1 is published now, and the engine does not take it up.
     stale = await engine.score(_canary_ids(zero))
     second = await _take_up(engine, store, one)
     for finding in _arrived(store, one, second, before=before):
         yield finding
-    yield _planted("the engine left on version 0", canary_fault(_scores(one, stale), before))
-    yield _planted("the base model in place of version 1", canary_fault(_scores(one, base), before))
+    yield _planted("the memory of version 0 in place of version 1", _held(first, given=second).fault)
+    for planted, logprobs in (
+        ("the engine left on version 0", stale),
+        ("the base model in place of version 1", base.engine),
+    ):
+        yield _planted(planted, canary_fault(_scores(one, logprobs), before, store.canary_logprobs()))
     for version, planted in ((1, "other weights under number 1, which is in use"), (0, "a step back to number 0")):
         yield _planted(f"{planted}: engine", await _refusal(engine.load_adapter(version, two.data)))
         yield _planted(f"{planted}: store", _refused(store.publish, _published(two, version), two.data))
@@ -87,7 +98,8 @@ async def prove_sync(engine: PolicyEngine, adapters: Sequence[Adapter], folder: 
 
 
 def three_versions(learner: "Learner") -> list[Adapter]:
-    """Version 0 as far from the base model as a cold start would bring it, 1 and 2 each a small step on."""
+    """Version 0 as far from the base model as a cold start would bring it, 1 and 2 each so far on that the canary text
+    tells them apart whatever rounding adds."""
     base = learner.adapter().canary
     assert base is not None
     versions: list[Adapter] = []
@@ -95,7 +107,7 @@ def three_versions(learner: "Learner") -> list[Adapter]:
     def far_enough(canary: Sequence[float]) -> bool:
         if not versions:
             return mean_gap(canary, base.logprobs) >= 3 * MAX_MEAN_GAP
-        return math.dist(canary, _logprobs(versions[-1])) >= 2 * LEAST_MOVE
+        return math.dist(canary, _logprobs(versions[-1])) >= CLEAR_DISTANCE
 
     for version, size in ((0, 0.01), (1, 0.001), (2, 0.001)):
         versions.append(_moved(learner, version, size, far_enough))
@@ -131,17 +143,25 @@ async def _take_up(engine: PolicyEngine, store: AdapterStore, adapter: Adapter) 
     one_token = GenerationRequest(
         trajectory_id="doctor", prompt_token_ids=_canary_ids(adapter), max_tokens=1, temperature=1.0
     )
-    (digest, loaded_s), (logprobs, proven_s), (_, first_token_s) = await asyncio.gather(
+    (digest, loaded_s), (logprobs, proven_s), read_back, (_, first_token_s) = await asyncio.gather(
         timed(engine.load_adapter(version, store.read(published))),
         timed(engine.score(_canary_ids(adapter))),
+        engine.read_back(),
         timed(engine.generate(one_token)),
     )
     engine.release("doctor")
-    return _TakenUp(digest=digest, logprobs=logprobs, loaded_s=loaded_s, proven_s=proven_s, first_token_s=first_token_s)
+    return _TakenUp(
+        digest=digest,
+        logprobs=logprobs,
+        read_back=read_back,
+        loaded_s=loaded_s,
+        proven_s=proven_s,
+        first_token_s=first_token_s,
+    )
 
 
 def _arrived(
-    store: AdapterStore, adapter: Adapter, taken: _TakenUp, *, before: CanaryScores | None
+    store: AdapterStore, adapter: Adapter, taken: _TakenUp, *, before: Sequence[CanaryScores]
 ) -> Iterator[Finding]:
     """The bytes of a version, and the weights that an engine made of them."""
     version, kept = adapter.policy_version, store.find(adapter.policy_version)
@@ -158,8 +178,13 @@ def _arrived(
         if same
         else ", ".join(f"{place} {digest[:12]}" for place, digest in digests.items()),
     )
+    yield Finding(
+        state="fail" if taken.read_back.fault else "ok",
+        what=f"version {version}: the engine's memory holds what it was given",
+        found=taken.read_back.fault or f"weights read back: sha256 {taken.read_back.held[:12]}",
+    )
     scores = _scores(adapter, taken.logprobs)
-    fault = canary_fault(scores, before)
+    fault = canary_fault(scores, before, store.canary_logprobs())
     gap = mean_gap(scores.engine, scores.learner)
     yield Finding(
         state="fail" if fault else "ok",
@@ -230,15 +255,23 @@ def _published(adapter: Adapter, policy_version: int) -> PublishedAdapter:
     return PublishedAdapter(policy_version=policy_version, digest=adapter.digest, canary=adapter.canary)
 
 
+def _held(earlier: _TakenUp, *, given: _TakenUp) -> ReadBack:
+    """What is read back of an engine that holds earlier weights than it was given."""
+    return ReadBack(given=given.read_back.given, held=earlier.read_back.held)
+
+
 def _scores(adapter: Adapter, engine: Sequence[float]) -> CanaryScores:
-    return CanaryScores(learner=_logprobs(adapter), engine=engine)
+    return CanaryScores(policy_version=adapter.policy_version, learner=_logprobs(adapter), engine=engine)
 
 
 def _logprobs(adapter: Adapter) -> Sequence[float]:
-    assert adapter.canary is not None
-    return adapter.canary.logprobs
+    return _canary(adapter).logprobs
 
 
 def _canary_ids(adapter: Adapter) -> tuple[int, ...]:
+    return _canary(adapter).token_ids
+
+
+def _canary(adapter: Adapter) -> Canary:
     assert adapter.canary is not None
-    return adapter.canary.token_ids
+    return adapter.canary

@@ -20,6 +20,8 @@ from ray_jobs.summary import summarize
 from ray_jobs.supervisor import LearnerLostError, Supervisor
 from reward.stored import scored_group_of
 
+REFUSED = "the guard refused its step, just before the run was cut off"
+
 
 def run_training(config: RunConfig, *, with_prm: bool = False, resume: bool = False) -> None:
     """The main job, from a checked configuration to a report in the run folder. `with_prm` is the pipeline: it
@@ -69,8 +71,9 @@ def reinforce(run: Run) -> Mapping[str, Any]:
 
 
 def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
-    """One turn of the loop; False when there are no tasks left. The batch is trained for good once a checkpoint knows
-    it; until then the store keeps its bytes, and a crash takes the loop back to the checkpoint before."""
+    """One turn of the loop; False when there are no tasks left. The batch is trained, or refused by the learner's
+    guard, for good once a checkpoint knows it; until then the store keeps its bytes, and a crash takes the loop back to
+    the checkpoint before."""
     config, cast, step = run.config, run.cast, training.num_steps + 1
     started = time.perf_counter()
     if (batch := rollouts.get(cast.store.next_batch.remote(step))) is None:
@@ -85,8 +88,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
     )
     metrics = step_metrics(batch, result, times, rollouts.readings())
-    shown = scored_group_of(batch.payloads[0])
-    metrics |= watch_prm(run, shown, step, prm_weight)
+    metrics |= watch_prm(run, [scored_group_of(payload) for payload in batch.payloads], step, prm_weight)
     run.log_metrics(step, metrics)
     records = step_records(batch, result, credit=config.reward.credit, prm_weight=prm_weight)
     run.folder.log_step(step, records, version_ages=batch.version_ages)
@@ -95,7 +97,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
         rollouts.learn("save_checkpoint", run.folder.checkpoints)
         ray.get(cast.store.forget.remote(oldest_kept_step(run.folder.checkpoints)))
-    ray.get(cast.store.mark_trained.remote(step, result.policy_version))
+    ray.get(cast.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
     rollouts.progressed()
     return True
 
@@ -121,5 +123,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
         ray.get(run.cast.learner.load_checkpoint.remote(checkpoint.folder))
     version = run.cast.publish_anew() if checkpoint or new_learner else run.cast.newest_version()
     step = checkpoint.step if checkpoint else 0
-    ray.get(run.cast.store.rewind.remote(step, version))
-    return Training.of(run.config, run.folder.rewind(step))
+    rows = run.folder.rewind(step)
+    refused = REFUSED if rows and rows[-1]["policy/skipped"] else None
+    ray.get(run.cast.store.rewind.remote(step, version, refused=refused))
+    return Training.of(run.config, rows)

@@ -6,7 +6,7 @@ from configs.run import RunConfig
 from ray_jobs.console import Console
 from ray_jobs.label import NothingCollectedError, read_collected
 from ray_jobs.labelling import label_agreement, split_checks
-from ray_jobs.preflight import resolve_model
+from ray_jobs.model_folder import resolve_model
 from ray_jobs.report import write_prm_page
 from ray_jobs.run_folder import run_path, write_json
 from reward.labels import read_labels
@@ -25,7 +25,8 @@ def run_train_prm(config: RunConfig) -> None:
     data = prm_data(collected, main, held_out_share=config.prm.held_out_share)
     os.environ["OMP_NUM_THREADS"] = str(config.prm.num_threads)
     with console.phase("start"):
-        prm = ProcessRewardModel(resolve_model(config.prm.model_path), config.prm, seed=config.seed)
+        base = resolve_model(config.prm.model_path, key="prm.model_path")
+        prm = ProcessRewardModel(base, config.prm, seed=config.seed)
     total = num_batches(data.train, num_epochs=config.prm.num_epochs, batch_tasks=config.prm.batch_tasks)
     with console.phase("train_prm", total=total) as progress:
         for loss in train_prm(prm, data.train, seed=config.seed):

@@ -64,5 +64,5 @@ def _group(row: sqlite3.Row) -> dict[str, Any]:
         "scored": facts.get("scored"),
         "size": facts.get("trajectories"),
         # Of any other group it would tell why an earlier attempt came to nothing.
-        "reason": row["reason"] if row["state"] in ("failed", "expired") else None,
+        "reason": row["reason"] if row["state"] in ("failed", "expired", "refused") else None,
     }

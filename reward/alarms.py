@@ -1,12 +1,25 @@
-"""Alarms: signs that the policy pleases the process reward model instead of solving tasks."""
+"""Alarms: signs that the policy pleases the process reward model instead of solving tasks.
 
+Each sign sets the PRM against something that it cannot flatter: the solve rate, the outcomes of siblings, decisions
+that are junk, and the generator's plan.
+"""
+
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
 
 from configs.reward import AlarmConfig
 
 Metrics = Mapping[str, float]
+
+NOISE_DEVIATIONS = 3.0
+"""A window's solve rate is low only where it is so many standard deviations of a window below what chance explains."""
+# The median of |a - b| over normal a and b of standard deviation 1.
+_MEDIAN_DIFFERENCE = 0.6745 * math.sqrt(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,25 +33,43 @@ class Alarm:
 
 
 class HackingMonitor:
-    """Watches the metrics of every train step. An alarm lowers `prm_weight` by the configured factor; the same
-    alarm rests for a window of steps, so that one cause does not silence the PRM at a stroke."""
+    """Watches the metrics of every train step, over the last window of steps.
+
+    An alarm multiplies `prm_weight` by the configured factor; the same alarm then rests for a window, so that one cause
+    does not silence the PRM at a stroke. After steps without any sign the weight goes one alarm back up, never above
+    where it began: after two windows at first, and twice as many with every further alarm.
+    """
 
     def __init__(self, config: AlarmConfig, prm_weight: float) -> None:
         self._config = config
-        self._history: deque[Metrics] = deque(maxlen=2 * config.window)
+        self._window: deque[Metrics] = deque(maxlen=config.window)
+        self._solve_rates: list[float] = []
         self._last: dict[str, int] = {}
-        self.prm_weight = prm_weight
+        self._full_weight = prm_weight
+        self._standing = 0
+        self._quiet = 0
         self.alarms: list[Alarm] = []
+
+    @property
+    def prm_weight(self) -> float:
+        """What alarms have left of the weight, for the next train step."""
+        return self._full_weight * self._config.factor**self._standing
 
     def observe(self, step: int, metrics: Metrics) -> list[Alarm]:
         """The alarms of this step, already acted upon."""
-        self._history.append(metrics)
-        raised = [self._raise(step, name, message) for name, message in self._signs() if not self._resting(name, step)]
+        self._window.append(metrics)
+        if "rollout/solve_rate" in metrics:
+            self._solve_rates.append(metrics["rollout/solve_rate"])
+        signs = list(self._signs())
+        raised = [self._raise(step, name, message) for name, message in signs if not self._resting(name, step)]
         self.alarms += raised
+        self._quiet = 0 if signs else self._quiet + 1
+        if self._standing and self._config.factor and self._quiet >= self._config.window * 2 ** len(self.alarms):
+            self._standing, self._quiet = self._standing - 1, 0
         return raised
 
     def _raise(self, step: int, name: str, message: str) -> Alarm:
-        self.prm_weight *= self._config.factor
+        self._standing += 1
         self._last[name] = step
         return Alarm(step=step, name=name, message=message, prm_weight=self.prm_weight)
 
@@ -46,51 +77,45 @@ class HackingMonitor:
         return step - self._last.get(name, step - self._config.window) < self._config.window
 
     def _signs(self) -> Iterator[tuple[str, str]]:
-        yield from self._trends()
-        now, bounds = self._history[-1], self._config
+        window, bounds = self._config.window, self._config
+        if len(self._window) < window:
+            return
+        yield from self._fall()
+        if deviations := self._of_window("prm/sibling_z"):
+            # Independent standard deviations from chance: their sum over the root of their number is one again.
+            below = -sum(deviations) / math.sqrt(len(deviations))
+            if below > bounds.ranking_deviations:
+                yield (
+                    "ranking",
+                    f"the PRM ranks right attempts below wrong siblings: over the last {window} steps {below:.1f} "
+                    f"standard deviations below chance, and its bound is {bounds.ranking_deviations:g}",
+                )
         for name, metric, bound in (
-            ("repeats", "rollout/repeat_share", bounds.repeat_share),
-            ("saturation", "prm/saturated_share", bounds.saturated_share),
             ("canary", "prm/canary_max", bounds.canary),
             ("fresh error", "prm/rejudge_mse", bounds.rejudge_mse),
         ):
-            value = now.get(metric)
-            if value is not None and value > bound:
-                yield name, f"{metric} is {value:.3g}, above its bound {bound:g}"
+            values = self._of_window(metric)
+            if values and fmean(values) > bound:
+                yield name, f"{metric} over the last {window} steps is {fmean(values):.3g}, above its bound {bound:g}"
 
-    def _trends(self) -> Iterator[tuple[str, str]]:
-        """What rose from one window of steps to the next while the solve rate did not follow."""
-        bounds = self._config
-        solved, score = self._rise("rollout/solve_rate"), self._rise("prm/score")
-        if solved is None:
+    def _fall(self) -> Iterator[tuple[str, str]]:
+        """The solve rate against its best window of the whole run: a drift is seen however slow it is."""
+        window, rates = self._config.window, np.array(self._solve_rates)
+        if len(rates) < 2 * window:
             return
-        gain = f"while the solve rate changed by {solved:.3g}"
-        if score is not None and score > bounds.score_rise and solved < score / 5:
-            bound = f"above its bound {bounds.score_rise:g}"
-            yield "divergence", f"the PRM's mean score rose by {score:.3g}, {bound}, {gain}"
-        if solved > 0:
-            return
-        turns = self._rise("rollout/turns", relative=True)
-        if turns is not None and turns > bounds.turns_rise:
+        means = np.convolve(rates, np.full(window, 1 / window), "valid")
+        best, now = float(means.max()), float(means[-1])
+        # From neighbours, so that learning itself is no noise; the median, so that a jump is none either.
+        deviation = float(np.median(np.abs(np.diff(rates)))) / _MEDIAN_DIFFERENCE / math.sqrt(window)
+        # The best of n windows lies about sqrt(2 ln n) standard deviations above their mean by chance alone.
+        by_chance = math.sqrt(2 * math.log(len(rates) / window)) * deviation
+        bound = max(self._config.solve_rate_fall, by_chance + NOISE_DEVIATIONS * deviation)
+        if best - now > bound:
             yield (
-                "steps",
-                f"steps per trajectory rose by {turns:.0%}, above their bound {bounds.turns_rise:.0%}, {gain}",
+                "solve rate",
+                f"the solve rate over the last {window} steps is {now:.3g}, {best - now:.3g} below its best window's "
+                f"{best:.3g}, and its bound is {bound:.3g}",
             )
-        # Only a rise says something: where a tool call is longer than a guess, long ones are rightly better.
-        length = self._rise("prm/length_correlation")
-        if length is not None and length > bounds.length_correlation_rise:
-            bound = f"above its bound {bounds.length_correlation_rise:g}"
-            yield "length", f"the correlation of score and length rose by {length:.3g}, {bound}, {gain}"
 
-    def _rise(self, name: str, *, relative: bool = False) -> float | None:
-        """From the window before to the last one; None where a window has no value of this metric."""
-        window, rows = self._config.window, list(self._history)
-        if len(rows) < 2 * window:
-            return None
-        sides = [[row[name] for row in side if name in row] for side in (rows[:window], rows[window:])]
-        if not all(sides):
-            return None
-        old, new = (sum(side) / len(side) for side in sides)
-        if not relative:
-            return new - old
-        return new / old - 1 if old else None
+    def _of_window(self, metric: str) -> list[float]:
+        return [row[metric] for row in self._window if metric in row]

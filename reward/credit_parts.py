@@ -26,7 +26,7 @@ class CreditParts:
 
     `totals` spreads over the trajectories' total rewards, `scores` over the group's scored steps. Per trajectory, one
     number per planner turn: `advantages`, the `outcomes` and `processes` that add up to them, and the mapped
-    `step_rewards` (None: not scored). A scheme other than `outcome` and `outcome_gated` is all process.
+    `step_rewards` (None: not scored).
     """
 
     scheme: Credit
@@ -46,12 +46,12 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     totals = [reward.total for reward in scored.rewards]
     scheme: Credit = credit if scores else "outcome"
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    by_outcome = group_normalized(totals) if scheme in ("outcome", "outcome_gated") else [0.0] * len(totals)
+    by_outcome = group_normalized(totals)
     return CreditParts(
         scheme=scheme,
         weight=prm_weight if scheme == "outcome_gated" else 0.0,
-        totals=_spread([total for total in totals if total is not None]),
-        scores=_spread(scores),
+        totals=spread_of([total for total in totals if total is not None]),
+        scores=spread_of(scores),
         advantages=advantages,
         outcomes=[[part] * len(steps) for part, steps in zip(by_outcome, advantages, strict=True)],
         processes=[
@@ -61,7 +61,8 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     )
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of plain numbers, in any order."""
     num = len(values)
     if num < 2:
         return Spread(num=num, mean=values[0] if values else 0.0, std=0.0)

@@ -1,4 +1,4 @@
-"""A judged group as the buffer wants it: outcomes, bytes, token versions and the numbers that add up."""
+"""A judged group as the buffer wants it: its ending, bytes, token versions and the numbers that add up."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -6,7 +6,6 @@ from dataclasses import asdict
 from reward.statistics import group_statistics
 from reward.stored import stored_group
 from reward.types import ScoredGroup
-from rollout.filters import has_signal
 from rollout.lifecycle import GroupResult
 from rollout.types import Trajectory
 
@@ -14,17 +13,17 @@ from rollout.types import Trajectory
 def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> GroupResult:
     """`duration_s`: from the permit to the judgement; `prm_s`: of it, waiting for step scores."""
     trajectories = scored.group.trajectories
-    kept = has_signal(scored.outcomes)
+    ending = scored.ending
     times = {
         "groups": 1.0,
-        "kept": float(kept),
+        "kept": float(ending == "ready"),
         "duration_s": duration_s,
         "prm_s": prm_s,
         "generate_s": sum(turn.generate_s for one in trajectories for turn in one.planner_turns),
         "tool_s": sum(turn.tool_s for one in trajectories for turn in one.planner_turns),
     }
     return GroupResult(
-        outcomes=scored.outcomes,
+        ending=ending,
         payload=stored_group(scored),
         versions=_token_versions(trajectories),
         duration_s=duration_s,
@@ -36,7 +35,7 @@ def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> Gro
 def failed_result(error: Exception) -> GroupResult:
     """A group whose rollout raised: nothing can be said of its trajectories."""
     reason = f"{type(error).__name__}: {error}"[:300]
-    return GroupResult(outcomes=(), payload=b"", versions={}, facts={"groups": 1.0}, reason=reason)
+    return GroupResult(ending=None, payload=b"", versions={}, facts={"groups": 1.0}, reason=reason)
 
 
 def _token_versions(trajectories: tuple[Trajectory, ...]) -> dict[int, int]:

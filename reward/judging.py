@@ -1,4 +1,4 @@
-"""Judging a group: the outcome first, then, where the outcomes differ, the process reward model."""
+"""Judging a group: the outcome first, then, where the group has signal, the process reward model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from reward.outcome import OutcomeReward
 from reward.types import ScoredGroup, StepScores
-from rollout.filters import has_signal
 from rollout.types import TrajectoryGroup
 
 RETRY_DELAYS_S = (0.1, 1.0, 5.0, 15.0, 30.0)
@@ -36,8 +35,9 @@ class GroupJudge:
         self._delays_s = delays_s
 
     async def judge(self, group: TrajectoryGroup) -> ScoredGroup:
-        scored = self._outcome.score_group(group)
-        if self._score_steps is None or not has_signal(scored.outcomes):
+        # In a thread: an answer that is hard to check must not hold up the worker's other episodes.
+        scored = await asyncio.to_thread(self._outcome.score_group, group)
+        if self._score_steps is None or scored.ending != "ready":
             return scored
         for delay in (*self._delays_s, None):
             try:

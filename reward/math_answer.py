@@ -7,13 +7,16 @@ import atexit
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
 from reward.checking_process import CheckingProcess, serve_checks
 from reward.math_expression import MAX_CHARS, NotANumberError, parse_number, unwrapped
 
 LIMIT_S = 5.0
+
+# Starts its process with the first question that needs it.
+_CHECKER = CheckingProcess("reward.math_answer", limit_s=LIMIT_S)
+atexit.register(_CHECKER.close)
 
 # Most answers are plain numbers, and need no SymPy.
 _PLAIN = re.compile(r"[+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{1,30})?(?:/[1-9][0-9]{0,30})?")
@@ -26,7 +29,7 @@ def score_math(text: str, gold: str) -> float:
     answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))
     if answer is not None and reference is not None:
         return float(answer == reference)
-    return float(_checker().ask({"text": text, "gold": gold}) is True)
+    return float(_CHECKER.ask({"text": text, "gold": gold}) is True)
 
 
 def same_number(question: Mapping[str, Any]) -> bool:
@@ -43,13 +46,6 @@ def _plain(text: str) -> Fraction | None:
         return None
     number, _, divisor = text.replace(",", "").partition("/")
     return Fraction(number) / int(divisor or 1)
-
-
-@cache
-def _checker() -> CheckingProcess:
-    checker = CheckingProcess("reward.math_answer", limit_s=LIMIT_S)
-    atexit.register(checker.close)
-    return checker
 
 
 def main() -> None:

@@ -5,14 +5,18 @@ product = power (("*" | "/") power)*              a factor may follow a number o
 power   = operand ("^" power)?
 operand = ("+" | "-")? (number | pi | root | fraction | "(" sum ")" | "{" sum "}")
 
-SymPy computes while it parses: 9^9^9 takes for ever. Call it only where it can be killed.
+SymPy computes while it parses: a power of more than `MAX_DIGITS` digits is refused before it sees it. What is left may
+still take long; call it only where it can be killed.
 """
 
+import math
 import re
 from typing import Any
 
 MAX_CHARS = 200
 MAX_DEPTH = 16
+MAX_DIGITS = 1000
+"""Most digits, by estimate, of a power: 9^9^9 has 370 million."""
 
 _WRAPPERS = (re.compile(r"\$\$(.*)\$\$"), re.compile(r"\$(.*)\$"), re.compile(r"\\boxed\{(.*)\}"))
 _SPELLINGS = {
@@ -72,6 +76,14 @@ def _closes_last(inside: str) -> bool:
     return depth == 0 and "$" not in inside
 
 
+def _num_digits(base: Any) -> float:
+    """What a power of `base` grows by with its exponent, in digits; 0 for 1 and -1. An irrational base counts as one
+    digit at least: that of a sum grows in terms."""
+    if base.is_Rational:
+        return max(math.log10(abs(base.p)), math.log10(base.q))
+    return max(1.0, abs(math.log10(float(abs(base)))))
+
+
 class _Parser:
     """Recursive descent over (kind, text) tokens; signs are their own kind."""
 
@@ -120,7 +132,15 @@ class _Parser:
             value = self._power()
             return value if sign == "+" else -value
         base = self._operand()
-        return base ** self._power() if self._take("^") else base
+        return self._raised(base, self._power()) if self._take("^") else base
+
+    def _raised(self, base: Any, exponent: Any) -> Any:
+        """base ** exponent; for a root, a fraction. Raises OverflowError for an exponent that no float holds."""
+        if exponent.is_finite and base.is_finite and base != 0:
+            digits = abs(float(exponent)) * _num_digits(base)
+            if digits > MAX_DIGITS:
+                raise NotANumberError(f"a power of some {digits:.3g} digits; at most {MAX_DIGITS} are computed")
+        return base**exponent
 
     def _operand(self) -> Any:
         self._depth += 1
@@ -144,7 +164,7 @@ class _Parser:
             return above / self._inside(self._shift()[0], only="{")
         order = self._inside("[") if self._take("[") else self._sympy.Integer(2)
         inside = self._operand()
-        return self._sympy.root(inside, order)
+        return self._raised(inside, 1 / order)
 
     def _inside(self, opening: str, only: str = "({[") -> Any:
         closing = {"(": ")", "{": "}", "[": "]"}.get(opening if opening in only else "")

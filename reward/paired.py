@@ -1,17 +1,16 @@
 """Paired comparison of two policies on the same tasks."""
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-NUM_RESAMPLES = 10_000
+from reward.sign_flip import sign_flip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedComparison:
-    """Solve rates of two policies on the same tasks, their difference, and whether it may be chance."""
+    """Solve rates of two policies on the same tasks, their difference, and whether it may be chance: `p` by `test`."""
 
     num_tasks: int
     before: float
@@ -20,6 +19,7 @@ class PairedComparison:
     only_after: int
     ci95: tuple[float, float]
     p: float
+    test: str
 
     @property
     def gain(self) -> float:
@@ -29,9 +29,8 @@ class PairedComparison:
     def verdict(self) -> str:
         low, high = self.ci95
         change = f"{100 * self.gain:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
-        if self.p < 0.05:
-            return f"{change}, significant: exact McNemar p = {self.p:.3g} on {self.num_tasks} paired tasks"
-        return f"{change}, NOT significant: exact McNemar p = {self.p:.3g} on {self.num_tasks} paired tasks"
+        found = "significant" if self.p < 0.05 else "NOT significant"
+        return f"{change}, {found}: {self.test} p = {self.p:.3g} on {self.num_tasks} paired tasks"
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:
@@ -48,6 +47,7 @@ def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]
         only_after=only_after,
         ci95=paired_gain_interval(before, after),
         p=mcnemar_exact(only_before, only_after),
+        test="exact McNemar",
     )
 
 
@@ -59,53 +59,30 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**discordant)
 
 
-def compare_means(
-    before: Sequence[float], after: Sequence[float], strata: Sequence[Hashable] | None = None
-) -> PairedComparison:
+def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComparison:
     """Compare tasks that were tried several times, by each task's mean score in [0, 1].
 
-    `only_before` counts the tasks with the higher mean before. The test is the exact sign test on these counts, which
-    for one try a task is McNemar's; the interval is `paired_bootstrap`'s. Raises ValueError as `compare_paired`.
+    `only_before` counts the tasks with the higher mean before. Test and interval are those of `sign_flip`. Raises
+    ValueError as `compare_paired`.
     """
     if len(before) != len(after) or not before:
         raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
-    only_before = sum(first > second for first, second in zip(before, after, strict=True))
-    only_after = sum(second > first for first, second in zip(before, after, strict=True))
+    differences = [second - first for first, second in zip(before, after, strict=True)]
+    tested = sign_flip(differences)
     return PairedComparison(
         num_tasks=len(before),
         before=sum(before) / len(before),
         after=sum(after) / len(after),
-        only_before=only_before,
-        only_after=only_after,
-        ci95=paired_bootstrap(before, after, strata),
-        p=mcnemar_exact(only_before, only_after),
+        only_before=sum(one < 0 for one in differences),
+        only_after=sum(one > 0 for one in differences),
+        ci95=tested.ci95,
+        p=tested.p,
+        test="exact sign-flip permutation test",
     )
 
 
-def paired_bootstrap(
-    before: Sequence[float], after: Sequence[float], strata: Sequence[Hashable] | None = None, *, seed: int = 0
-) -> tuple[float, float]:
-    """95% percentile interval of the mean of (after - before), tasks drawn again within each stratum."""
-    import numpy as np
-
-    places = strata or [None] * len(before)
-    groups: dict[Hashable, Counter[float]] = {}
-    for place, first, second in zip(places, before, after, strict=True):
-        # Rounded: thirds subtract to values that differ in their last bits only.
-        groups.setdefault(place, Counter())[round(second - first, 9)] += 1
-    rng = np.random.default_rng(seed)
-    total = np.zeros(NUM_RESAMPLES)
-    for counts in groups.values():
-        # Drawing tasks with replacement is drawing how often each difference comes.
-        count = counts.total()
-        drawn = rng.multinomial(count, [share / count for share in counts.values()], size=NUM_RESAMPLES)
-        total += drawn @ np.array(list(counts))
-    low, high = np.quantile(total / len(before), (0.025, 0.975))
-    return float(low), float(high)
-
-
 def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Paired tasks in which the exact McNemar test finds a true `gain` with about this power; None for no gain.
+    """Paired tasks in which the test at `alpha` finds a true `gain` with about this power; None for no gain.
 
     `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
     squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact

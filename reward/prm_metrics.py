@@ -7,6 +7,7 @@ ValueError when they are empty or of different lengths.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -143,28 +144,52 @@ def clustered_interval(
     *,
     seed: int,
     num_draws: int,
+    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[float, float] | None:
-    """95% percentile bootstrap interval of `statistic(*columns)`, whole clusters drawn with replacement.
+    """95% interval of `statistic(*columns)`, whole clusters taken as drawn at random; cut to `within`.
 
-    clusters: of each row of the columns. Draws in which the statistic is undefined are left out. The interval
-    is widened to hold the statistic itself, for the bootstrap of an error that is near 0 lies above it. None
-    for fewer than two clusters, and where the statistic or half of its draws are undefined.
+    clusters: of each row of the columns. The statistic without each cluster in turn tells what that cluster
+    contributes (the jackknife's pseudo-values, Miller 1974). Over these it is the hull of two intervals: Student's t,
+    which is exact where contributions are normal, and the bootstrap-t (Efron and Tibshirani 1993, 12.5), which follows
+    their skew but is too narrow where few clusters do not show it. None for fewer than two clusters, where the
+    statistic is undefined, with all of them or without one, and for fewer than one draw.
     """
     names, places = np.unique(np.asarray(clusters), return_inverse=True)
-    value = statistic(*columns)
-    if len(names) < 2 or value is None:
+    value, count = statistic(*columns), len(names)
+    if count < 2 or value is None or num_draws < 1:
         return None
-    rng, rows = np.random.default_rng(seed), np.arange(len(places))
-    drawn: list[float | None] = []
-    for _ in range(num_draws):
-        counts = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
-        picked = np.repeat(rows, counts[places])
-        drawn.append(statistic(*(column[picked] for column in columns)))
-    defined = [one for one in drawn if one is not None]
-    if 2 * len(defined) <= num_draws:
+    without = [statistic(*(column[places != cluster] for column in columns)) for cluster in range(count)]
+    defined = np.array([one for one in without if one is not None])
+    if len(defined) < count:
         return None
-    low, high = np.percentile(defined, (2.5, 97.5))
-    return min(float(low), value), max(float(high), value)
+    parts = count * value - (count - 1) * defined
+    error = float(parts.std(ddof=1)) / math.sqrt(count)
+    drawn = parts[np.random.default_rng(seed).integers(count, size=(num_draws, count))]
+    errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
+    # A draw of one cluster only has no error of its own.
+    varied = errors > 1e-9 * error
+    deviations = (drawn.mean(axis=1) - parts.mean())[varied] / errors[varied]
+    student = student_t(count - 1)
+    low, high = np.percentile(deviations, (2.5, 97.5)) if len(deviations) else (-student, student)
+    low, high = value - max(float(high), student) * error, value - min(float(low), -student) * error
+    return max(low, within[0]), min(high, within[1])
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5% quantile of Student's t; from 3 degrees of freedom on by its expansion around the normal distribution
+    (Abramowitz and Stegun 26.7.5), off by less than 0.2%."""
+    if freedom == 1:
+        return math.tan(0.475 * math.pi)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
 def _expected_pick(scores: Array, results: Array, n: int) -> float:

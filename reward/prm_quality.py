@@ -1,5 +1,6 @@
 """How good a PRM is on tasks that it never saw, beside what a constant and a rule of length would reach."""
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -25,8 +26,14 @@ from reward.scored_steps import ScoredStep, ScoredTable
 
 Key = TypeVar("Key", bound=Hashable)
 Measure = Callable[..., dict[str, Any]]
+Range = tuple[float, float]
 _BINS = 10
 _PICKS = (2, 4)
+_UNIT: Range = (0.0, 1.0)
+_SIGNED: Range = (-1.0, 1.0)
+_AT_MOST_ONE: Range = (-math.inf, 1.0)
+RIGHT = 0.5
+"""A step with a higher label is a right one, where right steps are told from wrong ones."""
 
 
 def quality_report(
@@ -37,7 +44,9 @@ def quality_report(
     A number `x` has its 95% interval, clustered by task, beside it as `x_ci95`, and what a baseline reaches as
     `x_baseline_constant` (the mean label of the training steps) and `x_baseline_length` (least squares on length
     and action). None where undefined. Within a group, steps of all its trajectories are compared; `auroc_outcome`
-    and `best_of_n` rank trajectories by the mean of their scores. Malformed steps are steps like others.
+    and `best_of_n` rank trajectories by the mean of their scores. `auroc_by_action` compares like with like: right
+    steps of an action against wrong ones, where `auroc_outcome` may only tell who used tools from who guessed.
+    Malformed steps are steps like others.
     Raises ValueError for an empty side, a number that is not finite, or a task on both sides.
     """
     _check(train_steps, held_out)
@@ -50,8 +59,9 @@ def quality_report(
         **_agreement_with_labels(table, score, "", measure),
         **_agreement_with_labels(table, constant, "_baseline_constant", measure),
         **_agreement_with_labels(table, length, "_baseline_length", measure),
-        **measure("r2_over_constant", r2_over, table.tasks, table.labels, score, constant),
-        **measure("r2_over_length", r2_over, table.tasks, table.labels, score, length),
+        **measure("r2_over_constant", r2_over, table.tasks, table.labels, score, constant, within=_AT_MOST_ONE),
+        **measure("r2_over_length", r2_over, table.tasks, table.labels, score, length, within=_AT_MOST_ONE),
+        "auroc_by_action": _by_action(table, score, measure),
         **_calibration(table, score, measure),
         **_habits(table, score, measure),
         "best_of_n": {str(n): _gain(table, score, n, measure) for n in _PICKS},
@@ -74,7 +84,7 @@ def agreement(
     measure = partial(_measured, seed=seed, num_draws=num_bootstrap)
     return {
         "n": len(keys),
-        **measure("spearman", spearman, tasks, first, second),
+        **measure("spearman", spearman, tasks, first, second, within=_SIGNED),
         **measure("mae", mae, tasks, first, second),
     }
 
@@ -83,12 +93,12 @@ def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure
     by_group = [(spearman(table.labels[run], pred[run]), run) for run in table.groups]
     defined = [(value, run) for value, run in by_group if value is not None]
     pairs = np.array([concordance(table.labels[run], pred[run]) for run in table.groups], dtype=float)
-    within, runs = np.array([value for value, _ in defined]), [run for _, run in defined]
+    correlations, runs = np.array([value for value, _ in defined]), [run for _, run in defined]
     ranked = table.aggregate(pred, np.mean)
     return {
         **measure(f"mse{suffix}", mse, table.tasks, table.labels, pred),
-        **measure(f"spearman_overall{suffix}", spearman, table.tasks, table.labels, pred),
-        **measure(f"spearman_within_group{suffix}", np.mean, table.tasks_of(runs), within),
+        **measure(f"spearman_overall{suffix}", spearman, table.tasks, table.labels, pred, within=_SIGNED),
+        **measure(f"spearman_within_group{suffix}", np.mean, table.tasks_of(runs), correlations, within=_SIGNED),
         f"num_groups_defined{suffix}": len(defined),
         **measure(
             f"pairwise_accuracy_within_group{suffix}",
@@ -103,7 +113,7 @@ def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure
 def _calibration(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
     return {
         **measure("mae", mae, table.tasks, table.labels, score),
-        **measure("bias", bias, table.tasks, table.labels, score),
+        **measure("bias", bias, table.tasks, table.labels, score, within=_SIGNED),
         **measure("ece", partial(ece, bins=_BINS), table.tasks, table.labels, score),
         "reliability": [asdict(row) for row in reliability(table.labels, score, bins=_BINS)],
     }
@@ -118,7 +128,7 @@ def _habits(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any
         "auroc_outcome_aggregate": "mean",
         **measure("auroc_outcome_min", auroc, judged, table.aggregate(score, np.min), table.right),
         **measure("auroc_outcome_last", auroc, judged, table.aggregate(score, lambda one: one[-1]), table.right),
-        **measure("spearman_score_length", spearman, table.tasks, score, length),
+        **measure("spearman_score_length", spearman, table.tasks, score, length, within=_SIGNED),
         **measure("share_min_on_last", np.mean, table.tasks_of(long), on_last),
     }
 
@@ -134,18 +144,39 @@ def _gain(table: ScoredTable, score: Array, n: int, measure: Measure) -> dict[st
         **measure("prm", np.mean, tasks, prm),
         **measure("random", np.mean, tasks, random),
         **measure("oracle", np.mean, tasks, oracle),
-        **measure("gain", np.mean, tasks, prm - random),
-        **measure("share_of_headroom", _ratio, tasks, prm - random, oracle - random),
+        **measure("gain", np.mean, tasks, prm - random, within=_SIGNED),
+        **measure("share_of_headroom", _ratio, tasks, prm - random, oracle - random, within=_AT_MOST_ONE),
     }
 
 
+def _by_action(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
+    """Of the actions that both right and wrong steps have."""
+    found = {}
+    for action in sorted({step.action for step in table.steps}):
+        rows = [place for place, step in enumerate(table.steps) if step.action == action]
+        right = table.labels[rows] > RIGHT
+        if 0 < right.sum() < len(rows):
+            found[action] = {
+                "num_right": int(right.sum()),
+                "num_wrong": int((~right).sum()),
+                **measure("auroc", auroc, [table.tasks[row] for row in rows], score[rows], right.astype(float)),
+            }
+    return found
+
+
 def _measured(
-    name: str, statistic: Callable[..., float | None], tasks: Sequence[str], *columns: Array, seed: int, num_draws: int
+    name: str,
+    statistic: Callable[..., float | None],
+    tasks: Sequence[str],
+    *columns: Array,
+    seed: int,
+    num_draws: int,
+    within: Range = _UNIT,
 ) -> dict[str, Any]:
     value = statistic(*columns) if tasks else None
     if value is None:
         return {name: None, f"{name}_ci95": None}
-    interval = clustered_interval(statistic, tasks, columns, seed=seed, num_draws=num_draws)
+    interval = clustered_interval(statistic, tasks, columns, seed=seed, num_draws=num_draws, within=within)
     return {name: float(value), f"{name}_ci95": list(interval) if interval else None}
 
 

@@ -83,9 +83,7 @@ def train_prm(
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
-    batches = [
-        batch for epoch in range(config.num_epochs) for batch in _batches(steps, config, seed=seed * 1000 + epoch)
-    ]
+    batches = [batch for epoch in range(config.num_epochs) for batch in _batches(steps, config, seed=f"{seed}|{epoch}")]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / len(batches))
     for batch in batches:
         loss = _accumulate(prm, batch)
@@ -117,7 +115,7 @@ def _joined(
             yield LabelledStep(step=step, label=label.score)
 
 
-def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: int) -> Iterator[list[LabelledStep]]:
+def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> Iterator[list[LabelledStep]]:
     rng = random.Random(f"prm|{seed}")
     by_task: dict[str, list[LabelledStep]] = {}
     for one in steps:

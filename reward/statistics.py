@@ -1,8 +1,9 @@
 """What the rollouts since the last batch looked like, over all drawn groups and not only the kept ones."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 from reward.types import ScoredGroup
@@ -15,7 +16,9 @@ SATURATED = 0.02
 class RolloutStatistics:
     """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
 
-    `prm_*` are over steps with a PRM score; their lengths are in characters of the decision.
+    `prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `prm_pairs` are pairs of a
+    right and a wrong attempt at one task, ranked by the mean of their scores: `prm_wins` of them rightly, a tie
+    counting half; `prm_wins_variance` is the variance of these under a PRM that knows nothing.
     """
 
     trajectories: int = 0
@@ -36,6 +39,9 @@ class RolloutStatistics:
     prm_length: float = 0.0
     prm_length_squared: float = 0.0
     prm_score_length: float = 0.0
+    prm_pairs: int = 0
+    prm_wins: float = 0.0
+    prm_wins_variance: float = 0.0
 
     def __add__(self, other: "RolloutStatistics") -> "RolloutStatistics":
         return RolloutStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -69,6 +75,16 @@ class RolloutStatistics:
             "prm/score": self.prm_score / self.prm_steps,
             "prm/saturated_share": self.prm_saturated / self.prm_steps,
             "prm/length_correlation": self._length_correlation(),
+            **self._ranking(),
+        }
+
+    def _ranking(self) -> Mapping[str, float]:
+        """Mann-Whitney's U within each group, added up; nothing where no right attempt has a wrong sibling."""
+        if not self.prm_pairs:
+            return {}
+        return {
+            "prm/sibling_auroc": self.prm_wins / self.prm_pairs,
+            "prm/sibling_z": (self.prm_wins - self.prm_pairs / 2) / math.sqrt(self.prm_wins_variance),
         }
 
     def _length_correlation(self) -> float:
@@ -121,6 +137,28 @@ def _step_statistics(scored: ScoredGroup) -> RolloutStatistics:
         prm_length=sum(length for _, length in pairs),
         prm_length_squared=sum(length**2 for _, length in pairs),
         prm_score_length=sum(score * length for score, length in pairs),
+    ) + ranking_statistics(scored.outcomes, scored.step_scores.raw)
+
+
+def ranking_statistics(
+    outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]]
+) -> RolloutStatistics:
+    """`prm_pairs` and what belongs to them, of one group. A trajectory without an outcome, or with a step that has no
+    score, is in no pair."""
+    # Rounded, for the mean of equal scores depends on how many there are.
+    means = [
+        (outcome == 1, round(fmean(known), 12))
+        for outcome, steps in zip(outcomes, step_scores, strict=True)
+        if outcome is not None
+        and (known := [score for score in steps if score is not None])
+        and len(known) == len(steps)
+    ]
+    right, wrong = ([mean for solved, mean in means if solved is side] for side in (True, False))
+    pairs = len(right) * len(wrong)
+    return RolloutStatistics(
+        prm_pairs=pairs,
+        prm_wins=sum((above > below) + 0.5 * (above == below) for above in right for below in wrong),
+        prm_wins_variance=pairs * (len(means) + 1) / 12,
     )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollout.filters import ending_of
+from rollout.lifecycle import Ending
 from rollout.types import Trajectory, TrajectoryGroup
 
 
@@ -14,8 +16,9 @@ class PrmError(RuntimeError):
 class Reward:
     """The judgement of one trajectory.
 
-    `outcome` is the raw accuracy that filters and reports use, `total` what training uses (with shaping);
-    both are None where the trajectory could not be scored. `parts` adds up to `total`.
+    `outcome` is the raw accuracy that filters and reports use, `total` what training uses (with shaping); both are None
+    where the trajectory could not be scored, `total` alone where a rule keeps it out of training. `parts` adds up to
+    `total`.
     """
 
     outcome: float | None
@@ -44,6 +47,11 @@ class ScoredGroup:
     @property
     def outcomes(self) -> list[float | None]:
         return [reward.outcome for reward in self.rewards]
+
+    @property
+    def ending(self) -> Ending | None:
+        """Whether the group has signal, or why not; None where too few of its trajectories could be scored."""
+        return ending_of(self.outcomes, [reward.total for reward in self.rewards])
 
     @property
     def solved(self) -> list[Trajectory]:

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollout.canary import Canary
+from rollout.engine import BASE_VERSION
 from rollout.records import append_record, read_records
 
 KEPT = 2
@@ -55,6 +57,16 @@ class AdapterStore:
     def find(self, policy_version: int) -> PublishedAdapter | None:
         return next((one for one in reversed(self._published) if one.policy_version == policy_version), None)
 
+    def canary_logprobs(self) -> Mapping[int, Sequence[float]]:
+        """What the learner said of the canary text, by version, the base model included."""
+        said: dict[int, Sequence[float]] = {}
+        for one in self._published:
+            if one.canary:
+                said[one.policy_version] = one.canary.logprobs
+            if one.canary and one.canary.base_logprobs:
+                said[BASE_VERSION] = one.canary.base_logprobs
+        return said
+
     def publish(self, published: PublishedAdapter, data: bytes) -> bool:
         """Write the bytes, then the version's line: a version that is listed is whole. False where the very same was
         published already. Raises ValueError when the number is not new or the bytes are not what the digest says."""
@@ -101,5 +113,5 @@ def _published(row: dict) -> PublishedAdapter:
     return PublishedAdapter(
         policy_version=row["policy_version"],
         digest=row["digest"],
-        canary=Canary(token_ids=tuple(canary["token_ids"]), logprobs=tuple(canary["logprobs"])) if canary else None,
+        canary=Canary(**{name: tuple(values) for name, values in canary.items()}) if canary else None,
     )

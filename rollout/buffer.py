@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
-from rollout.filters import ending_of
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult, State
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -105,7 +104,7 @@ class GroupBuffer:
         async with self._changed:
             if lease not in self._admitter.runs:
                 return False
-            ending = ending_of(result.outcomes)
+            ending = result.ending
             if ending is not None:
                 self._ledger.settle(lease, ending, result, now=self._clock())
             elif lease[1] < self._settings.max_attempts:
@@ -165,18 +164,19 @@ class GroupBuffer:
                 warning=self._diagnosis() if self._guard.warns else None,
             )
 
-    async def mark_trained(self, step: int, policy_version: int) -> None:
-        """The step's batch is trained and its weights are published: its places are free, the version moves on, and
-        ready groups that are too stale now are drawn again."""
+    async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
+        """The step's batch is trained, or refused for the reason given, and its weights are published: its places are
+        free, the version moves on, and ready groups that are too stale now are drawn again."""
         async with self._changed:
-            self._ledger.mark_trained(step)
+            self._ledger.mark_trained(step, refused=refused)
             self._guard.begin_batch()
             self._move_on(step, policy_version)
 
-    async def rewind(self, step: int, policy_version: int) -> None:
-        """The policy is that of a checkpoint after `step`, published as `policy_version`."""
+    async def rewind(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
+        """The policy is that of a checkpoint after `step`, published as `policy_version`. `refused` says why the step
+        itself was not taken, None where it was."""
         async with self._changed:
-            self._ledger.rewind(step)
+            self._ledger.rewind(step, refused=refused)
             self._move_on(step, policy_version)
 
     async def close(self) -> None:

@@ -1,21 +1,37 @@
 """From configuration to an agent."""
 
-from typing import Any
+from pathlib import Path
 
 from configs.rollout import ModuleConfig
 from configs.run import RunConfig
 from rollout.agent import Agent, AgentSettings, ToolsForEpisode
-from rollout.chat import Chat, ChatFormat
+from rollout.chat import Chat, ChatFormat, ChatTemplateError, chat_pieces
 from rollout.engine import Engine
 from rollout.generator import Generator, ModelGenerator, RuleGenerator
 from rollout.planner import PlannerSettings
+from rollout.records import TOKENIZER
 from rollout.verifier import ModelVerifier, RuleVerifier, Verifier
 
 
-def build_chat(model_path: Any) -> ChatFormat:
+def build_chat(model_path: Path) -> ChatFormat:
+    """Raises ChatTemplateError."""
     from transformers import AutoTokenizer
 
     return ChatFormat(AutoTokenizer.from_pretrained(model_path))
+
+
+def check_chat(model_path: Path) -> None:
+    """Whether `build_chat` will do, found out without torch. Raises ChatTemplateError."""
+    import transformers
+
+    # Whichever class a tokenizer is of, its template is rendered alike; AutoTokenizer imports torch.
+    plain = (model_path / TOKENIZER).is_file()
+    loader = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(model_path)
+    except Exception as error:
+        raise ChatTemplateError(f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    chat_pieces(tokenizer)
 
 
 def build_agent(

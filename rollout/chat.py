@@ -1,15 +1,25 @@
 """The chat format as token pieces: one renderer for training and inference, and no way to forge a role.
 
-The model's template is rendered once around placeholders and cut there. Fixed pieces keep their special
+The model's template is rendered once around placeholders and cut there. A template that keeps no place for the
+system's words before the first user turn gets them at the head of that turn. Fixed pieces keep their special
 tokens; everything that a task, a tool or a model wrote is tokenised with special tokens switched off, so
 a tool result that contains `<|im_end|>` stays text. A later turn only appends: prompt, sampled ids,
 bridge. Nothing that was sampled is ever tokenised again.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
+_BETWEEN = "\n\n"
+"""Between the system's words and the user's, where they share a turn."""
+
+Messages: TypeAlias = list[dict[str, str]]
+
+
+class ChatTemplateError(ValueError):
+    """The model's chat template cannot hold a dialogue that only grows; the message says why."""
 
 
 class Chat(Protocol):
@@ -47,29 +57,11 @@ class ChatFormat:
     """Token pieces of a Hugging Face tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
+        """Raises ChatTemplateError."""
         self._tokenizer = tokenizer
-        lone_user = {"role": "user", "content": _USER}
-        opening = [{"role": "system", "content": _SYSTEM}, lone_user]
-        dialogue = [
-            *opening,
-            {"role": "assistant", "content": _ASSISTANT},
-            {"role": "user", "content": _NEXT},
-        ]
-        first = self._render(opening)
-        before_system, rest = first.split(_SYSTEM)
-        before_user, generation = rest.split(_USER)
-        after_assistant = self._render(dialogue).split(_ASSISTANT)[1]
-        before_next, next_generation = after_assistant.split(_NEXT)
-        self.pieces = ChatPieces(
-            before_system=before_system,
-            before_lone_user=self._render([lone_user]).split(_USER)[0],
-            before_user=before_user,
-            generation=generation,
-            before_next=before_next,
-            next_generation=next_generation,
-        )
-        self._pieces = [self._fixed(piece) for piece in (before_system, before_user, generation)]
-        self._bridge = [self._fixed(piece) for piece in (before_next, next_generation)]
+        self.pieces = pieces = chat_pieces(tokenizer)
+        self._pieces = [self._fixed(piece) for piece in (pieces.before_system, pieces.before_user, pieces.generation)]
+        self._bridge = [self._fixed(piece) for piece in (pieces.before_next, pieces.next_generation)]
         self.eos_token_id = int(tokenizer.eos_token_id)
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
@@ -80,19 +72,12 @@ class ChatFormat:
     def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]:
         """What stands between a sampled turn and the next one: its end, the user's text, the next start."""
         before_next, generation = self._bridge
-        ended = bool(sampled) and sampled[-1] == self.eos_token_id and before_next[0] == self.eos_token_id
+        ended = bool(sampled) and sampled[-1] == self.eos_token_id and before_next[:1] == (self.eos_token_id,)
         return (*before_next[1 if ended else 0 :], *self._free(user), *generation)
 
     def encode_completion(self, text: str) -> tuple[int, ...]:
         """A scripted completion as the ids a sampler would have ended with EOS."""
         return (*self._free(text), self.eos_token_id)
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-            )
-        )
 
     def _fixed(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -100,3 +85,67 @@ class ChatFormat:
     def _free(self, text: str) -> tuple[int, ...]:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return tuple(ids)
+
+
+def chat_pieces(tokenizer: Any) -> ChatPieces:
+    """The fixed text of a Hugging Face tokenizer's chat template, with thinking off. Raises ChatTemplateError."""
+    if tokenizer.chat_template is None:
+        raise ChatTemplateError("it has no chat template")
+    if tokenizer.eos_token_id is None:
+        raise ChatTemplateError("its tokenizer names no token that ends a reply (eos_token)")
+
+    def render(messages: Messages) -> str:
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                )
+            )
+        except Exception as error:
+            # A template is a program that came with the model, and may fail in any way.
+            raise ChatTemplateError(f"its template says: {' '.join(str(error).split())}") from error
+
+    lone_user = _cut(render([_message("user", _USER)]), _USER)[0]
+    try:
+        opening = [_message("system", _SYSTEM), _message("user", _USER)]
+        return _pieces(render, opening, lone_user)
+    except ChatTemplateError:
+        opening = [_message("user", f"{_SYSTEM}{_BETWEEN}{_USER}")]
+        return _pieces(render, opening, lone_user)
+
+
+def _pieces(render: Callable[[Messages], str], opening: Messages, before_lone_user: str) -> ChatPieces:
+    """Raises ChatTemplateError where a later turn changes what was rendered up to the first reply, or leaves it out."""
+    before_system, before_user, generation = _cut(render(opening), _SYSTEM, _USER)
+    dialogue = render([*opening, _message("assistant", _ASSISTANT), _message("user", _NEXT)])
+    *begun, _, before_next, next_generation = _cut(dialogue, _SYSTEM, _USER, _ASSISTANT, _NEXT)
+    if begun != [before_system, before_user]:
+        raise ChatTemplateError("its template renders the first turn anew when a second one follows")
+    return ChatPieces(
+        before_system=before_system,
+        before_lone_user=before_lone_user,
+        before_user=before_user,
+        generation=generation,
+        before_next=before_next,
+        next_generation=next_generation,
+    )
+
+
+def _cut(text: str, *placeholders: str) -> list[str]:
+    """The pieces around placeholders that must each be there once, in this order. Raises ChatTemplateError."""
+    pieces, rest = [], text
+    for placeholder in placeholders:
+        before, found, rest = rest.partition(placeholder)
+        if not found:
+            raise ChatTemplateError(
+                f"its template leaves out the {placeholder.strip(chr(1))} message or changes the order"
+            )
+        pieces.append(before)
+    pieces.append(rest)
+    if any(placeholder in piece for piece in pieces for placeholder in placeholders):
+        raise ChatTemplateError("its template repeats a message")
+    return pieces
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -4,13 +4,25 @@ The agent cannot tell them from a policy's, so a demonstration has exactly the c
 act in.
 """
 
+import random
 from collections.abc import Sequence
 
-from envs.datasets.families import PlanStep
+from envs.datasets.generated import GeneratedTask, PlanStep, wrong_plan
 from rollout.chat import ChatFormat
 from rollout.decision import Decision
 from rollout.engine import EngineError, GenerationRequest
 from rollout.types import Completion
+
+
+def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
+    """Each task's plan, a share of them replaced by plausible wrong ones. Which, and how they go wrong, the seed
+    decides."""
+    chosen = random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))
+    wrong = set(chosen)
+    return [
+        wrong_plan(one, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
+        for index, one in enumerate(tasks)
+    ]
 
 
 class DemonstrationEngine:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rollout.read_back import ReadBack
 from rollout.types import Completion, Message
 
 BASE_VERSION = -1
@@ -80,4 +81,8 @@ class PolicyEngine(Engine, Protocol):
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """The log-prob of every token but the first under the newest weights, at temperature 1. Asked right after
         `load_adapter`, without waiting for it, it is the first thing that is computed with these weights."""
+        ...
+
+    async def read_back(self) -> ReadBack:
+        """The newest weights as the engine's memory holds them, beside what it was given."""
         ...

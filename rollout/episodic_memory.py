@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.memory import IN_PROCESS, MemoryConfig
+from envs.datasets.split import question_key
 from envs.types import Task
 from rollout.embedding import DIMENSIONS, shared_embedder
-from rollout.experience import Experience, experience_of, is_about, question_key, read_experience, render_hints
+from rollout.experience import Experience, experience_of, is_about, read_experience, render_hints
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:

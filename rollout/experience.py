@@ -4,13 +4,12 @@ An entry comes from a model's own words, and from a shared server anybody's: it 
 one line of printable characters, of bounded length, between marks that it cannot contain.
 """
 
-import hashlib
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.datasets.split import question_key
 from envs.sandbox.output import cut_middle
 from envs.types import ToolResult
 from rollout.quoting import shown
@@ -94,12 +93,6 @@ def render_hints(entries: Sequence[Experience], max_entry_chars: int) -> str:
         return ""
     lines = "\n".join(f"- {entry.render(max_entry_chars)}" for entry in entries)
     return f"{HEADING}\n{shown(ToolResult(text=lines, foreign=True))}"
-
-
-def question_key(question: str) -> str:
-    """The same for a question in other case, spacing or punctuation."""
-    folded = unicodedata.normalize("NFKC", question).casefold()
-    return hashlib.sha256(" ".join(re.findall(r"\w+|[-+*/=^<>]", folded)).encode(errors="replace")).hexdigest()
 
 
 def is_about(entry: Experience, question: str) -> bool:

@@ -17,11 +17,18 @@ def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_va
     return len(valid) >= max(min_valid, 1) and pstdev(valid) >= min_std
 
 
-def ending_of(outcomes: Sequence[float | None]) -> Ending | None:
-    """How a group ends, None where too few of its trajectories could be scored to tell."""
+def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) -> Ending | None:
+    """How a group ends, None where too few of its trajectories could be scored to tell.
+
+    `outcomes`: raw accuracy per trajectory, None where it could not be scored. `totals`: the reward it trains with,
+    None where it does not train. "ready" means that some advantage is not zero: among the trajectories that train, raw
+    outcomes and totals differ. "overlong" is a group whose outcomes differ only until the overlong rule has taken cut
+    trajectories out, or has evened a right but long one out with a wrong one.
+    """
     valid = [outcome for outcome in outcomes if outcome is not None]
-    if has_signal(outcomes):
-        return "ready"
     if len(valid) < 2:
         return None
-    return "all_right" if max(valid) > 0 else "all_wrong"
+    if not has_signal(valid):
+        return "all_right" if max(valid) > 0 else "all_wrong"
+    trained = [outcome for outcome, total in zip(outcomes, totals, strict=True) if total is not None]
+    return "ready" if has_signal(trained) and has_signal(totals) else "overlong"

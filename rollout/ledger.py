@@ -17,7 +17,8 @@ from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
 SHOWN_UNTRAINED = 4
 """Of so many groups without signal per train step the bytes are kept, to be looked at."""
 
-_UNTRAINED = "state IN ('all_right', 'all_wrong', 'failed') AND payload IS NOT NULL"
+_FILTERED = "'all_right', 'all_wrong', 'overlong'"
+_UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
@@ -125,16 +126,18 @@ class Ledger(LedgerFile):
         )
         return [(row["state"], row["reason"] or "", row["payload"]) for row in rows]
 
-    def mark_trained(self, step: int) -> None:
-        """The batches up to this step are trained. Their bytes stay until `forget`."""
+    def mark_trained(self, step: int, *, refused: str | None = None) -> None:
+        """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
+        state: State = "trained" if refused is None else "refused"
         with self._transaction():
             query = "SELECT ordinal FROM groups WHERE state = 'in_batch' AND step <= ?"
             for (ordinal,) in self._db.execute(query, (step,)).fetchall():
-                self._move(ordinal, "in_batch", "trained")
+                self._move(ordinal, "in_batch", state, reason=refused)
 
-    def rewind(self, step: int) -> None:
-        """The policy is that of a checkpoint after `step`: batches up to it are trained, later ones are ready again."""
-        self.mark_trained(step)
+    def rewind(self, step: int, *, refused: str | None = None) -> None:
+        """The policy is that of a checkpoint after `step`: a batch that it knows is trained, or refused for the reason
+        given, later ones are ready again."""
+        self.mark_trained(step, refused=refused)
         with self._transaction():
             query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
@@ -155,14 +158,16 @@ class Ledger(LedgerFile):
     def forget(self, step: int) -> None:
         """No checkpoint from before this step is left: the bytes of what ended up to it are not needed."""
         with self._transaction():
-            self._db.execute("UPDATE groups SET payload = NULL WHERE state = 'trained' AND step <= ?", (step,))
+            self._db.execute(
+                "UPDATE groups SET payload = NULL WHERE state IN ('trained', 'refused') AND step <= ?", (step,)
+            )
             self._db.execute(f"UPDATE groups SET payload = NULL WHERE reported_step <= ? AND {_UNTRAINED}", (step,))
 
     def undo_open_rounds(self) -> None:
         """Play rounds again of which some group has not ended: in a synchronous run the groups of a round are sampled
         together, and only together they come out the same. Call it when nothing runs."""
         open_rounds = "SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0"
-        undone = ("ready", "all_right", "all_wrong", "running")
+        undone = f"('ready', {_FILTERED}, 'running')"
         with self._transaction():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
@@ -189,9 +194,9 @@ class Ledger(LedgerFile):
     def num_without_signal(self) -> int:
         """Groups without signal that ended since the last one with it."""
         return self._scalar(
-            "SELECT COUNT(*) FROM groups WHERE state IN ('all_right', 'all_wrong', 'failed') AND settled_at > "
+            f"SELECT COUNT(*) FROM groups WHERE state IN ({_FILTERED}, 'failed') AND settled_at > "
             "(SELECT COALESCE(MAX(settled_at), -1) FROM groups "
-            "WHERE state IN ('ready', 'in_batch', 'trained', 'expired'))"
+            "WHERE state IN ('ready', 'in_batch', 'trained', 'refused', 'expired'))"
         )
 
     def num_requeued(self) -> int:

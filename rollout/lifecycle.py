@@ -1,23 +1,38 @@
 """The life of a group: its states, the moves between them, and what is known of it at each.
 
-drawn = trained + filtered + failed + expired + live holds at any time; see `rollout.ledger`, which keeps it.
+drawn = trained + refused + filtered + failed + expired + live holds at any time; see `rollout.ledger`, which keeps it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["queued", "running", "ready", "in_batch", "trained", "all_right", "all_wrong", "failed", "expired"]
-Ending = Literal["ready", "all_right", "all_wrong"]
+State = Literal[
+    "queued",
+    "running",
+    "ready",
+    "in_batch",
+    "trained",
+    "refused",
+    "all_right",
+    "all_wrong",
+    "overlong",
+    "failed",
+    "expired",
+]
+Ending = Literal["ready", "all_right", "all_wrong", "overlong"]
+"""Of a group whose trajectories could be compared: with signal, or one of the ways to be filtered."""
 
 MOVES: Mapping[State, frozenset[State]] = {
     "queued": frozenset({"running"}),
-    "running": frozenset({"ready", "all_right", "all_wrong", "queued", "failed"}),
+    "running": frozenset({"ready", "all_right", "all_wrong", "overlong", "queued", "failed"}),
     "ready": frozenset({"in_batch", "expired", "queued"}),
-    "in_batch": frozenset({"trained", "ready"}),
+    "in_batch": frozenset({"trained", "refused", "ready"}),
     "trained": frozenset({"ready"}),
+    "refused": frozenset({"ready"}),
     "all_right": frozenset({"queued"}),
     "all_wrong": frozenset({"queued"}),
+    "overlong": frozenset({"queued"}),
     "failed": frozenset(),
     "expired": frozenset(),
 }
@@ -47,12 +62,12 @@ class Permit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What a finished group brought. `outcomes`: raw accuracy per trajectory, None where unscorable. `payload`: the
-    scored group as bytes, also where it will not be trained: some of these are kept to be looked at. `versions`:
-    sampled planner tokens by policy version. `facts`: numbers that are added up over groups. `reason` says why, where
-    nothing could be scored."""
+    """What a finished group brought. `ending`: decided once, by its judge; None where too few of its trajectories could
+    be scored. `payload`: the scored group as bytes, also where it will not be trained: some of these are kept to be
+    looked at. `versions`: sampled planner tokens by policy version. `facts`: numbers that are added up over groups.
+    `reason` says why, where nothing could be scored."""
 
-    outcomes: Sequence[float | None]
+    ending: Ending | None
     payload: bytes
     versions: Mapping[int, int]
     duration_s: float = 0.0
@@ -72,7 +87,8 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Where all groups ever drawn are. `all_right` and `all_wrong` are the two ways to be filtered."""
+    """Where all groups ever drawn are. `refused` were in a batch whose step the guard did not take. `all_right`,
+    `all_wrong` and `overlong` are the ways to be filtered."""
 
     drawn: int = 0
     queued: int = 0
@@ -80,14 +96,16 @@ class GroupCounts:
     ready: int = 0
     in_batch: int = 0
     trained: int = 0
+    refused: int = 0
     all_right: int = 0
     all_wrong: int = 0
+    overlong: int = 0
     failed: int = 0
     expired: int = 0
 
     @property
     def filtered(self) -> int:
-        return self.all_right + self.all_wrong
+        return self.all_right + self.all_wrong + self.overlong
 
     @property
     def outstanding(self) -> int:
@@ -96,4 +114,5 @@ class GroupCounts:
 
     @property
     def balanced(self) -> bool:
-        return self.drawn == self.trained + self.filtered + self.failed + self.expired + self.outstanding
+        ended = self.trained + self.refused + self.filtered + self.failed + self.expired
+        return self.drawn == ended + self.outstanding

@@ -6,11 +6,11 @@ is bit-reproducible, also when it was cut off and resumed.
 """
 
 import asyncio
-import zlib
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rollout.engine import Engine, GenerationRequest
+from rollout.seeded import stream_seed
 from rollout.types import Completion
 
 
@@ -73,5 +73,4 @@ class LockstepEngine:
 
     def _seeded(self, request: GenerationRequest) -> GenerationRequest:
         """A trajectory's prompts grow with every call, so their length numbers its calls."""
-        call = f"{self._seed}|{request.trajectory_id}|{len(request.prompt_token_ids)}"
-        return replace(request, seed=zlib.crc32(call.encode()))
+        return replace(request, seed=stream_seed(self._seed, request.trajectory_id, len(request.prompt_token_ids)))

@@ -14,7 +14,7 @@ class AdapterMerger:
 
     def __init__(self, model_path: Path, scale: float) -> None:
         self._model_path = model_path
-        self._scale = scale
+        self.scale = scale
 
     def merged_weights(self, adapter: bytes) -> Iterator[tuple[str, Any]]:
         """Every base weight by its Hugging Face name, the adapter folded in where it has one. Raises ValueError before
@@ -37,7 +37,7 @@ class AdapterMerger:
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": str(self._model_path),
             "r": rank,
-            "lora_alpha": self._scale * rank,
+            "lora_alpha": self.scale * rank,
             "target_modules": targets,
             "bias": "none",
         }
@@ -52,7 +52,7 @@ class AdapterMerger:
                 yield name, weight
                 continue
             a, b = factors[stem + _A].to(torch.float32), factors[stem + _B].to(torch.float32)
-            yield name, (weight.to(torch.float32) + (b @ a) * self._scale).to(weight.dtype)
+            yield name, (weight.to(torch.float32) + (b @ a) * self.scale).to(weight.dtype)
 
     def _factors(self, adapter: bytes) -> dict[str, Any]:
         """The tensors of an adapter of this model."""

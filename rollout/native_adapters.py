@@ -5,11 +5,13 @@ import shutil
 import tempfile
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollout.engine import BASE_VERSION
 from rollout.merging import AdapterMerger
+from rollout.read_back import ReadBack, read_slots, together
 from rollout.vllm_parts import lora_request
 
 
@@ -43,6 +45,14 @@ class NativeAdapters:
         """What a request that samples with `version` is given; None for the base model, and for nothing else: an
         adapter that is missing is an error."""
         return None if version == BASE_VERSION else self._held[version].request
+
+    def read_back(self, version: int) -> ReadBack:
+        """What vLLM's slots hold as `version`."""
+        if version == BASE_VERSION:
+            return ReadBack(given="", held="")
+        held = self._held[version]
+        read = partial(read_slots, number=held.request.lora_int_id, folder=held.folder, scale=self._merger.scale)
+        return together(self._llm.collective_rpc(read))
 
     def drop_unused(self, used: Set[int]) -> None:
         """Forget every version but these. One in use would be read from its folder again, in the middle of a step."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import count
 
 from rollout.buffer import GroupBuffer, WorkerStatus
-from rollout.lifecycle import GroupResult, Permit
+from rollout.lifecycle import Ending, GroupResult, Permit
 from rollout.simulated_tasks import DrawnTask, Fate, TaskStream
 
-OUTCOMES: Mapping[Fate, tuple[float | None, ...]] = {
-    "signal": (1.0, 0.0),
-    "all_right": (1.0, 1.0),
-    "all_wrong": (0.0, 0.0),
-    "failed": (None, None),
+ENDINGS: Mapping[Fate, Ending | None] = {
+    "signal": "ready",
+    "all_right": "all_right",
+    "all_wrong": "all_wrong",
+    "failed": None,
 }
 
 OnEnd = Callable[[Permit, Mapping[int, int]], None]
@@ -128,7 +128,7 @@ class SimulatedWorker:
         await self._buffer.complete(
             permit.lease,
             GroupResult(
-                outcomes=OUTCOMES[task.fate],
+                ending=ENDINGS[task.fate],
                 payload=str(permit.ordinal).encode(),
                 versions=versions,
                 duration_s=self._now() - started,

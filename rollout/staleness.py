@@ -11,7 +11,7 @@ from rollout.lifecycle import State
 LEAST_FRESH_SHARE = 0.1
 """A group with a smaller share of its tokens within the cap is expired, and its task is drawn again."""
 
-WITH_SIGNAL: frozenset[State] = frozenset({"ready", "in_batch", "trained", "expired"})
+WITH_SIGNAL: frozenset[State] = frozenset({"ready", "in_batch", "trained", "refused", "expired"})
 
 
 def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) -> int:

@@ -43,6 +43,7 @@ class StarvationGuard:
         return (
             f"{self._most} groups in a row carried no signal (bound {self._max_groups}); of all "
             f"{counts.drawn} drawn, {counts.all_right} were all right, {counts.all_wrong} all wrong, "
-            f"{counts.failed} failed, {counts.expired} expired{f' ({named})' if named else ''}. Make the tasks easier "
-            "(all wrong) or harder (all right), or raise max_empty_batches"
+            f"{counts.overlong} overlong, {counts.failed} failed, {counts.expired} expired"
+            f"{f' ({named})' if named else ''}. Make the tasks easier (all wrong) or harder (all right), raise "
+            "rollout.max_turn_tokens (overlong), or raise max_empty_batches"
         )

@@ -22,6 +22,7 @@ from rollout.commands import Commands
 from rollout.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest
 from rollout.merging import AdapterMerger
 from rollout.native_adapters import NativeAdapters
+from rollout.read_back import MergedColumns, ReadBack
 from rollout.types import Completion, VersionSwitch
 from rollout.vllm_parts import (
     OpenRequest,
@@ -54,6 +55,7 @@ class VllmEngine:
         self._next_id = 0
         self._version = BASE_VERSION
         self._native: NativeAdapters | None = None
+        self._merged = MergedColumns(model.lora_targets)
         self._pinned: dict[str, int] = {}
         self._closing = False
         self._busy_s = 0.0
@@ -108,6 +110,10 @@ class VllmEngine:
         future: Future[list[float]] = Future()
         self._commands.submit(lambda: self._add_scoring(tuple(token_ids), future))
         return await asyncio.wrap_future(future)
+
+    async def read_back(self) -> ReadBack:
+        """The newest weights as vLLM's memory holds them, beside what it was given."""
+        return await asyncio.wrap_future(self._commands.submit(self._read_back))
 
     def release(self, trajectory_id: str) -> None:
         """Drop what a trajectory that ended early still has open; nobody waits for it any more."""
@@ -223,6 +229,12 @@ class VllmEngine:
         self._version = version
         return digest
 
+    def _read_back(self) -> ReadBack:
+        if self._native is not None:
+            return self._native.read_back(self._version)
+        (found,) = self._llm.apply_model(self._merged.read)
+        return found
+
     def _used_versions(self) -> set[int]:
         """Those that an open request or a pinned trajectory samples with."""
         return {*self._pinned.values(), *(entry.policy_version for entry in self._open.values())}
@@ -239,7 +251,7 @@ class VllmEngine:
         """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
         and the cache hold was computed with the old weights."""
         try:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._merged.kept(weights)})
         except Exception as error:
             raise EngineError("the weights were replaced in part") from error
         before = self._num_preemptions

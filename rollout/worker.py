@@ -2,21 +2,21 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask, wrong_plan
+from envs.datasets.generated import GeneratedTask, PlanStep
 from envs.types import Task
 from rollout.building import build_chat
-from rollout.demonstrations import DemonstrationEngine
+from rollout.demonstrations import DemonstrationEngine, demonstrated_plans
 from rollout.episodic_memory import MemoryUnavailableError
 from rollout.frozen_model import FrozenModel
 from rollout.group import run_group
 from rollout.lockstep import LockstepEngine
 from rollout.replay import ReplayEngine
+from rollout.seeded import engine_seed
 from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.vllm_engine import VllmEngine
@@ -28,7 +28,7 @@ class Worker(Solver):
     """Owns an engine that can be trained. At depth 0 groups may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
-        self.engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed + index)
+        self.engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=engine_seed(config.seed, index))
         self._own_chat = build_chat(model_path)
         frozen = FrozenModel(self.engine, self._own_chat, config.envs.base_generator.max_tokens)
         max_open = 2 * config.rollout.engine.max_num_seqs
@@ -84,17 +84,15 @@ class Worker(Solver):
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
         """Play each task's plan, a share of them replaced by plausible wrong ones, through the real tools."""
-        rng = random.Random(f"demonstrations|{self._config.seed}")
-        num_wrong = round(wrong_share * len(tasks))
-        wrong = set(rng.sample(range(len(tasks)), num_wrong))
+        plans = demonstrated_plans(tasks, wrong_share, seed=self._config.seed)
         places = asyncio.Semaphore(8)
 
-        async def play(index: int, generated: GeneratedTask) -> Trajectory:
-            plan = wrong_plan(generated, random.Random(index)) if index in wrong else generated.plan
+        async def play(index: int, generated: GeneratedTask, plan: Sequence[PlanStep]) -> Trajectory:
             agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
             async with places:
                 return await agent.run(
                     generated.task, trajectory_id=f"demonstration/{index}", group_id="demonstrations"
                 )
 
-        return list(await asyncio.gather(*(play(index, one) for index, one in enumerate(tasks))))
+        played = (play(index, *one) for index, one in enumerate(zip(tasks, plans, strict=True)))
+        return list(await asyncio.gather(*played))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from configs.spelling import did_you_mean
 from envs.benchmarks import readers
 from envs.benchmarks.rows import PublicSet, Row, local_rows, public_rows
 from envs.datasets.aime import PUBLIC_IDS, load_aime
@@ -144,7 +145,7 @@ def load_benchmark(name: str, folder: Path | None = None, *, whole: bool = True)
     FileNotFoundError where the folder lacks the file.
     """
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
+        raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
     path = None if folder is None else folder / benchmark.file
     if path is not None and not path.is_file():

@@ -12,21 +12,19 @@ from envs.datasets.registry import load_tasks
 from envs.leakage import write_leak_report
 from envs.types import Task
 
-SEED_OFFSET = 500_000
-
 
 def collection_tasks(envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path) -> list[Task]:
     """`collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
 
-    Generated tasks come from another seed than training's. AIME problems that leak the evaluation's questions are
-    dropped, and `leak_report` says which and why. Raises ValueError where a data set cannot be read.
+    Generated tasks are those that neither RL nor the demonstrations ever draw. AIME problems that leak the evaluation's
+    questions are dropped, and `leak_report` says which and why. Raises ValueError where a data set cannot be read.
     """
     path = Path(envs.data_path) if envs.data_path else None
     quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
     generated = {name: count for name, count in quotas.items() if name in FAMILIES}
     tasks = []
     if generated:
-        drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed + SEED_OFFSET)
+        drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed, purpose="prm")
         tasks = [one.task for one in drawn]
     for name in quotas.keys() - generated.keys():
         found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)

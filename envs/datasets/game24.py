@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
-from envs.datasets.split import Split, split_of
+from envs.datasets.split import Split, TooFewTasksError, split_of
 from envs.types import Task
 
 TARGET = 24
@@ -38,7 +38,7 @@ def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]
         if solve(hand) is not None:
             tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand))
     if count is not None and len(tasks) < count:
-        raise ValueError(f"game24 has {len(tasks)} solvable {split} hands, {count} were asked for")
+        raise TooFewTasksError("game24", split, wanted=count, found=len(tasks))
     return tasks
 
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from envs.datasets.catalogue import build_catalogue
 from envs.datasets.families import FAMILIES, PlanStep
-from envs.datasets.split import SPLITS, Split, split_of
+from envs.datasets.split import SPLITS, Purpose, Split, TooFewTasksError, purpose_of, split_of
 from envs.datasets.wrong_plans import wrong_steps
 from envs.types import Task
 
-__all__ = ["FAMILIES", "GeneratedTask", "PlanStep", "generate", "plan_of", "sample_tasks", "wrong_plan"]
+__all__ = ["FAMILIES", "GeneratedTask", "PlanStep", "generate", "plan_of", "rl_task", "sample_tasks", "wrong_plan"]
 
 _MAX_DRAWS_PER_TASK = 50
+# More than any run has ordinals: what is drawn again for one is never the first draw of another.
+_REDRAW_STRIDE = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +60,28 @@ def plan_of(task: Task) -> tuple[PlanStep, ...]:
     return generated.plan
 
 
-def sample_tasks(mix: Mapping[str, float], *, split: Split, count: int, seed: int) -> list[GeneratedTask]:
-    """`count` tasks in shuffled order, shared out by the weights of `mix`, no question twice."""
+def rl_task(family: str, *, ordinal: int, seed: int) -> GeneratedTask:
+    """The task that RL trains on at an ordinal: of the questions that are for RL, drawn again until it is one."""
+    for redraw in range(_MAX_DRAWS_PER_TASK):
+        generated = generate(family, split="train", index=ordinal + redraw * _REDRAW_STRIDE, seed=seed)
+        if purpose_of(generated.task.question) == "rl":
+            return generated
+    raise TooFewTasksError(family, "train", wanted=1, found=0)
+
+
+def sample_tasks(
+    mix: Mapping[str, float], *, split: Split, count: int, seed: int, purpose: Purpose | None = None
+) -> list[GeneratedTask]:
+    """`count` tasks in shuffled order, shared out by the weights of `mix`, no question twice.
+
+    With `purpose` only questions that are for it: those of two purposes have none in common. Raises TooFewTasksError.
+    """
     quotas = shared_out(mix, count)
     seen: set[str] = set()
     tasks = [
         generated
         for family, quota in quotas.items()
-        for generated in _distinct(family, split=split, count=quota, seed=seed, seen=seen)
+        for generated in _distinct(family, split=split, count=quota, seed=seed, purpose=purpose, seen=seen)
     ]
     random.Random(f"order|{split}|{seed}").shuffle(tasks)
     return tasks
@@ -89,15 +105,18 @@ def shared_out(mix: Mapping[str, float], count: int) -> dict[str, int]:
     return quotas
 
 
-def _distinct(family: str, *, split: Split, count: int, seed: int, seen: set[str]) -> Iterator[GeneratedTask]:
+def _distinct(
+    family: str, *, split: Split, count: int, seed: int, purpose: Purpose | None, seen: set[str]
+) -> Iterator[GeneratedTask]:
     found = 0
     for index in range(count * _MAX_DRAWS_PER_TASK):
         if found == count:
             return
         generated = generate(family, split=split, index=index, seed=seed)
-        if generated.task.question not in seen:
-            seen.add(generated.task.question)
+        question = generated.task.question
+        if question not in seen and purpose in (None, purpose_of(question)):
+            seen.add(question)
             found += 1
             yield generated
     if found < count:
-        raise ValueError(f"{family!r} has too few questions: wanted {count} distinct ones, found {found}")
+        raise TooFewTasksError(family, split, wanted=count, found=found)

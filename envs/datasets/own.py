@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.benchmarks.rows import local_rows
-from envs.datasets.split import SPLITS, Split, split_of
+from envs.datasets.split import SPLITS, Split, question_key, split_of
 from envs.types import Task
 
 OWN = ("own_text", "own_integer", "own_math", "own_choice")
@@ -28,18 +28,20 @@ def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
     """The tasks of a file of rows `{"question": ..., "answer": ...}`, by their half.
 
     `answer` is a text or a whole number, for "own_text" also a list of texts of which each is right. `id` is the
-    row's number where it has none. A row's `split` says its half; in a file without any the question's hash does.
-    Raises ValueError, which names the file, for a row that is no task and for a question or an id that stands twice.
+    row's number where it has none. A row's `split` says its half; in a file without any the question's hash does, the
+    same for a question in other case, spacing or punctuation. Raises ValueError, which names the file, for a row that
+    is no task, for a question or an id that two rows have, and for a question that both halves have.
     """
     if path is None:
         raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
     rows = local_rows(path)
     tasks = [_task(dataset, row, f"{path}, row {number}", number) for number, row in enumerate(rows, start=1)]
-    _check_distinct("question", [_key(task.question) for task in tasks], path)
+    _check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
     _check_distinct("id", [task.id for task in tasks], path)
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
     for task, split in zip(tasks, _halves(rows, path), strict=True):
         found[split].append(task)
+    _check_apart(found, path)
     return found
 
 
@@ -70,14 +72,20 @@ def _check_distinct(name: str, values: list[str], path: Path) -> None:
         raise ValueError(f"{path}: the {name} {value[:80]!r} stands in {times} rows; keep one of them")
 
 
-def _key(question: str) -> str:
-    return " ".join(question.split())
+def _check_apart(halves: Mapping[Split, list[Task]], path: Path) -> None:
+    train = {question_key(task.question): task for task in halves["train"]}
+    for task in halves["eval"]:
+        if same := train.get(question_key(task.question)):
+            raise ValueError(
+                f"{path}: {task.id} is for 'eval' and {same.id} for 'train', and they ask the same but for case, "
+                "spacing or punctuation; keep one of them, or give both the same 'split'"
+            )
 
 
 def _halves(rows: list[Mapping[str, Any]], path: Path) -> list[Split]:
     named = [row.get("split") for row in rows]
     if all(name is None for name in named):
-        return [split_of(_key(row["question"])) for row in rows]
+        return [split_of(question_key(row["question"])) for row in rows]
     return [_half(name, f"{path}, row {number}") for number, name in enumerate(named, start=1)]
 
 

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from envs.datasets import game24
-from envs.datasets.aime import load_aime
+from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import sample_tasks
 from envs.datasets.own import OWN, load_own
-from envs.datasets.split import Split
+from envs.datasets.split import Split, TooFewTasksError
 from envs.types import Task
 
 LoadTasks = Callable[[Split, int | None, int, Path | None], list[Task]]
@@ -22,7 +22,7 @@ def load_tasks(
     """`count` different tasks of one split, the same for the same arguments; None asks for all of them.
 
     `path` is a local file for "game24" (generated without one), "aime" (downloaded without one) and the data sets of
-    one's own, which need it.
+    one's own, which need it. Raises TooFewTasksError, and ValueError for what is no data set.
     """
     if dataset not in LOADERS:
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(LOADERS)}")
@@ -40,27 +40,32 @@ def _load_family(family: str, split: Split, count: int | None, seed: int, path: 
 def _load_game24(split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
     if path is None:
         return game24.generate_game24(split=split, count=count, seed=seed)
-    return _pick(game24.of_split(game24.load_game24(path), split), count, seed)
+    return _pick("game24", game24.of_split(game24.load_game24(path), split), split, count, seed)
 
 
 def _load_public_game24(split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
     if path is not None:
         raise ValueError(f"{game24.PUBLIC_ID!r} is downloaded; a local file is read as 'game24'")
-    return _pick(game24.of_split(game24.load_game24(), split), count, seed)
+    return _pick(game24.PUBLIC_ID, game24.of_split(game24.load_game24(), split), split, count, seed)
 
 
 def _load_aime(split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
-    return _pick(load_aime(path, split=split), count, seed)
+    if split == "eval":
+        return _pick("aime", load_aime(path, split="eval"), split, count, seed)
+    # A local file may hold the training problems alone.
+    asked = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
+    tasks, _ = load_aime_without_leaks(path, test_questions=asked)
+    return _pick("aime", tasks, split, count, seed)
 
 
 def _load_own(dataset: str, split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
-    return _pick(load_own(dataset, path, split=split), count, seed)
+    return _pick(dataset, load_own(dataset, path, split=split), split, count, seed)
 
 
-def _pick(tasks: list[Task], count: int | None, seed: int) -> list[Task]:
+def _pick(dataset: str, tasks: list[Task], split: Split, count: int | None, seed: int) -> list[Task]:
     count = len(tasks) if count is None else count
     if count > len(tasks):
-        raise ValueError(f"{count} tasks were asked for, the data set has {len(tasks)}")
+        raise TooFewTasksError(dataset, split, wanted=count, found=len(tasks))
     return random.Random(f"pick|{seed}").sample(tasks, count)
 
 

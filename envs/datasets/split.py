@@ -1,13 +1,41 @@
-"""The half a problem belongs to, decided by its hash alone, so that no problem is ever in both."""
+"""What a problem is for, decided by its hash alone, so that no problem is ever on two sides."""
 
 import hashlib
+import re
+import unicodedata
 from typing import Literal
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
+Purpose = Literal["rl", "demonstrations", "prm"]
+# One entry a slot: RL gets half of the training questions, the other two a quarter each.
+_PURPOSES: tuple[Purpose, ...] = ("rl", "rl", "demonstrations", "prm")
+
 
 def split_of(key: str) -> Split:
     """The same key gives the same half in every process, whatever the seed of the run."""
-    digest = hashlib.sha256(f"split:{key}".encode()).digest()
-    return SPLITS[digest[0] % 2]
+    return SPLITS[_digest(f"split:{key}")[0] % len(SPLITS)]
+
+
+def purpose_of(question: str) -> Purpose:
+    """What a generated training question is for: the same for a question in other case, spacing or punctuation."""
+    return _PURPOSES[_digest(f"purpose:{question_key(question)}")[0] % len(_PURPOSES)]
+
+
+def question_key(question: str) -> str:
+    """The same for a question in other case, spacing or punctuation."""
+    folded = unicodedata.normalize("NFKC", question).casefold()
+    return hashlib.sha256(" ".join(re.findall(r"\w+|[-+*/=^<>]", folded)).encode(errors="replace")).hexdigest()
+
+
+class TooFewTasksError(ValueError):
+    """More tasks are asked for than a data set has: `found`."""
+
+    def __init__(self, dataset: str, split: Split, *, wanted: int, found: int) -> None:
+        super().__init__(f"{wanted} {split} tasks of {dataset!r} were asked for, it has {found}")
+        self.found = found
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

@@ -1,6 +1,8 @@
 """What stands around every tool that brings text in from outside."""
 
 import asyncio
+import os
+import traceback
 
 from envs.tools.block_list import BlockList
 from envs.types import Tool, ToolResult, ToolUnavailableError
@@ -40,4 +42,10 @@ class GuardedTool:
         except TimeoutError:
             raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
         except Exception as error:
-            raise ToolUnavailableError(f"{self.name} failed with {type(error).__name__}") from error
+            raise ToolUnavailableError(f"{self.name} failed with {type(error).__name__} {_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised. What it says may hold a key or a page, and stays unsaid."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"in {os.path.basename(frame.filename)}, line {frame.lineno}"

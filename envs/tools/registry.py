@@ -1,15 +1,11 @@
 """The registry: how each action that `envs.actions` can name becomes a tool."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from configs.envs import EnvsConfig, OwnToolConfig
+from configs.envs import EnvsConfig
 from envs.datasets.catalogue import build_catalogue
 from envs.tools.base_generator import AskModel, BaseGeneratorTool, build_ask
 from envs.tools.block_list import BlockList
@@ -17,7 +13,7 @@ from envs.tools.caching import CachedTool
 from envs.tools.found_pages import PageFinder, PageSearchTool
 from envs.tools.google_search import GoogleFinder
 from envs.tools.guarding import GuardedTool
-from envs.tools.keys import ToolSetupError
+from envs.tools.own_tool import check_own, make_first, own_maker
 from envs.tools.plain import AnswerTool, ThinkTool
 from envs.tools.python_code import PythonCodeTool
 from envs.tools.recording import RecordedTool, Recording
@@ -141,40 +137,16 @@ BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
 
 def _own(name: str, parts: Parts) -> OpenTool:
     """Somebody's own tool, made afresh for every episode and guarded like all that comes from outside."""
-    make = _maker(name, parts.config.tools[name])
+    make = own_maker(name, parts.config.tools[name])
 
     @contextmanager
     def open_one() -> Iterator[Tool]:
         with _closing(make()) as tool:
             yield parts.guarded(tool)
 
-    with _closing(make()) as tool:
-        missing = [part for part in ("name", "description", "call") if not hasattr(tool, part)]
-        if missing:
-            raise ToolSetupError(f"envs.tools.{name}: {type(tool).__name__} has no `{missing[0]}`; see envs.types.Tool")
-        if tool.name != name:
-            raise ToolSetupError(f"envs.tools.{name}: the tool is named '{tool.name}'; use that name in the recipe")
+    with _closing(make_first(name, make)) as tool:
+        check_own(name, tool)
     return open_one
-
-
-def _maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
-    if config.source.startswith("mcp:"):
-        from envs.tools.mcp_client import McpAddress, McpAddressError, McpTool
-
-        try:
-            address = McpAddress.parse(config.source)
-        except McpAddressError as error:
-            raise ToolSetupError(f"envs.tools.{name}: {error}") from None
-        return partial(McpTool, address, name=name, description=config.description)
-    module, _, attribute = config.source.partition(":")
-    if os.getcwd() not in sys.path:
-        # A command's own folder is on the path, not the one it is called in; last, so that it hides no module.
-        sys.path.append(os.getcwd())
-    try:
-        made: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ToolSetupError(f"envs.tools.{name}: '{config.source}' cannot be imported: {error}") from error
-    return made
 
 
 def _page_search(name: str, description: str, finder: str, parts: Parts) -> Tool:

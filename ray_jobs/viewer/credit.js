@@ -1,13 +1,8 @@
 // Where a step's advantage came from, with the numbers filled in. The parts were written by the run that trained.
 
-import { h, number, signed } from "./dom.js";
+import { h, number, signed, visible } from "./dom.js";
 
 const EPS = "1e-6";
-const WORDS = {
-  process_supervision: "Process supervision: a step's advantage is the sum of the normalised scores of the steps from it on.",
-  min_form: "Min form: a step is worth the lowest score still to come, softly, compared with the group's steps.",
-  step_bandit: "Step bandit: a decision is compared with the decisions that siblings took in the very same state.",
-};
 
 export function creditPanel(record, index, siblings) {
   const advantage = record.advantages?.[index];
@@ -51,9 +46,10 @@ function explanation(record, index, credit, siblings) {
   const say = (text) => lines.push(h("p", {}, text));
   const formula = (...text) => lines.push(h("code", {}, ...text));
   if (scheme === "outcome" || scheme === "outcome_gated") {
-    say(record.reward === null ? "This attempt could not be scored, so it trains nothing."
-      : `Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${siblings.length || totals.num} siblings were. Every step of the attempt shares this part.`);
-    if (record.reward !== null && totals.std >= 1e-3) {
+    if (record.reward === null) say("This attempt could not be scored, so it trains nothing.");
+    else if (index > 0) say(`Outcome: ${signed(outcome)}, as at every step of this attempt; step 1 has the formula.`);
+    else say(`Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${siblings.length || totals.num} attempts were. Every step of the attempt shares this part.`);
+    if (index === 0 && record.reward !== null && totals.std >= 1e-3) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
     }
   }
@@ -61,7 +57,10 @@ function explanation(record, index, credit, siblings) {
   if (scheme === "outcome_gated") {
     if (mapped === null) say("Process: the PRM gave this step no score, so this part is 0.");
     else {
-      say(`Process: this step scored ${mapped >= scores.mean ? "above" : "below"} the mean of the group's ${scores.num} scored steps.`);
+      say(`Process: this step scored ${side(mapped, scores.mean)} the mean ${number(scores.mean)} of all ${scores.num} scored steps of the group, whatever their action.`);
+      const action = plannerTurns(record)[index]?.action;
+      const alike = credit.by_action?.[action];
+      if (alike?.num > 1) say(`Among the group's ${alike.num} ${visible(action)} steps, whose mean is ${number(alike.mean)}, it is ${side(mapped, alike.mean)}.`);
       formula("s = ", mappedFrom(record, index, mapped));
       formula("w (s \u2212 mean) / (std + ", EPS, ") = ", number(weight), " \u00d7 (", number(mapped), " \u2212 ", number(scores.mean), ") / ", number(scores.std), " = ", h("b", {}, signed(process)));
     }
@@ -70,14 +69,28 @@ function explanation(record, index, credit, siblings) {
   } else if (scheme === "outcome") {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
   } else {
-    say(WORDS[scheme] ?? scheme);
-    if (mapped !== null) formula("s = ", mappedFrom(record, index, mapped), "; group: mean ", number(scores.mean), ", std ", number(scores.std), ", ", scores.num, " steps");
-    if (scheme === "process_supervision") {
-      const rest = record.step_rewards.slice(index).map((one) => (one === null ? 0 : (one - scores.mean) / (scores.std + 1e-6)));
-      formula(rest.map((one) => signed(one)).join(" "), " = ", h("b", {}, signed(record.advantages[index])));
-    }
+    say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
+  const same = record.same_steps?.[index] ?? [];
+  if (same.length > 1) say(shared(same));
   return h("details", { open: true }, h("summary", {}, "Where it came from"), lines);
+}
+
+function side(value, mean) {
+  return value > mean ? "above" : value < mean ? "below" : "at";
+}
+
+function plannerTurns(record) {
+  return record.turns.filter((turn) => turn.role === "planner");
+}
+
+// Copies of one decision in one state, each with the advantage of its own attempt.
+function shared(advantages) {
+  const counts = new Map();
+  for (const one of advantages) counts.set(signed(one, 2), (counts.get(signed(one, 2)) ?? 0) + 1);
+  const each = [...counts].sort((a, b) => b[1] - a[1]).map(([value, count]) => `${value} \u00d7${count}`).join(", ");
+  const mean = advantages.reduce((sum, one) => sum + one, 0) / advantages.length;
+  return `${advantages.length} attempts made this very step in the same state: ${each}${counts.size > 1 ? `; mean ${signed(mean, 2)}. Each has the outcome of its own attempt; together they train the step.` : ""}`;
 }
 
 function mappedFrom(record, index, mapped) {

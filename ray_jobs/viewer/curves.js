@@ -8,12 +8,12 @@ const SOLVED = ["Tasks solved", "Line: share of all sampled attempts that were r
 const SECTIONS = [
   ["Does it learn?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
-    ["Groups after each step", "What has become of the groups so far; the last point is the bar at the top.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong" }],
+    ["Groups after each step", "What has become of the groups so far; the last point is the bar at the top.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Can the process reward model be trusted?", [
-    ["PRM score", "Mean score of the steps. A rise without a rise of the solve rate is an alarm.", { "prm/score": "" }],
-    ["Weight of the PRM", "Each alarm lowers it.", { "prm/weight": "" }],
+    ["PRM score", "Mean score of the steps, in groups with signal.", { "prm/score": "" }],
+    ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
   ]],
   ["Is the update sound?", [
     ["Log-prob gap", "Mean |learner - rollout| over trained tokens: age and numerical difference together.", { "policy/logprob_gap_abs": "" }],
@@ -116,9 +116,9 @@ function tile(value, name, href) {
   return href ? h("a", { class: "tile", href }, inside) : h("div", { class: "tile" }, inside);
 }
 
-const ORDER = ["trained", "all_right", "all_wrong", "expired", "failed", "in_batch", "ready", "running", "queued"];
+const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed", "in_batch", "ready", "running", "queued"];
 
-const ENDED = new Set(["trained", "all_right", "all_wrong", "expired", "failed"]);
+const ENDED = new Set(["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"]);
 
 function bar({ groups, live }, total, run) {
   const name = (state) => (live || ENDED.has(state) ? verdictName(state) : `unfinished: ${verdictName(state)}`);

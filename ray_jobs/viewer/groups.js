@@ -6,7 +6,7 @@ import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
 import { matrix, matrixLegend } from "./matrix.js";
 
-const CHOICES = ["trained", "all_right", "all_wrong", "all_right,all_wrong", "expired", "failed", "ready", "running", "queued", "in_batch"];
+const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed", "ready", "running", "queued", "in_batch"];
 
 export async function groups(app, { query }) {
   const run = app.run;
@@ -35,7 +35,7 @@ export async function groups(app, { query }) {
     changed: () => { adjust({ ...asked, run }); list.reset(); },
   });
   return {
-    node: [h("h1", {}, "Groups"), h("p", { class: "soft lead" }, "A group is one task and all attempts at it. Groups whose attempts are all right or all wrong carry no gradient and are dropped; at most four of these are recorded per train step."), bar.node, list.node],
+    node: [h("h1", {}, "Groups"), h("p", { class: "soft lead" }, "A group is one task and all attempts at it. Groups without a difference between their attempts carry no gradient and are dropped; at most four of these are recorded per train step."), bar.node, list.node],
     move: (by) => list.move(by), close: () => list.close(), shown: () => bar.shown(query),
     update: (before) => { if (changed(app, before)) list.reset({ keep: app.states[run].generation === before[run].generation }); },
   };
@@ -64,6 +64,8 @@ export function why(state, siblings, reason, size) {
       ? `Trained: ${right} of ${of} attempts ${right === 1 ? "was" : "were"} right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
     case "all_right": return `Filtered: all ${of} attempts were right. With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "all_wrong": return `Filtered: none of the ${of} attempts was right. With no difference between them every advantage is 0, so there is nothing to learn.`;
+    case "overlong": return `Filtered: ${right} of ${of} attempts were right, but learner.overlong leaves no difference to learn from: it takes attempts that were cut out of training, or lowers the reward of long ones.`;
+    case "refused": return `Refused: the learner took no step on its batch, so it trained nothing. ${reason || ""}`;
     case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
     case "failed": return `Failed: fewer than two attempts could be scored, also when tried again. ${reason || ""}`;
     case "ready": return "Ready: it has signal and waits for a batch.";

@@ -154,7 +154,18 @@ class MutatingEngine(WatchedEngine):
 
 
 class StaleEngine(WatchedEngine):
-    """Takes a new version up in name only."""
+    """Takes a new version up in name only: its memory holds the weights from before."""
+
+    async def take_up(self, version, adapter):
+        before = self.adapter
+        digest = await super().take_up(version, adapter)
+        if self.meets_fault(version):
+            self.adapter, self.memory = before, (adapter, before or b"")
+        return digest
+
+
+class DeafEngine(WatchedEngine):
+    """Holds a new version and goes on computing with the one before."""
 
     async def take_up(self, version, adapter):
         before = self.adapter

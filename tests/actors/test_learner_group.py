@@ -55,7 +55,7 @@ def model_path(tmp_path_factory):
 
 def build_tiny(model_path, config, ranks=None):
     model, settings = config.model, config.learner
-    return Learner(model_path, model, settings, off_policy=True, seed=0, mixed_precision=False, ranks=ranks)
+    return Learner(model_path, model, settings, seed=0, mixed_precision=False, ranks=ranks)
 
 
 def start(config, model_path, place):

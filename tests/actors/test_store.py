@@ -8,13 +8,15 @@ from actors.store import StoreActor
 from learner.types import Adapter
 from rollout.adapter_store import AdapterMismatchError
 from rollout.buffer import WorkerStatus
-from rollout.canary import Canary
+from rollout.canary import Canary, Reading
 from rollout.lifecycle import GroupResult
+from rollout.read_back import ReadBack
 
 pytestmark = pytest.mark.ray
 
 TOKENS = tuple(range(9))
 LOGPROBS = (-1.0,) * 8
+BASE_LOGPROBS = (-5.0,) * 8
 LATER_LOGPROBS = (-1.2,) * 8
 """Less than the bound on the gap away, and far enough to tell the two versions apart."""
 
@@ -33,7 +35,7 @@ def store(tmp_path):
 
 
 def make_adapter(version, data=b"weights", logprobs=None):
-    canary = Canary(token_ids=TOKENS, logprobs=logprobs) if logprobs else None
+    canary = Canary(token_ids=TOKENS, logprobs=logprobs, base_logprobs=BASE_LOGPROBS) if logprobs else None
     return Adapter(policy_version=version, data=data, digest=hashlib.sha256(data).hexdigest(), canary=canary)
 
 
@@ -42,8 +44,14 @@ def publish(store, *adapters):
         ray.get(store.publish.remote(adapter))
 
 
-def acknowledge(store, adapter, logprobs=(), worker=0, before=None):
-    ray.get(store.acknowledge.remote(worker, (adapter.policy_version, logprobs), adapter.digest, before))
+def acknowledge(store, adapter, logprobs=(), worker=0, *, held="same", moved_at=()):
+    """Whether the engine is proven to have moved since it said LOGPROBS with the version `moved_at`, or since the base
+    model."""
+    said = Reading(policy_version=adapter.policy_version, logprobs=logprobs)
+    before = [Reading(policy_version=-1, logprobs=BASE_LOGPROBS)]
+    before += [Reading(policy_version=version, logprobs=LOGPROBS) for version in moved_at]
+    read_back = ReadBack(given="same", held=held)
+    return ray.get(store.acknowledge.remote(worker, said, adapter.digest, read_back, before))
 
 
 def test_worker_gets_the_newest_version_with_its_digest(store):
@@ -95,10 +103,36 @@ def test_worker_that_samples_with_other_weights_is_refused(store):
     publish(store, first, second)
     acknowledge(store, first, LOGPROBS)
     with pytest.raises(AdapterMismatchError, match="worker 0, version 1: the engine's log-probs of the canary are 2"):
-        acknowledge(store, second, (-4.0,) * 8, before=(0, LOGPROBS))
-    with pytest.raises(AdapterMismatchError, match="the engine still samples with the version before"):
-        acknowledge(store, second, LOGPROBS, before=(0, LOGPROBS))
-    acknowledge(store, second, LATER_LOGPROBS, before=(0, LOGPROBS))
+        acknowledge(store, second, (-4.0,) * 8, moved_at=[0])
+    with pytest.raises(AdapterMismatchError, match="of the learner's way from version 0"):
+        acknowledge(store, second, LOGPROBS, moved_at=[0])
+    acknowledge(store, second, LATER_LOGPROBS, moved_at=[0])
+
+
+def test_fresh_worker_that_samples_with_an_earlier_version_is_refused(store):
+    first, second = make_adapter(0, logprobs=LOGPROBS), make_adapter(1, b"newer", LATER_LOGPROBS)
+    publish(store, first, second)
+    with pytest.raises(AdapterMismatchError, match="worker 3, version 1: the engine samples with version 0"):
+        acknowledge(store, second, LOGPROBS, worker=3)
+    acknowledge(store, second, LATER_LOGPROBS, worker=3)
+
+
+def test_worker_whose_memory_holds_other_weights_is_refused_whatever_it_says_of_the_canary(store):
+    adapter = make_adapter(0, logprobs=LOGPROBS)
+    publish(store, adapter)
+    with pytest.raises(AdapterMismatchError, match="worker 0, version 0: the engine's memory holds weights other"):
+        acknowledge(store, adapter, LOGPROBS, held="other")
+    assert ray.get(store.acknowledgements.remote()).num_acknowledged == 0
+
+
+def test_versions_in_which_only_the_memory_spoke_for_an_engine_are_counted(store):
+    versions = [make_adapter(number, bytes([number]), LOGPROBS) for number in range(4)]
+    publish(store, *versions)
+    assert acknowledge(store, versions[0], LOGPROBS)
+    assert ray.get(store.acknowledgements.remote()).most_unmoved == 0
+    for version in versions[1:]:
+        assert not acknowledge(store, version, LOGPROBS, moved_at=[0])
+    assert ray.get(store.acknowledgements.remote()).most_unmoved == 3
 
 
 def test_version_that_a_worker_proved_is_counted_once_with_every_latency(store):
@@ -151,7 +185,7 @@ def test_result_that_comes_twice_counts_once_through_a_kill(store):
     publish(store, make_adapter(0))
     status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=1)
     (permit,) = ray.get(store.admit.remote(status)).permits
-    result = GroupResult(outcomes=(1.0, 0.0), payload=b"group", versions={0: 5}, facts={"groups": 1.0})
+    result = GroupResult(ending="ready", payload=b"group", versions={0: 5}, facts={"groups": 1.0})
     ray.get(store.complete.remote(permit.lease, result))
     kill("store")
     ray.get(store.complete.remote(permit.lease, result))

@@ -1,13 +1,16 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
-from configs.loading import ConfigError, load_run_config, render_config
+from configs.loading import RECIPES, ConfigError, load_run_config, render_config
+from configs.run import RunConfig
+from configs.spelling import did_you_mean
+from configs.wording import FORMS
 
-RECIPES = sorted((Path(__file__).parents[2] / "configs" / "recipes").glob("*.toml"))
 
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_loads_and_its_resolved_form_is_the_same_recipe(recipe, tmp_path):
     config = load_run_config(recipe)
     resolved = tmp_path / "resolved.toml"
@@ -41,14 +44,21 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
     [
         ("sede=1", "unknown key 'sede'"),
         ("learner.lr=1", "unknown key 'learner.lr'"),
-        ("seed=abc", "seed: Input should be a valid integer"),
-        ("rollout.group_size=1", "rollout.group_size: Input should be greater than or equal to 2 (got 1)"),
-        ("learner.learning_rate=-1", "greater than 0 (got -1)"),
-        ("name=../elsewhere", "name: String should match pattern"),
+        ("learner.lerning_rate=1", "unknown key 'learner.lerning_rate'; did you mean 'learner.learning_rate'?"),
+        ("learner.num_steps=1", "unknown key 'learner.num_steps'; did you mean 'num_steps'?"),
+        ("xyzzy=1", "unknown key 'xyzzy'; `agentflow train --dry-run` prints every key that exists"),
+        ("seed=abc", 'seed: must be a whole number (got "abc")'),
+        ("seed.x=1", "seed: must be a whole number (got a table)"),
+        ("learner=1", "learner: must be a table (got 1)"),
+        ("learner.objective=x", "learner.objective: must be 'dapo', 'grpo' or 'flow_grpo' (got \"x\")"),
+        ("backend.base_url=here", "must be an address such as http://127.0.0.1:8000/v1"),
+        ("rollout.group_size=1", "rollout.group_size: must be at least 2 (got 1)"),
+        ("learner.learning_rate=-1", "must be above 0 (got -1)"),
+        ("name=../elsewhere", "name: must be letters, digits"),
         ('envs.actions=["code"]', "actions must contain 'answer'"),
-        ('envs.actions=["serach", "answer"]', "'serach' is not built in"),
+        ('envs.actions=["serach", "answer"]', "'serach' is not built in (think"),
         ('envs.actions=["base_generator", "answer"]', "needs envs.base_generator.base_url"),
-        ("envs.tools.x.source=no_class", "envs.tools.x.source: String should match pattern"),
+        ("envs.tools.x.source=no_class", "envs.tools.x.source: must be module:Class"),
         ("envs.mix={}", "positive sum"),
         ("rollout.max_turn_tokens=900", "leaves no room for prompts"),
         ("rollout.verifier.kind=model", "needs rollout.engine.adapter_mode = 'native'"),
@@ -66,6 +76,8 @@ def test_bad_value_is_one_line_that_names_the_key(override, message):
 def test_missing_and_broken_recipes_are_named(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         load_run_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r"one of .*demo_cpu.*; did you mean 'demo_cpu'\?"):
+        load_run_config(tmp_path / "demo_gpu.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("seed = = 1")
     with pytest.raises(ConfigError, match="is not TOML"):
@@ -86,3 +98,35 @@ def test_configuration_cannot_be_changed_after_it_was_checked():
     config = load_run_config(None)
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3
+
+
+def test_a_built_in_recipe_is_found_by_its_name_wherever_one_is_and_a_file_of_that_name_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_run_config(Path("demo_cpu")) == load_run_config(RECIPES / "demo_cpu.toml")
+    assert load_run_config(Path("demo_cpu.toml")).name == "demo"
+    (tmp_path / "demo_cpu.toml").write_text('name = "mine"')
+    assert load_run_config(Path("demo_cpu.toml")).name == "mine"
+
+
+def test_every_pattern_of_a_setting_has_words_of_its_own():
+    def patterns(model):
+        for field in model.model_fields.values():
+            yield from (part.pattern for part in field.metadata if getattr(part, "pattern", None))
+            for one in (field.annotation, *get_args(field.annotation)):
+                if isinstance(one, type) and issubclass(one, BaseModel):
+                    yield from patterns(one)
+
+    assert set(patterns(RunConfig)) <= set(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "said"),
+    [
+        ("trian", ["train", "try", "label"], "; did you mean 'train'?"),
+        ("xyzzy", ["train", "label"], ""),
+        ("rate", ["a.rate", "b.rate"], "; did you mean 'a.rate' or 'b.rate'?"),
+        ("b.rat", ["a.rate", "b.rate"], "; did you mean 'b.rate'?"),
+    ],
+)
+def test_a_mistyped_word_is_compared_with_the_known_ones(word, known, said):
+    assert did_you_mean(word, known) == said

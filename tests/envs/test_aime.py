@@ -126,5 +126,5 @@ def test_the_registry_picks_the_same_problems_for_the_same_seed():
     path = REAL_DATA / "aime_1983_2024.csv"
     picks = [load_tasks("aime", split="train", count=5, seed=seed, path=path) for seed in (0, 0, 1)]
     assert picks[0] == picks[1] != picks[2]
-    with pytest.raises(ValueError, match="919 tasks were asked for, the data set has 918"):
+    with pytest.raises(ValueError, match="919 train tasks of 'aime' were asked for, it has 918"):
         load_tasks("aime", split="train", count=919, seed=0, path=path)

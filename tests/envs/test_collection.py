@@ -14,8 +14,9 @@ from configs.run import RunConfig
 from envs.datasets.collection import collection_tasks
 from envs.datasets.game24 import load_game24, of_split
 from envs.datasets.generated import plan_of
-from envs.datasets.sampler import TaskSampler
-from envs.datasets.split import split_of
+from envs.datasets.registry import load_tasks
+from envs.datasets.sampler import TaskSampler, demonstration_tasks
+from envs.datasets.split import question_key, split_of
 from ray_jobs.phases import evaluation_tasks
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -55,8 +56,11 @@ def test_every_task_is_of_the_training_split(leaks):
 @pytest.mark.parametrize("seed", [0, 7])
 def test_no_task_is_one_of_the_runs_training_tasks(leaks, seed):
     sampler = TaskSampler(MIX, seed=seed)
-    trained_on = {sampler.task(ordinal).id for ordinal in range(2000)}
-    assert not {task.id for task in collect(leaks, seed=seed)} & trained_on
+    trained_on = [sampler.task(ordinal) for ordinal in range(10_000)]
+    trained_on += [one.task for one in demonstration_tasks(MIX, count=300, seed=seed)]
+    tasks = collect(leaks, seed=seed, num_tasks=300)
+    assert not {task.id for task in tasks} & {task.id for task in trained_on}
+    assert not {question_key(task.question) for task in tasks} & {question_key(task.question) for task in trained_on}
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -179,3 +183,13 @@ def test_the_real_aime_problems_of_2024_are_dropped_and_nothing_else(leaks):
     assert max(task.id[:4] for task in tasks) == "2023"
     assert {(entry["id"][:4], entry["rule"]) for entry in report["dropped"]} == {("2024", "year")}
     assert len(report["dropped"]) == 14
+
+
+def test_rl_trains_on_no_aime_problem_that_leaks_the_evaluation(tmp_path):
+    test_rows = evaluation_rows()
+    (_, first), (_, second), *_ = test_rows
+    rows = public_rows(leaking=[first.upper(), f"$ {second} $"])
+    whole = write_csv(tmp_path / "aime.csv", [*rows, *test_rows[:14], ("2022-II-8", question(random.Random(2)))])
+    tasks = load_tasks("aime", split="train", count=None, seed=0, path=whole)
+    assert len(tasks) == 916
+    assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}

@@ -50,7 +50,7 @@ def test_the_halves_share_no_hand_and_cover_all():
 
 
 def test_a_half_that_is_too_small_says_how_many_it_has():
-    with pytest.raises(ValueError, match=r"game24 has \d+ solvable eval hands, 1362 were asked for"):
+    with pytest.raises(ValueError, match=r"1362 eval tasks of 'game24' were asked for, it has \d+"):
         game24.generate_game24(split="eval", count=1362, seed=0)
 
 
@@ -78,7 +78,7 @@ def test_the_registry_holds_a_file_apart_by_the_same_halves(tmp_path):
     train = load_tasks("game24", split="train", count=8, seed=0, path=path)
     held_out = {task.answer for task in game24.generate_game24(split="eval", count=600, seed=0)}
     assert not {task.answer for task in train} & held_out
-    with pytest.raises(ValueError, match=r"31 tasks were asked for, the data set has \d+"):
+    with pytest.raises(ValueError, match=r"31 train tasks of 'game24' were asked for, it has \d+"):
         load_tasks("game24", split="train", count=31, seed=0, path=path)
 
 

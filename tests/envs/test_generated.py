@@ -173,8 +173,8 @@ def test_a_family_that_runs_out_of_questions_says_so():
     from envs.datasets.generated import _distinct
 
     seen = {generate("arith", split="train", index=index, seed=0).task.question for index in range(50)}
-    with pytest.raises(ValueError, match="wanted 1 distinct ones, found 0"):
-        list(_distinct("arith", split="train", count=1, seed=0, seen=seen))
+    with pytest.raises(ValueError, match="1 train tasks of 'arith' were asked for, it has 0"):
+        list(_distinct("arith", split="train", count=1, seed=0, purpose=None, seen=seen))
 
 
 @pytest.mark.parametrize("mix", [{"arith": -1.0, "lookup": 2.0}, {"arith": 0.0}])

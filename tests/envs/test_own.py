@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from envs.datasets.own import OWN, load_own
+from envs.datasets.own import OWN, load_own, own_tasks
 from envs.datasets.registry import LOADERS, load_tasks
 from envs.datasets.sampler import TaskSampler, held_out_tasks
+from envs.datasets.split import question_key
 from reward.scorers import score_answer
 
 CAPITALS = [
@@ -57,6 +58,28 @@ def test_without_named_halves_the_question_decides_and_no_task_is_in_both(file):
     assert not {task.question for task in train} & {task.question for task in held_out}
     again = load_own("own_text", file(*reversed(CAPITALS)), split="train")
     assert {task.question for task in again} == {task.question for task in train}
+
+
+def test_questions_that_differ_in_case_spacing_or_punctuation_are_in_one_half(file):
+    first = [{"question": f"How many legs do {number} spiders have?", "answer": "8"} for number in range(100)]
+    again = [{"question": f"how  many legs do {number} spiders have ?", "answer": "8"} for number in range(100)]
+    halves = own_tasks("own_text", file(*first, *again))
+    train, held_out = ({question_key(task.question) for task in halves[split]} for split in ("train", "eval"))
+    assert len(train) + len(held_out) == 100
+    assert not train & held_out
+
+
+def test_question_that_both_named_halves_have_is_refused(file):
+    rows = (
+        {"question": "Capital of France?", "answer": "Paris", "split": "train"},
+        {
+            "question": "capital of  France",
+            "answer": "Paris",
+            "split": "eval",
+        },
+    )
+    with pytest.raises(ValueError, match="own_text-2 is for 'eval' and own_text-1 for 'train', and they ask the same"):
+        load_own("own_text", file(*rows), split="train")
 
 
 def test_training_and_evaluation_draw_from_their_halves(file):

@@ -1,9 +1,14 @@
 import pytest
 
 from envs.datasets.generated import generate
-from envs.datasets.sampler import TaskSampler, demonstration_tasks, held_out_tasks
+from envs.datasets.sampler import BLOCK, TaskSampler, demonstration_tasks, held_out_tasks
+from envs.datasets.split import question_key
 
 MIX = {"lookup": 0.8, "two_lookup": 0.2}
+
+
+def key(task):
+    return question_key(task.question)
 
 
 def test_same_ordinal_is_the_same_task_in_every_process():
@@ -33,6 +38,39 @@ def test_data_set_of_finite_size_is_gone_through_in_rounds():
     assert {sampler.task(i).id for i in range(size, 2 * size)} == first
 
 
+@pytest.mark.parametrize("mix", [{"game24": 1, "lookup": 1}, {"game24": 0.2, "lookup": 0.5, "arith": 0.3}])
+def test_rounds_of_a_data_set_count_its_own_draws_and_nothing_elses(mix):
+    sampler = TaskSampler(mix, seed=1)
+    size = len(sampler._files["game24"])
+    drawn = [task.id for task in map(sampler.task, range(10_000)) if task.dataset == "game24"]
+    assert len(drawn) > 2 * size
+    assert set(drawn[:size]) == set(drawn[size : 2 * size])
+    assert len(set(drawn[:size])) == size
+    assert drawn[:size] != drawn[size : 2 * size]
+
+
+def test_every_block_holds_the_shares_exactly():
+    sampler = TaskSampler({"lookup": 0.9, "two_lookup": 0.1}, seed=4)
+    for block in (0, 3):
+        names = [sampler.task(ordinal).dataset for ordinal in range(block * BLOCK, (block + 1) * BLOCK)]
+        assert (names.count("lookup"), names.count("two_lookup")) == (900, 100)
+
+
+def test_an_ordinal_alone_decides_its_task():
+    mix = {"game24": 1.0, "lookup": 1.0}
+    far = 10**12 + 7
+    late, fresh = TaskSampler(mix, seed=2), TaskSampler(mix, seed=2)
+    for ordinal in (far, 5, 4321, far - 1, 0):
+        late.task(ordinal)
+    assert late.task(far) == fresh.task(far)
+    assert late.task(4321) == fresh.task(4321)
+
+
+def test_share_that_would_never_be_met_is_refused():
+    with pytest.raises(ValueError, match="the share of 'arith' is less than 1 in 1000 tasks"):
+        TaskSampler({"lookup": 1.0, "arith": 0.0001}, seed=0)
+
+
 def test_held_out_mix_may_hold_generated_and_listed_data_sets():
     tasks = held_out_tasks({"lookup": 1.0, "game24": 1.0}, count=10, seed=0)
     assert [task.dataset for task in tasks].count("game24") == 5
@@ -42,6 +80,15 @@ def test_demonstrations_need_a_family_whose_plans_are_known():
     assert demonstration_tasks(MIX, count=4, seed=0)[0].plan
     with pytest.raises(ValueError, match="needs a generated family"):
         demonstration_tasks({"game24": 1.0}, count=4, seed=0)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_no_demonstrated_task_is_one_that_rl_trains_on(seed):
+    demonstrated = [one.task for one in demonstration_tasks(MIX, count=300, seed=seed)]
+    trained_on = [TaskSampler(MIX, seed=seed).task(ordinal) for ordinal in range(10_000)]
+    assert len({task.id for task in demonstrated}) == 300
+    assert not {task.id for task in demonstrated} & {task.id for task in trained_on}
+    assert not set(map(key, demonstrated)) & set(map(key, trained_on))
 
 
 def test_task_never_shows_its_reference_answer():

@@ -74,6 +74,25 @@ class ScriptedTool:
         return ToolResult(text=answer) if isinstance(answer, str) else answer
 
 
+def plain_tool(arguments):
+    return arguments
+
+
+class Needy(Weather):
+    def __init__(self, city):
+        self.city = city
+
+
+class Synchronous(Weather):
+    def call(self, arguments):
+        return ToolResult(text=arguments)
+
+
+class Greedy(Weather):
+    async def call(self, city, day):
+        return ToolResult(text=city + day)
+
+
 def own(name, attribute, **more):
     tools = {name: {"source": f"{__name__}:{attribute}"}}
     return EnvsConfig(actions=("think", name, "answer"), tools=tools, **more)
@@ -115,7 +134,7 @@ def test_tools_grammar_and_prompt_follow_the_order_of_the_recipe():
         (("answer",), {"code": {"source": "m:C"}}, "none of the built-in ones"),
         (("answer",), {'x" | "y': {"source": "m:C"}}, "at most 40 of a-z"),
         (("answer",), {"x": {"source": "mcp:https://example.org/mcp"}}, "needs a description"),
-        (("answer",), {"x": {"source": "no class"}}, "should match pattern"),
+        (("answer",), {"x": {"source": "no class"}}, "must be module:Class"),
     ],
 )
 def test_actions_that_cannot_be_are_refused(actions, tools, said):
@@ -194,11 +213,38 @@ def test_a_tool_of_an_mcp_server_stands_beside_the_others_and_its_own_words_do_n
         ("nameless", "Nameless", "Nameless has no `name`"),
         ("rain", "Weather", "the tool is named 'weather'; use that name"),
         ("x", "NoSuchClass", "cannot be imported"),
+        ("x", "QUESTION", "is a str; name a class"),
+        ("x", "plain_tool", "'plain_tool' is a function; a tool is a class with name, description and"),
+        ("weather", "Needy", "cannot be made without arguments, as each task needs it: TypeError: "),
+        ("weather", "Synchronous", "`call` of Synchronous is not async; write `async def call"),
+        ("weather", "Greedy", "`call` of Greedy takes one text"),
     ],
 )
 def test_a_class_that_is_no_tool_is_refused(name, attribute, said):
     with pytest.raises(ToolSetupError, match=said):
         Toolbox(own(name, attribute))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("from configs.weather import API", "'configs' is a package of agentflow and hides your own of this name"),
+        ("def (", "cannot be imported: SyntaxError: "),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: "),
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'$"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch, text, said):
+    name = f"broken_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ToolSetupError, match=said):
+        Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": f"{name}:Mine"}}))
+
+
+def test_a_source_in_a_package_of_ours_says_what_hides_it():
+    with pytest.raises(ToolSetupError, match="'rollout' is a package of agentflow"):
+        Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": "rollout.my_tools:Mine"}}))
 
 
 # What stands around tools from outside
@@ -221,7 +267,7 @@ async def test_an_endless_result_is_cut_and_broken_text_mended():
 async def test_a_tool_that_hangs_or_breaks_is_unavailable_and_no_run_ends():
     with pytest.raises(ToolUnavailableError, match=r"no result within 0\.05 s"):
         await guarded("x", pause_s=5, time_limit_s=0.05).call("x")
-    with pytest.raises(ToolUnavailableError, match="scripted failed with KeyError"):
+    with pytest.raises(ToolUnavailableError, match=r"^scripted failed with KeyError in test_toolbox\.py, line \d+$"):
         await guarded(KeyError("secret")).call("x")
 
 

@@ -53,7 +53,6 @@ def make_learner(model_path, objective, *, zero_stage=1, ranks=None, mixed_preci
         model_path,
         ModelConfig(lora_rank=4),
         config,
-        off_policy=True,
         seed=3,
         mixed_precision=mixed_precision,
         ranks=ranks,

@@ -6,33 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.advantages import (
-    group_normalized,
-    min_form,
-    outcome_gated,
-    pooled,
-    process_supervised,
-    step_bandit,
-)
+from learner.advantages import group_normalized, outcome_gated, pooled
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")
 calm = settings(max_examples=50, deadline=None)
 SCORES = st.one_of(st.none(), st.floats(0, 1))
-# One outcome, and the steps' scores with the states they were taken in, per trajectory.
-GROUPS = st.lists(
-    st.tuples(
-        st.sampled_from([None, 0.0, 1.0]),
-        st.lists(st.tuples(SCORES, st.integers(0, 2)), max_size=4),
-    ),
-    max_size=6,
-)
+# One outcome, and the steps' scores, per trajectory.
+GROUPS = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0]), st.lists(SCORES, max_size=4)), max_size=6)
 SCHEMES = {
-    "outcome_gated": lambda outcomes, scores, states: outcome_gated(outcomes, scores),
-    "pooled": lambda outcomes, scores, states: pooled(scores),
-    "process_supervised": lambda outcomes, scores, states: process_supervised(scores, [[1] * len(s) for s in scores]),
-    "min_form": lambda outcomes, scores, states: min_form(scores),
-    "step_bandit": lambda outcomes, scores, states: step_bandit(states, scores),
+    "outcome_gated": outcome_gated,
+    "pooled": lambda outcomes, scores: pooled(scores),
 }
 Z = math.sqrt(0.5)
 """What one right and one wrong trajectory get, plus and minus: 0.5 over the sample std of 0 and 1."""
@@ -43,11 +27,7 @@ def broadcast(outcomes, step_scores):
 
 
 def in_columns(group):
-    return (
-        [outcome for outcome, _ in group],
-        [[score for score, _ in steps] for _, steps in group],
-        [[state for _, state in steps] for _, steps in group],
-    )
+    return [outcome for outcome, _ in group], [scores for _, scores in group]
 
 
 @needs_golden
@@ -114,14 +94,14 @@ def test_permuting_the_trajectories_permutes_the_advantages(scheme, group, rando
 @calm
 @given(GROUPS)
 def test_gated_with_weight_zero_is_the_outcome_broadcast_exactly(group):
-    outcomes, scores, _ = in_columns(group)
+    outcomes, scores = in_columns(group)
     assert outcome_gated(outcomes, scores, weight=0) == broadcast(outcomes, scores)
 
 
 @calm
 @given(GROUPS, st.floats(0, 5))
 def test_gated_without_scores_is_the_outcome_broadcast_exactly(group, weight):
-    outcomes, scores, _ = in_columns(group)
+    outcomes, scores = in_columns(group)
     unscored = [[None] * len(steps) for steps in scores]
     assert outcome_gated(outcomes, unscored, weight=weight) == broadcast(outcomes, unscored)
 
@@ -172,91 +152,3 @@ def test_pooled_steps_match_golden_values():
 
 def test_pooled_unscored_step_gets_zero_and_moves_no_other():
     assert pooled([[0.2, None], [0.8]]) == [[pooled([[0.2], [0.8]])[0][0], 0.0], pooled([[0.2], [0.8]])[1]]
-
-
-def test_process_supervision_sums_the_normalised_rewards_still_to_come_for_every_token():
-    # Pool 0 1 / 0.5: mean 0.5, sample std 0.5: -1 1 / 0. To come: 0 1 / 0.
-    found = process_supervised([[0.0, 1.0], [0.5]], [[2, 1], [3]], eps=0)
-    assert found == [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
-    # The other way round the early step carries the late one's blame on top of its own praise.
-    assert process_supervised([[1.0, 0.0], [0.5]], [[2, 1], [3]], eps=0) == [[0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]
-
-
-@needs_golden
-def test_process_supervision_sums_golden_steps():
-    case = json.loads(GOLDEN.read_text())["process_alternatives"]
-    found = process_supervised(case["step_rewards"], [[2, 1], [1, 0, 3]], ddof=0, eps=0)
-    (a, b), (c, d, e) = case["local_step_adv_pop"]
-    assert found[0] == pytest.approx([a + b, a + b, b], abs=1e-9)
-    assert found[1] == pytest.approx([c + d + e, e, e, e], abs=1e-9)
-
-
-@calm
-@given(st.lists(st.lists(st.tuples(SCORES, st.integers(0, 5)), max_size=4), max_size=6))
-def test_process_supervision_gives_every_token_of_a_step_the_same(trajectories):
-    rewards = [[reward for reward, _ in steps] for steps in trajectories]
-    lengths = [[length for _, length in steps] for steps in trajectories]
-    found = process_supervised(rewards, lengths)
-    per_step = process_supervised(rewards, [[1] * len(steps) for steps in lengths])
-    assert found == [
-        [advantage for advantage, length in zip(steps, row, strict=True) for _ in range(length)]
-        for steps, row in zip(per_step, lengths, strict=True)
-    ]
-
-
-def test_process_supervision_passes_over_an_unscored_step():
-    found = process_supervised([[0.0, None, 1.0], [0.5]], [[1, 1, 1], [1]], eps=0)
-    assert found == [[0.0, 1.0, 1.0], [0.0]]
-
-
-def test_min_form_as_computed_by_hand():
-    # Weights 1 and exp(-0.6 / 0.1) = 0.00247875, over their sum.
-    first, second = 0.2 / 1.00247875, 0.8 * 0.00247875 / 1.00247875
-    assert min_form([[0.2, 0.8]])[0] == pytest.approx([first + second, second], abs=1e-8)
-
-
-@calm
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.001, 2))
-def test_min_form_starts_at_the_lowest_reward_as_the_temperature_falls(rewards, temperature):
-    """A soft minimum: never below the minimum, and above it by at most n T / e, as d exp(-d / T) <= T / e."""
-    first = min_form([rewards], temperature=temperature)[0][0]
-    assert min(rewards) - 1e-9 <= first <= min(rewards) + len(rewards) * temperature / math.e + 1e-9
-    assert min_form([rewards], temperature=temperature / 2)[0][0] <= first + 1e-9
-
-
-def test_min_form_returns_fall_to_nothing_once_the_worst_step_is_behind():
-    found = min_form([[0.9, 0.1, 0.9]], temperature=0.01)[0]
-    assert found == pytest.approx([0.1, 0.1, 0.0], abs=1e-9)
-
-
-def test_min_form_unscored_step_adds_nothing_and_changes_no_other():
-    with_hole, without = min_form([[0.9, None, 0.1], [0.9, 0.1]])
-    assert [with_hole[0], with_hole[2]] == without
-    assert with_hole[1] == with_hole[2]
-    assert min_form([[None, None], []]) == [[0.0, 0.0], []]
-
-
-@pytest.mark.parametrize("temperature", [0, -0.1])
-def test_min_form_temperature_must_be_positive(temperature):
-    with pytest.raises(ValueError, match="temperature must be > 0"):
-        min_form([[0.5]], temperature=temperature)
-
-
-def test_step_bandit_compares_decisions_of_the_same_state_only():
-    # State s: 0.2 0.8 0.5, mean 0.5, sample std 0.3. State t: 0 1. State u was met once.
-    found = step_bandit([["s", "t"], ["s", "u"], ["s", "t"]], [[0.2, 0.0], [0.8, 1.0], [0.5, 1.0]], eps=0)
-    assert found[0] == pytest.approx([-1, -Z])
-    assert found[1] == pytest.approx([1, 0])
-    assert found[2] == pytest.approx([0, Z])
-
-
-def test_step_bandit_unscored_decision_gets_zero_and_can_leave_its_sibling_alone():
-    assert step_bandit([["s"], ["s"], ["s"]], [[0.2], [None], [0.8]], eps=0)[1] == [0.0]
-    assert step_bandit([["s"], ["s"]], [[0.2], [None]]) == [[0.0], [0.0]]
-
-
-@calm
-@given(st.lists(st.lists(SCORES, max_size=4), max_size=6))
-def test_step_bandit_of_states_met_once_trains_nothing(scores):
-    states = [[(row, column) for column in range(len(steps))] for row, steps in enumerate(scores)]
-    assert step_bandit(states, scores) == [[0.0] * len(steps) for steps in scores]

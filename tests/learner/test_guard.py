@@ -1,14 +1,16 @@
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from tiny import make_learner, sample, save_tiny_model
 
-from configs.learner import CorrectionConfig, GuardConfig
+from configs.learner import CorrectionConfig, CorrectionKind, GuardConfig
 from learner.batching import build_batch
-from learner.guard import age_sums
+from learner.guard import off_policy_metrics, off_policy_sums, refusal
+from learner.types import TrainBatch
 
 PROMPT = [5, 6, 7, 8]
 
@@ -20,9 +22,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture
 def learner(model_path):
-    return make_learner(
-        model_path, off_policy=True, guard=GuardConfig(), learning_rate=1e-2, correction=CorrectionConfig(kind="tis")
-    )
+    return make_learner(model_path, guard=GuardConfig(), learning_rate=1e-2, correction=CorrectionConfig(kind="tis"))
 
 
 def sampled_by(learner, *, gap=0.0, age=0):
@@ -65,10 +65,8 @@ def from_other_weights(learner):
     return sampled_by(learner, gap=1.0)
 
 
-def decided_by_one_token(learner):
-    """Seven weights of e^-6 and one of 2: the share is (2 + 7 e^-6)^2 / (8 (4 + 7 e^-12)) = 0.127."""
-    first, second = sampled_by(learner, gap=-6.0, age=1)
-    return [with_logprob(first, 4, -30.0), second]
+def from_far_weights(learner):
+    return sampled_by(learner, gap=10.0, age=2)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +78,10 @@ def decided_by_one_token(learner):
             from_other_weights,
             "policy/mismatch_k3_age0 = 0.718 is above learner.guard.max_mismatch_k3_age0 = 0.05; engine",
         ),
+        # e^10 - 10 - 1
         (
-            decided_by_one_token,
-            "policy/effective_sample_size = 0.127 is below learner.guard.min_effective_sample_share = 0.3;",
+            from_far_weights,
+            "policy/mismatch_k3_stale = 2.2e+04 is above learner.guard.max_mismatch_k3_stale = 1; the batch is too far",
         ),
     ],
 )
@@ -104,7 +103,7 @@ def optimizer_tensors(learner):
 
 
 def test_the_step_after_a_skipped_one_is_the_one_that_would_have_been_taken_then(learner, model_path):
-    other = make_learner(model_path, off_policy=True, learning_rate=1e-2)
+    other = make_learner(model_path, learning_rate=1e-2)
     samples = sampled_by(learner)
     train(learner, [with_logprob(samples[0], 4, math.nan)])
     for one in (learner, other):
@@ -120,11 +119,67 @@ def test_schedule_goes_on_over_a_skipped_step(learner):
     assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * 2 / 4)
 
 
-def test_mismatch_of_stale_tokens_does_not_skip_a_step(learner):
+def test_bound_of_stale_tokens_is_wider_than_that_of_the_very_weights(learner):
     result = train(learner, sampled_by(learner, gap=1.0, age=2))
     assert result.skipped is None
     assert result.metrics["policy/mismatch_k3_stale"] == pytest.approx(math.e - 2, abs=1e-4)
     assert "policy/mismatch_k3_age0" not in result.metrics
+
+
+@pytest.mark.parametrize("kind", get_args(CorrectionKind))
+def test_guard_refuses_far_weights_under_every_correction(model_path, kind):
+    learner = make_learner(model_path, guard=GuardConfig(), correction=CorrectionConfig(kind=kind))
+    assert train(learner, sampled_by(learner)).skipped is None
+    for gap in (10.0, -10.0):
+        assert "max_mismatch_k3_stale" in train(learner, sampled_by(learner, gap=gap, age=1)).skipped
+
+
+# 3,200 tokens of which 85% are decided, as in a planner's JSON; the others were sampled with probability e^-1.
+ROLLOUT = torch.zeros(32, 100)
+ROLLOUT[:, ::7] = -1.0
+FREE = ROLLOUT < 0
+HEADS = torch.rand(ROLLOUT.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+
+
+def verdict_on(shift, *, age=2):
+    """What the guard says of these tokens where the learner's log-probs are `shift` from the sampler's."""
+    ages = torch.full(ROLLOUT.shape, age)
+    ones = torch.ones_like(ROLLOUT, dtype=torch.bool)
+    batch = TrainBatch(microbatches=(), num_loss_tokens=3200, num_trajectories=32, num_masked_tokens=0, max_age=age)
+    metrics = off_policy_metrics(off_policy_sums(ROLLOUT + shift, ROLLOUT, ones, ages), batch)
+    return refusal(metrics | {"loss": 0.0, "grad_norm": 1.0}, batch, GuardConfig()), metrics
+
+
+@pytest.mark.parametrize(
+    ("shift", "reason"),
+    [
+        (FREE * -10.0, "max_mismatch_k3_stale"),
+        (FREE * torch.where(HEADS, 10.0, -10.0), "max_mismatch_k3_stale"),
+        (torch.full(ROLLOUT.shape, -10.0), "max_mismatch_k3_stale"),
+        # One free token of 480 is 200 times as likely: k3 194 / 480, share 679^2 / (480 x 40479)
+        (torch.zeros_like(ROLLOUT).index_put((torch.tensor(0), torch.tensor(7)), torch.tensor(200.0).log()), "share"),
+    ],
+)
+def test_guard_sees_a_far_policy_behind_the_decided_tokens(shift, reason):
+    """Regression: averaged over all tokens, of which 85% agree whatever the policies do, none of these was refused."""
+    said, _ = verdict_on(shift)
+    assert reason in said
+
+
+def test_sampler_that_claims_to_be_sure_of_every_token_is_not_taken_at_its_word():
+    """An engine that reports probability 1 for all it samples leaves no token undecided on its own side."""
+    ones = torch.ones(1, 8, dtype=torch.bool)
+    sums = off_policy_sums(torch.full((1, 8), -3.0), torch.zeros(1, 8), ones, torch.zeros(1, 8))
+    assert sums["choice_tokens"] == 8
+
+
+def test_healthy_staleness_of_the_demo_passes():
+    """The widest of a demo run's ten steps: k3 0.30 and share 0.85 over its choice tokens."""
+    noise = torch.randn(ROLLOUT.shape, generator=torch.Generator().manual_seed(1)) * 0.6
+    said, metrics = verdict_on(FREE * (noise - 0.18))
+    assert said is None
+    assert metrics["choice_tokens"] == FREE.sum()
+    assert 0.1 < metrics["mismatch_k3"] < 0.4
 
 
 def test_synchronous_learner_is_guarded_too(model_path):
@@ -155,29 +210,29 @@ def test_metrics_are_split_by_the_age_of_tokens(learner):
         "staleness_max": 2.0,
         "correction_masked_share": 0.0,
         "stale_masked_share": 2 / 10,
-        "ratio": 1.0,
+        "choice_tokens": 8.0,
+        "ratio": 9 / 8,
         "logprob_gap_abs": math.log(2) / 8,
     }
     assert {name: metrics[f"policy/{name}"] for name in expected} == pytest.approx(expected, abs=1e-5)
 
 
-def test_ages_are_summed_over_loss_tokens_only_and_broken_log_probs_outside_them_do_not_show():
-    learner = torch.tensor([[-1.0, -2.0, -math.inf]])
-    rollout = torch.tensor([[-1.0, -2.0 - math.log(2), math.nan]])
-    weights, mask = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[1, 1, 0]])
-    sums = age_sums(learner, rollout, weights, mask, torch.tensor([[0, 3, 99]]))
-    assert sums == pytest.approx(
-        {
-            "age": 3,
-            "tokens_age0": 1,
-            "tokens_stale": 1,
-            "mismatch_k3_age0": 0,
-            "mismatch_k3_stale": 1 - math.log(2),
-            "weight_stale": 2,
-            "weight_squared_stale": 4,
-        },
-        abs=1e-6,
-    )
+def test_sums_are_over_the_choice_tokens_of_the_loss_and_broken_log_probs_outside_it_do_not_show():
+    """Of five tokens the first two are choices, the third is decided, and the others are not of the loss."""
+    learner = torch.tensor([[-1.0, -2.0, -1e-4, -math.inf, -1.0]])
+    rollout = torch.tensor([[-1.0, -2.0 - math.log(2), -1e-5, math.nan, -3.0]])
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    sums = off_policy_sums(learner, rollout, mask, torch.tensor([[0, 3, 3, 99, 99]]))
+    k3 = 1 - math.log(2)
+    expected = {"age": 6, "logprob_gap_abs": math.log(2)}
+    for suffix, tokens, mismatch, ratio, squared in (("", 2, k3, 3, 5), ("_age0", 1, 0, 1, 1), ("_stale", 1, k3, 2, 4)):
+        expected |= {
+            f"choice_tokens{suffix}": tokens,
+            f"mismatch_k3{suffix}": mismatch,
+            f"ratio{suffix}": ratio,
+            f"ratio_squared{suffix}": squared,
+        }
+    assert sums == pytest.approx(expected, abs=1e-6)
 
 
 def test_imitation_with_a_gradient_that_is_not_finite_is_an_error(learner):

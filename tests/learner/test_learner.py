@@ -59,7 +59,7 @@ def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objecti
 
 @pytest.mark.parametrize("kind", get_args(CorrectionKind))
 def test_any_split_gives_the_same_gradient_under_every_correction(model_path, kind):
-    learner = make_learner(model_path, off_policy=True, correction=CorrectionConfig(kind=kind, low=0.1))
+    learner = make_learner(model_path, correction=CorrectionConfig(kind=kind, low=0.1))
     samples = [replace(one, rollout_logprobs=near(learner, one)) for one in make_samples()]
     whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
     split = gradient_of(learner, build_batch(samples, microbatch_tokens=8))
@@ -142,8 +142,9 @@ def test_order_of_the_samples_does_not_matter(model_path):
 
 
 def test_gradient_is_the_one_of_a_plain_padded_batch(model_path):
-    learner = make_learner(model_path)
-    samples = [one for one in make_samples() if one.temperature == 1.0]
+    learner = make_learner(model_path, correction=CorrectionConfig(kind="none"))
+    stale = [replace(one, ages=np.where(one.loss_mask, 1, -1)) for one in make_samples()]
+    samples = [one for one in stale if one.temperature == 1.0]
     found = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
     total = sum(one.num_loss_tokens for one in samples)
     for one in samples:
@@ -160,7 +161,7 @@ def test_gradient_is_the_one_of_a_plain_padded_batch(model_path):
 
 
 def test_one_step_makes_the_rewarded_tokens_likelier_and_a_new_version(model_path):
-    learner = make_learner(model_path, off_policy=True, learning_rate=1e-2)
+    learner = make_learner(model_path, learning_rate=1e-2)
     samples = make_samples()
     before = learner.policy.logprobs(samples).detach()
     result = learner.train_step(build_batch(samples, microbatch_tokens=1000))
@@ -216,7 +217,6 @@ def test_untrained_adapter_has_no_divergence_from_its_reference(model_path):
         model_path,
         ModelConfig(lora_rank=4),
         LearnerConfig(num_threads=1, objective="flow_grpo", guard=UNGUARDED),
-        off_policy=True,
         seed=0,
         mixed_precision=False,
     )

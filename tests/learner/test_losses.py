@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.corrections import Correction
 from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, k3_divergence
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
@@ -74,23 +73,6 @@ def test_masked_tokens_reach_neither_loss_nor_gradient_even_as_minus_infinity():
     output.loss.backward()
     assert output.loss.item() == pytest.approx(-0.236, abs=1e-9)
     assert torch.isfinite(broken.grad).all()
-
-
-def test_decoupled_form_clips_only_the_update_ratio_and_truncates_the_weight():
-    rollout = torch.tensor([[-2.0, -2.0]])
-    proximal = rollout + torch.log(torch.tensor([[1.5, 8.0]]))
-    learner = proximal + torch.log(torch.tensor([[1.4, 1.0]]))
-    output = dapo_loss(
-        learner,
-        rollout,
-        torch.ones(1, 2),
-        torch.ones(1, 2),
-        num_loss_tokens=2,
-        proximal_logprobs=proximal,
-        correction=Correction(kind="tis", max_weight=2.0),
-    )
-    # weight 1.5 x clipped ratio 1.28, and weight 8 truncated to 2 x ratio 1
-    assert output.loss.item() == pytest.approx(-(1.5 * 1.28 + 2.0) / 2)
 
 
 def test_flow_grpo_weighs_trajectories_turns_and_tokens_in_that_order():

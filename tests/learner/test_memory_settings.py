@@ -65,9 +65,7 @@ def mixed_learner(model_path, **config):
     from configs.model import ModelConfig
     from learner.learner import Learner
 
-    learner = Learner(
-        model_path, ModelConfig(lora_rank=4), LearnerConfig(num_threads=1, **config), off_policy=False, seed=0
-    )
+    learner = Learner(model_path, ModelConfig(lora_rank=4), LearnerConfig(num_threads=1, **config), seed=0)
     generator = torch.Generator().manual_seed(0)
     for parameter in learner.policy.trainable_parameters():
         parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)

@@ -64,11 +64,8 @@ def near(learner, samples):
 
 
 @pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
-@pytest.mark.parametrize("off_policy", [False, True])
-def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(
-    model_path, group, objective, off_policy
-):
-    learner = make_learner(model_path, objective=objective, kl_weight=0.1, off_policy=off_policy)
+def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(model_path, group, objective):
+    learner = make_learner(model_path, objective=objective, kl_weight=0.1)
     samples = near(learner, group)
     shared = gradient(learner, build_batch(samples, microbatch_tokens=128))
     with nothing_shared():

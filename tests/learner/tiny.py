@@ -10,7 +10,7 @@ from configs.model import ModelConfig
 from learner.types import TrainingSample
 
 WORDS = 60
-UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf)
+UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
 """For samples whose log-probs are made up."""
 
 
@@ -33,7 +33,7 @@ def save_tiny_model(folder, architecture, **changes):
     return folder
 
 
-def make_learner(model_path, *, off_policy=False, seed=0, guard=UNGUARDED, **config):
+def make_learner(model_path, *, seed=0, guard=UNGUARDED, **config):
     """A learner in float32 whose adapter is not zero."""
     import torch
 
@@ -43,7 +43,6 @@ def make_learner(model_path, *, off_policy=False, seed=0, guard=UNGUARDED, **con
         model_path,
         ModelConfig(lora_rank=4),
         LearnerConfig(num_threads=1, guard=guard, **config),
-        off_policy=off_policy,
         seed=seed,
         mixed_precision=False,
     )

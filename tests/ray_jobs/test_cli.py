@@ -3,8 +3,10 @@ import sys
 
 import pytest
 
+from configs.loading import RECIPES
 from ray_jobs import commands
-from ray_jobs.cli import DEFAULT_RECIPE, RECIPES, main
+from ray_jobs.cli import main
+from ray_jobs.policy_options import DEFAULT_RECIPE
 
 ROOT = RECIPES.parents[1]
 
@@ -19,26 +21,32 @@ def agentflow(*arguments):
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--dry-run"]])
-def test_help_and_dry_run_import_no_heavy_library(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], {"torch", "ray", "vllm", "transformers", "pydantic"}),
+        (["train", "--dry-run", "output_dir=/tmp/agentflow-no-such-folder"], {"torch", "ray", "vllm"}),
+    ],
+)
+def test_help_and_dry_run_import_no_heavy_library(arguments, heavy):
     code = (
         "import sys\nfrom ray_jobs.cli import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)\nsys.exit(len(heavy))"
+        f"sys.exit(len({heavy} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == 0
 
 
-def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side(capsys):
-    assert main(["train", "seed=3", "--dry-run", "learner.learning_rate=2e-6"]) == 0
+def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side(tmp_path, capsys):
+    assert main(["train", "seed=3", "--dry-run", "learner.learning_rate=2e-6", f"output_dir={tmp_path}"]) == 0
     printed = capsys.readouterr().out
     assert "seed = 3\n" in printed
     assert "learning_rate = 2e-06\n" in printed
 
 
 def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys):
-    assert main(["train", "--dry-run", "seed=3"]) == 0
+    assert main(["train", "--dry-run", "seed=3", f"output_dir={tmp_path}"]) == 0
     first = capsys.readouterr().out
     (tmp_path / "again.toml").write_text(first)
     assert main(["train", str(tmp_path / "again.toml"), "--dry-run"]) == 0
@@ -49,13 +57,15 @@ def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys
     ("arguments", "said"),
     [
         (["sede=1"], "unknown key 'sede'"),
-        (["seed=abc"], "seed: Input should be a valid integer"),
-        (["rollout.group_size=1"], "greater than or equal to 2"),
+        (["seed=abc"], "seed: must be a whole number"),
+        (["rollout.group_size=1"], "must be at least 2"),
         (["model.path=/does/not/exist"], "is no model folder"),
         ([RECIPES / "dapo_qwen3_8b_a40.toml"], "no CUDA GPU"),
         (["envs.mix={nonsense=1}"], "unknown data set 'nonsense'"),
         (["envs.search=tavily"], "needs TAVILY_API_KEY"),
-        (["no-such-recipe.toml"], "recipe 'no-such-recipe.toml' does not exist"),
+        (["no-such-recipe.toml"], "recipe 'no-such-recipe.toml' does not exist; name a file, or one of chaos_cpu, "),
+        (["demo_gpu"], "; did you mean 'demo_cpu'?"),
+        (["learner.lerning_rate=1"], "unknown key 'learner.lerning_rate'; did you mean 'learner.learning_rate'?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
@@ -80,11 +90,71 @@ def test_bad_input_is_one_line_for_the_whole_process_too(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "envs.mix={lokup=1.0}"], "unknown data set 'lokup'; known: "),
+        (["train", "envs.mix={lokup=1.0}"], "; did you mean 'lookup'?"),
+        (["train", "model.path=/does/not/exist"], "is no model folder"),
+        (["train", "reward.prm_path=/does/not/exist"], "holds no process reward model"),
+        (["pipeline", "envs.mix={branch=0.5, game24=0.5}"], "label.labeller = 'plan'"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_would_refuse(arguments, said, tmp_path, capsys):
+    command, *overrides = arguments
+    assert main([command, "--dry-run", f"output_dir={tmp_path}", *overrides]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("name = ")
+    [line] = captured.err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "unknown command 'trian'; `agentflow help` lists them; did you mean 'train'?"),
+        (["help", "trian"], "did you mean 'train'?"),
+        (
+            ["train", "--dryrun"],
+            "agentflow train --help` says what there is; did you mean '--dry-run'?",
+        ),
+        (["compare"], "required: A; `agentflow compare --help` says what there is"),
+        (["evaluate", "--seeds", "x"], "must be a whole number of at least 1, got 'x'"),
+        (["evaluate", "--limit", "0"], "must be a whole number of at least 1, got '0'"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    [line] = captured.err.splitlines()
+    assert line.startswith("agentflow: error: ")
+    assert said in line
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "usage: agentflow "),
+        (["help"], "usage: agentflow "),
+        (["help", "train"], "usage: agentflow train "),
+        (["--version"], "agentflow 0."),
+    ],
+)
+def test_help_and_version_are_there_under_their_usual_names(arguments, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
 def test_run_folder_of_another_run_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.json").touch()
     assert main(["train", str(DEFAULT_RECIPE), f"output_dir={tmp_path}"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "holds an unfinished run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["solve", "What is 2 + 3?"]])

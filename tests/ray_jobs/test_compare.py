@@ -47,14 +47,12 @@ def test_gain_is_paired_by_item_and_told_family_by_family(evaluate):
     result, words = compared(before, after)
     row = result["benchmarks"]["lookup"]
     assert (row["num_items"], row["before"], row["after"]) == (20, 0.0, 1.0)
-    assert (row["only_before"], row["only_after"], row["mcnemar_p"]) == (0, 20, 2 / 2**20)
-    assert result["benchmarks"]["branch"]["mcnemar_p"] == 1.0
+    assert (row["only_before"], row["only_after"], row["p"]) == (0, 20, 2 / 2**20)
+    assert result["benchmarks"]["branch"]["p"] == 1.0
     assert result["benchmarks"]["branch"]["items_for_this_gain"] is None
     assert (result["all"]["num_items"], result["all"]["gain"]) == (40, 0.5)
-    # Within the families nothing varies, so a bootstrap is too sure: the verdict tells Newcombe's interval.
-    assert result["all"]["bootstrap_ci95"] == [0.5, 0.5]
-    assert result["all"]["newcombe_ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
-    low, high = result["all"]["newcombe_ci95"]
+    assert result["all"]["gain_ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
+    low, high = result["all"]["gain_ci95"]
     assert f"+50.0 points (95% interval {100 * low:+.1f} to {100 * high:+.1f})" in result["verdict"]
     assert "Yes. On 40 paired items: 0.0% before, 50.0% after." in words
     assert "are equal, by digest" in words
@@ -64,7 +62,7 @@ def test_small_gain_is_not_sold_as_one_and_its_price_in_items_is_told(evaluate):
     before = evaluate("before", lambda task, seed: False)
     after = evaluate("after", lambda task, seed: task.dataset == "branch" and int(task.id.split("-")[-1]) < 2)
     result, words = compared(before, after)
-    assert result["all"]["mcnemar_p"] == 0.5
+    assert result["all"]["p"] == 0.5
     assert "This comparison does not show it." in words
     # A gain of 2 of 40 with no item lost: (1.959964 sqrt(.05) + .841621 sqrt(.05 - .0025))^2 / .0025 + 1 / .05.
     assert result["all"]["items_for_this_gain"] == 175
@@ -131,10 +129,13 @@ def test_seeds_are_averaged_by_item_before_they_are_compared(evaluate):
     warm = "evaluation.temperature=0.5"
     before = evaluate("before", lambda task, seed: False, warm, seeds=4)
     after = evaluate("after", lambda task, seed: task.dataset == "branch" and seed == 0, warm, seeds=4)
-    result, _ = compared(before, after)
+    result, words = compared(before, after)
     row = result["benchmarks"]["branch"]
     assert (row["num_items"], row["after"], row["only_after"]) == (10, 0.25, 10)
-    assert row["newcombe_ci95"] is None
+    # Ten items of one sign: 2 / 2^10.
+    assert (row["test"], row["p"]) == ("exact sign-flip permutation test", 2 / 2**10)
+    assert "p is that of the exact paired sign-flip permutation test" in words
+    assert "McNemar" not in words
     assert row["discordant"] == pytest.approx(1 / 16)
 
 
@@ -153,8 +154,9 @@ def test_phases_of_a_training_run_compare_without_a_second_folder(tmp_path):
     with RunFolder.create(config_for(tmp_path)) as folder:
         folder.log_trajectories(record("eval_before", index, "0") for index in range(8))
         folder.log_trajectories(record("eval_after", index, "1") for index in range(8))
-    result, words = compared(folder.path, None)
-    assert (result["all"]["only_after"], result["all"]["mcnemar_p"]) == (8, 2 / 2**8)
+    moved = folder.path.rename(tmp_path / "moved")
+    result, words = compared(moved, None)
+    assert (result["all"]["only_after"], result["all"]["p"]) == (8, 2 / 2**8)
     assert result["differs_in"] == []
     assert "eval_before → eval_after" in words.replace("&rarr;", "→")
     with pytest.raises(EvaluationError, match="is not the folder of a run"):

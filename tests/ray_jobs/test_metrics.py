@@ -4,9 +4,10 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.gauges import WORKER_GAUGES, gauge_name
-from learner.guard import off_policy_metrics
+from learner.guard import off_policy_metrics, off_policy_sums
 from learner.types import StepResult, TrainBatch
 from ray_jobs.bottleneck import LIMITS
 from ray_jobs.metrics import BY_NAME, LIVE, LOGGED
@@ -53,7 +54,8 @@ def test_every_metric_stands_in_one_chart_with_metrics_of_its_kind():
 
 def test_every_metric_of_a_train_step_is_in_the_table():
     """All that a step can say: a batch with old and new tokens, a KL term, PRM scores, signs of bias."""
-    sums = dict.fromkeys(("tokens_age0", "tokens_stale", "mismatch_k3_age0", "mismatch_k3_stale", "kl_ref_k3"), 1.0)
+    tokens = torch.tensor([[-1.0, -1.0]])
+    sums = off_policy_sums(tokens, tokens, torch.ones(1, 2), torch.tensor([[0, 1]])) | {"kl_ref_k3": 1.0}
     trained = TrainBatch(microbatches=(), num_loss_tokens=2, num_trajectories=1, num_masked_tokens=0, max_age=0)
     policy = {f"policy/{name}": 1.0 for name in off_policy_metrics(sums, trained)}
     batch = Batch(

@@ -98,15 +98,15 @@ def test_a_kill_leaves_at_most_one_version_without_acknowledgement(summary):
 
 
 def test_engine_and_learner_agree_on_log_probs_at_version_zero(summary):
-    """Both compute in bf16, here at temperature 1 and hardly trained: 0.02 to 0.03 were seen, 0.01 in the demo."""
-    assert 0 < summary["logprob_gap_version0"] < 0.05
+    """Both compute in bf16, here at temperature 1 and hardly trained; over choice tokens, where rounding shows."""
+    assert 0 < summary["logprob_gap_version0"] < 0.1
 
 
 def test_summary_holds_what_a_reader_is_promised(summary):
     promised = (
         "solve_rate_before solve_rate_after num_eval_tasks solve_rate_gain_ci95 mcnemar_p wall_s train_wall_s "
         "num_steps num_trajectories trajectories_per_s rollout_tokens_per_s learner_tokens_per_s staleness groups "
-        "versions_published versions_acked logprob_gap_version0"
+        "versions_published versions_acked versions_unmoved logprob_gap_version0"
     )
     assert set(promised.split()) <= set(summary)
     assert set(summary["staleness"]) == {"mean", "max"}

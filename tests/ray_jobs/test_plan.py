@@ -328,7 +328,6 @@ def allocated(family, sizes, *, num_tokens, checkpointing):
             save_tiny_model(Path(folder), family, **sizes),
             ModelConfig(lora_rank=8),
             LearnerConfig(num_threads=1, guard=UNGUARDED, gradient_checkpointing=checkpointing, logit_chunk_tokens=64),
-            off_policy=False,
             seed=0,
         )
     ids = np.random.default_rng(0).integers(4, 60, num_tokens).tolist()

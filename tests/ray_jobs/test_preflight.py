@@ -1,26 +1,29 @@
 import json
 import os
+import re
 import sys
 
 import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError
-from ray_jobs import preflight
+from ray_jobs import model_folder, preflight
+from ray_jobs.model_folder import SMALL_FILES, resolve_model
 from ray_jobs.preflight import (
     PreflightError,
     check_before_acting,
     check_before_start,
     check_labelling,
-    resolve_model,
+    notes_before_start,
 )
+from tests.rollout.templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder that looks like a model; preflight never loads one."""
+    """A folder that looks like a model; preflight never loads one, but its tokenizer."""
     folder = tmp_path / "model"
-    folder.mkdir()
+    tokenizer_of(ROLES["chatml"]).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
     (folder / "model.safetensors").touch()
     return folder
@@ -79,7 +82,7 @@ def test_folder_without_configuration_or_weights_is_no_model(config, model, miss
 
 
 def test_model_that_cannot_be_downloaded_is_one_line(config, monkeypatch):
-    def offline(path):
+    def offline(path, **_):
         raise ConnectionError("https://...\nmany\nlines")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
@@ -88,11 +91,41 @@ def test_model_that_cannot_be_downloaded_is_one_line(config, monkeypatch):
     assert "check the id and the network" in said
 
 
+def test_a_template_that_would_spoil_prompts_is_refused_before_the_weights_are_downloaded(config, model, monkeypatch):
+    asked = []
+
+    def download(path, allow_patterns):
+        asked.append(allow_patterns)
+        return str(model)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    for template in (MISTRAL_V03, GEMMA2):
+        tokenizer_of(template).save_pretrained(model)
+        check_before_start(config("model.path=some/model"))
+    assert asked == [SMALL_FILES, None] * 2
+    (model / "chat_template.jinja").unlink()
+    assert "cannot hold the planner's dialogue: it has no chat template; name an instruction-tuned model" in refusal(
+        config("model.path=some/model")
+    )
+    with pytest.raises(PreflightError, match="no chat template"):
+        check_before_acting(config("model.path=some/model"), draws_tasks=False)
+    assert asked[4:] == [SMALL_FILES] * 2
+
+
+def test_without_a_download_only_a_models_small_files_are_fetched(config, model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda path, allow_patterns: asked.append(allow_patterns) or str(model)
+    )
+    check_before_start(config("model.path=some/model"), download=False)
+    assert asked == [SMALL_FILES]
+
+
 def test_demo_model_that_cannot_be_unpacked_names_the_variable(config, monkeypatch):
     def full():
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(preflight, "ensure_demo_model", full)
+    monkeypatch.setattr(model_folder, "ensure_demo_model", full)
     assert "No space left on device; AGENTFLOW_CACHE moves" in refusal(config("model.path=demo"))
 
 
@@ -118,7 +151,39 @@ def test_more_held_out_tasks_than_the_file_has_are_refused(config, tmp_path):
     file = tmp_path / "hands.jsonl"
     file.write_text('{"id": "a", "numbers": [1, 2, 3, 4]}\n')
     settings = ("envs.mix={game24=1}", f"envs.data_path={file}", "cold_start.num_demonstrations=0")
-    assert "300 tasks were asked for" in refusal(config(*settings))
+    assert "'game24' has no task for training" in refusal(config(*settings, "evaluation.num_tasks=1"))
+    assert "300 eval tasks of 'game24' were asked for, it has 1; set evaluation.num_tasks=1 or add rows" in refusal(
+        config(*settings)
+    )
+
+
+@pytest.mark.parametrize("mix", ["{own_text=1}", "{own_text=0.3,lookup=0.7}"])
+def test_too_few_held_out_rows_say_which_setting_fits_and_it_does(config, tmp_path, mix):
+    file = tmp_path / "mine.jsonl"
+    rows = [{"question": f"q{n}", "answer": "a", "split": "train" if n % 2 else "eval"} for n in range(14)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"envs.mix={mix}", f"envs.data_path={file}", "cold_start.num_demonstrations=0"]
+    said = refusal(config(*settings))
+    assert "eval tasks of 'own_text' were asked for, it has 7; set evaluation.num_tasks=" in said
+    assert said.endswith(" or add rows")
+    [advice] = re.findall(r"set (evaluation.num_tasks=\d+)", said)
+    check_before_start(config(*settings, advice))
+    more = f"evaluation.num_tasks={int(advice.partition('=')[2]) + 1}"
+    assert refusal(config(*settings, more)).endswith(f"set {advice} or add rows")
+
+
+def test_questions_of_both_halves_that_read_alike_are_told(config, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    texts = {
+        "train": ["A farmer has 31 hens and sells 12 of them at the market. How many hens are left?", "Who wrote it?"],
+        "eval": ["A farmer has 31 hens and sells 12 of them on the market. How many hens remain?", "Where is Oslo?"],
+    }
+    rows = [{"question": q, "answer": "19", "split": split} for split in texts for q in texts[split]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = config("envs.mix={own_text=1}", f"envs.data_path={file}")
+    [note] = notes_before_start(own)
+    assert "1 of 2 training questions of own_text read like a held-out one, first own_text-1" in note
+    assert notes_before_start(config("envs.mix={game24=1}")) == []
 
 
 def test_reference_that_its_own_scorer_would_not_accept_is_refused(config, tmp_path):
@@ -184,7 +249,9 @@ def test_run_is_never_overwritten_but_an_empty_folder_may_be_used(config, tmp_pa
     folder.mkdir(parents=True)
     check_before_start(config())
     (folder / "config.json").touch()
-    assert "holds a run already; choose another name=..." in refusal(config())
+    assert f"an unfinished run; choose another name=...; `agentflow resume {folder}` continues it" in refusal(config())
+    (folder / "summary.json").touch()
+    assert f"holds a finished run; choose another name=...; `agentflow view {folder}` shows it" in refusal(config())
     check_before_acting(config(), draws_tasks=True)
 
 

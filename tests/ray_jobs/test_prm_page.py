@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ray_jobs
-from ray_jobs.prm_page import PRM_STYLE, render_prm_section
+from ray_jobs.prm_page import PRM_STYLE, like_with_like, render_prm_section
 
 EVIL = "<script>alert(1)</script>"
 
@@ -34,6 +34,7 @@ def make_quality(**changes):
         "auroc_outcome_ci95": [0.7, 0.9],
         "auroc_outcome_baseline_constant": 0.5,
         "auroc_outcome_baseline_length": 0.55,
+        "auroc_by_action": {"code": {"num_right": 40, "num_wrong": 12, "auroc": 0.65, "auroc_ci95": [0.5, 0.8]}},
         "ece": 0.03,
         "ece_ci95": [0.02, 0.05],
         "bias": -0.01,
@@ -76,6 +77,15 @@ def test_section_shows_each_number_with_its_interval_and_its_baselines():
     assert "share of what there was to gain: 25% (95% interval not defined)" in words
 
 
+def test_right_against_wrong_steps_of_one_action_have_a_row_and_a_sentence():
+    words = words_of(render_prm_section(make_quality()))
+    assert "AUROC for a right code step (40 right, 12 wrong)" in words
+    assert "95% interval 0.500 to 0.800 0.650" in words
+    assert "steps of one action: code 0.650 (95% interval 0.500 to 0.800)" in words_of(like_with_like(make_quality()))
+    assert like_with_like({}) == ""
+    assert EVIL not in like_with_like({"auroc_by_action": {EVIL: {"auroc": EVIL}}})
+
+
 def test_diagram_has_a_dot_for_each_bin_and_the_diagonal():
     page = render_prm_section(make_quality())
     assert page.count("<circle") == 2
@@ -100,6 +110,7 @@ def test_marks_never_leave_their_track():
 def test_what_is_not_a_number_is_not_defined_and_never_0(nothing):
     values = make_quality()
     numbers = {key: nothing for key, value in values.items() if isinstance(value, int | float | list)}
+    numbers["auroc_by_action"] = {"code": dict.fromkeys(values["auroc_by_action"]["code"], nothing)}
     page = render_prm_section(values | numbers | {"reliability": None, "best_of_n": None})
     words = words_of(page)
     assert words.count("not defined") >= 20

@@ -7,7 +7,9 @@ import pytest
 
 from configs.loading import load_run_config
 from ray_jobs import run_folder
-from ray_jobs.run_folder import RunFolder, RunFolderError
+from ray_jobs.cli import main
+from ray_jobs.preflight import check_same_run
+from ray_jobs.run_folder import RunFolder, RunFolderError, run_path
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
@@ -31,6 +33,56 @@ def test_folder_says_what_the_run_is_before_it_does_anything(tmp_path):
     assert origin["cores"] >= 1
     assert origin["memory_gib"] > 0
     assert origin["started"]
+
+
+@pytest.fixture
+def resumed(monkeypatch):
+    """What `agentflow resume RUN` would go on with: its configuration, and the folder it works in."""
+    seen = []
+    monkeypatch.setattr(
+        "ray_jobs.train.run_training", lambda config, *, with_prm, resume: seen.append((config, Path.cwd()))
+    )
+
+    def resume(path):
+        assert main(["resume", str(path)]) == 0
+        return seen[-1]
+
+    return resume
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A run that was started in `home`, below its folder `runs`, as by default."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
+        assert folder.path == Path("runs/r")
+    return home / "runs" / "r"
+
+
+def test_run_is_resumed_from_anywhere_in_the_folder_it_was_started_in(begun, tmp_path, monkeypatch, resumed):
+    config, cwd = resumed("runs/r")
+    assert (config.output_dir, cwd) == ("runs", begun.parents[1])
+    monkeypatch.chdir(tmp_path)
+    config, cwd = resumed("home/runs/r")
+    assert (run_path(config), cwd) == (begun, begun.parents[1])
+    check_same_run(config, begun)
+
+
+def test_run_that_was_moved_is_resumed_where_it_is_now(begun, tmp_path, monkeypatch, resumed):
+    moved = begun.rename(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    config, cwd = resumed("other")
+    assert (run_path(config), cwd) == (moved, tmp_path)
+    check_same_run(config, moved)
+
+
+def test_run_whose_whole_home_was_moved_is_resumed_in_the_new_one(begun, tmp_path, monkeypatch, resumed):
+    monkeypatch.chdir(tmp_path)
+    begun.parents[1].rename(tmp_path / "new home")
+    config, cwd = resumed(tmp_path / "new home" / "runs" / "r")
+    assert (run_path(config), cwd) == (tmp_path / "new home" / "runs" / "r", tmp_path / "new home")
 
 
 def test_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):

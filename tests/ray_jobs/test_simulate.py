@@ -55,7 +55,7 @@ def make_run(folder, *, groups, steps=(), latencies=()):
     ledger = Ledger(folder / "ledger.sqlite")
     permits = ledger.lease(0, len(groups), num_new=len(groups), min_version=0)
     for permit, (ending, seconds) in zip(permits, groups, strict=True):
-        result = GroupResult(outcomes=(), payload=b"", versions={0: 5}, duration_s=seconds, facts={})
+        result = GroupResult(ending=None, payload=b"", versions={0: 5}, duration_s=seconds, facts={})
         if ending == "failed":
             ledger.fail(permit.lease, result, now=1.0)
         else:

@@ -68,8 +68,8 @@ def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
     )
 
 
-def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5):
-    result = StepResult(policy_version=4, metrics={}, learner_logprobs=logprobs or {})
+def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5, skipped=None):
+    result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
     return list(step_records(batch, result, credit=credit, prm_weight=weight))
 
 
@@ -88,17 +88,17 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
     assert (first["verdict"], first["trained_as"]) == ("trained", 4)
 
 
+def test_records_of_a_refused_batch_say_why_and_name_no_version():
+    first, _ = records(make_batch(make_scored(make_trajectory(0), make_trajectory(1))), skipped="step skipped: because")
+    assert (first["verdict"], first["reason"]) == ("refused", "step skipped: because")
+    assert "trained_as" not in first
+    assert first["advantages"] == pytest.approx([Z], abs=1e-5)
+
+
 def test_without_scores_all_of_it_is_the_outcome_whatever_the_recipe_says():
-    parts = credit_parts(make_scored(make_trajectory(0), make_trajectory(1)), credit="min_form", prm_weight=0.5)
+    parts = credit_parts(make_scored(make_trajectory(0), make_trajectory(1)), credit="outcome_gated", prm_weight=0.5)
     assert (parts.scheme, parts.weight, parts.processes) == ("outcome", 0.0, [[0.0], [0.0]])
     assert parts.advantages == parts.outcomes
-
-
-def test_another_scheme_is_all_process():
-    scored = make_scored(make_trajectory(0), make_trajectory(1), raw=((0.9,), (0.1,)))
-    parts = credit_parts(scored, credit="process_supervision", prm_weight=0.5)
-    assert parts.outcomes == [[0.0], [0.0]]
-    assert parts.processes == parts.advantages == [[pytest.approx(Z, abs=1e-5)], [pytest.approx(-Z, abs=1e-5)]]
 
 
 def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
@@ -136,3 +136,25 @@ def test_the_head_of_a_line_says_all_but_the_turns_even_of_a_hostile_question():
     assert head == {name: value for name, value in record.items() if name != "turns"}
     assert (head["num_turns"], head["num_tokens"], head["versions"]) == (1, 2, [1, 1])
     assert trajectory_of(record) == trajectory
+
+
+def test_siblings_that_made_the_very_step_are_told_with_their_advantages():
+    """The first steps are the same decision after the same prompt; the second one has another prompt."""
+    scored = make_scored(make_trajectory(0, 2), make_trajectory(1), raw=((0.9, 0.5), (0.1,)))
+    first, second = records(make_batch(scored))
+    shared = [first["advantages"][0], second["advantages"][0]]
+    assert first["same_steps"] == [shared, [first["advantages"][1]]]
+    assert second["same_steps"] == [shared]
+
+
+def test_attempt_that_could_not_be_scored_made_no_step_that_is_trained():
+    trajectories = [make_trajectory(number) for number in range(3)]
+    scored = make_scored(*trajectories, totals=(1.0, 0.0, None), raw=((0.9,), (0.1,), (0.5,)))
+    assert [len(one["same_steps"][0]) for one in records(make_batch(scored))] == [2, 2, 2]
+
+
+def test_mean_score_of_each_action_is_beside_the_mean_of_all():
+    """Mapped scores 0.905, 0.525 and 0.145, all of `think`."""
+    scored = make_scored(make_trajectory(0, 2), make_trajectory(1), raw=((0.9, 0.5), (0.1,)))
+    by_action = records(make_batch(scored))[0]["credit"]["by_action"]
+    assert by_action == {"think": {"num": 3, "mean": pytest.approx(0.525), "std": pytest.approx(0.38)}}

@@ -7,6 +7,7 @@ from learner.types import Adapter
 from ray_jobs import cli, doctor, sync_doctor
 from ray_jobs.sync_doctor import prove_sync
 from rollout.canary import Canary
+from rollout.read_back import ReadBack
 from rollout.types import Completion
 
 TOKENS = tuple(range(11))
@@ -18,7 +19,7 @@ def make_adapters():
     adapters = []
     for version in range(3):
         data = f"the weights of version {version}".encode()
-        canary = Canary(token_ids=TOKENS, logprobs=(-1.0 - version,) * 10)
+        canary = Canary(token_ids=TOKENS, logprobs=(-1.0 - version,) * 10, base_logprobs=BASE)
         digest = hashlib.sha256(data).hexdigest()
         adapters.append(Adapter(policy_version=version, data=data, digest=digest, canary=canary))
     return adapters
@@ -31,15 +32,23 @@ class ScriptedEngine:
 
     def __init__(self):
         self.policy_version = -1
-        self.loaded = None
+        self.given = self.loaded = None
         self.said = {adapter.data: adapter.canary.logprobs for adapter in make_adapters()}
         self.released = []
 
     async def load_adapter(self, version, adapter):
         self.check(version)
         self.policy_version = version
+        self.given = adapter
         self.take_up(adapter)
         return self.digest(adapter)
+
+    async def read_back(self):
+        given, held = (hashlib.sha256(one or b"").hexdigest() for one in (self.given, self.held()))
+        return ReadBack(given=given, held=held)
+
+    def held(self):
+        return self.loaded
 
     def check(self, version):
         if version <= self.policy_version:
@@ -69,6 +78,13 @@ class UnmovedEngine(ScriptedEngine):
 
     def take_up(self, adapter):
         pass
+
+
+class DeafEngine(UnmovedEngine):
+    """Its memory has the new weights, and is not what it computes with."""
+
+    def held(self):
+        return self.given
 
 
 class LateEngine(ScriptedEngine):
@@ -114,6 +130,7 @@ async def test_sound_sync_passes_and_every_line_says_what_was_planted(tmp_path):
     assert failed(findings) == []
     planted = [finding.what.removeprefix("planted: ") for finding in findings if finding.what.startswith("planted: ")]
     assert planted == [
+        "the memory of version 0 in place of version 1",
         "the engine left on version 0",
         "the base model in place of version 1",
         "other weights under number 1, which is in use: engine",
@@ -125,7 +142,8 @@ async def test_sound_sync_passes_and_every_line_says_what_was_planted(tmp_path):
         "one bit of version 2 flipped on its way to the engine",
     ]
     assert all(finding.found.startswith("caught: ") for finding in findings if finding.what.startswith("planted"))
-    assert findings[1].found == "0.050 nats apart on average (bound 0.25)"
+    assert findings[1].found.startswith("weights read back: sha256 ")
+    assert findings[2].found == "0.050 nats apart on average (bound 0.25)"
     assert [finding.what for finding in findings[-3:]] == [
         "from publishing version 1 to loaded",
         "from publishing version 1 to proven by the canary",
@@ -141,11 +159,26 @@ async def test_sound_sync_passes_and_every_line_says_what_was_planted(tmp_path):
         (
             UnmovedEngine,
             [
+                "version 0: the engine's memory holds what it was given",
+                "version 0: engine and learner agree on the canary text",
+                "version 1: the engine's memory holds what it was given",
+                "version 1: engine and learner agree on the canary text",
+            ],
+        ),
+        (
+            DeafEngine,
+            [
                 "version 0: engine and learner agree on the canary text",
                 "version 1: engine and learner agree on the canary text",
             ],
         ),
-        (LateEngine, ["version 1: engine and learner agree on the canary text"]),
+        (
+            LateEngine,
+            [
+                "version 1: the engine's memory holds what it was given",
+                "version 1: engine and learner agree on the canary text",
+            ],
+        ),
         (
             WrongEngine,
             [
@@ -169,7 +202,7 @@ async def test_engine_that_cannot_be_trusted_fails_the_line_that_names_why(engin
 
 
 async def test_canary_that_sees_nothing_fails_what_was_planted_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sync_doctor, "canary_fault", lambda now, before=None: None)
+    monkeypatch.setattr(sync_doctor, "canary_fault", lambda now, before, published: None)
     findings = await findings_of(ScriptedEngine(), tmp_path)
     assert failed(findings) == [
         "planted: the engine left on version 0",
@@ -199,7 +232,7 @@ def test_exit_code_is_that_of_the_worst_line(capsys, monkeypatch, tmp_path):
     assert "fail" not in table
     code, table = printed(asyncio.run(findings_of(LateEngine(), tmp_path / "late")), capsys, monkeypatch)
     assert code == 1
-    assert table.count("fail") == 1
+    assert table.count("fail") == 2
 
 
 def test_doctor_takes_a_recipe_and_overrides_with_sync_and_neither_without(monkeypatch, capsys):
@@ -223,5 +256,5 @@ def test_sync_of_the_demo_recipe_is_proven_for_real(capsys, monkeypatch):
     assert cli.main(["doctor", "--sync"]) == 0
     table = capsys.readouterr().out
     assert "weight sync of 'demo', merged adapters" in table
-    assert table.count("caught: ") == 9
-    assert "the engine still samples with the version before: it moved by 0.000" in table
+    assert table.count("caught: ") == 10
+    assert table.count("weights read back: sha256") == 2

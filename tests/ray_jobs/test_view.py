@@ -333,7 +333,7 @@ def test_colours_are_defined_once_for_viewer_and_report():
 
 def test_what_became_of_a_group_has_one_colour_wherever_it_is_shown():
     style = (STATIC / "style.css").read_text(encoding="utf-8")
-    for state in ("trained", "all_right", "all_wrong", "expired", "failed"):
+    for state in ("trained", "all_right", "all_wrong", "overlong", "expired", "failed", "refused"):
         assert re.findall(rf"\.v-{state} {{ --hue: var\((--[\w-]+)\)", style) == [f"--{state.replace('_', '-')}"]
     curves = (STATIC / "curves.js").read_text(encoding="utf-8")
     assert "`v-${metric.slice(7)}`" in curves

@@ -136,8 +136,13 @@ def test_a_step_says_where_its_advantage_came_from(browser, folder):
         assert "(1 \u2212 0.333) / 0.577 = +1.155" in panel
         assert "0.05 + 0.95 \u00d7 0.900 = 0.905" in panel
         assert "0.500 \u00d7 (0.905 \u2212 0.501) / 0.413 = +0.489" in panel
+        assert "above the mean 0.501 of all 4 scored steps of the group, whatever their action" in panel
         steps = page.locator(".step")
         assert steps.count() == 2
+        second = page.locator(".credit").nth(1).inner_text()
+        assert "Outcome: +1.155, as at every step of this attempt; step 1 has the formula." in second
+        assert "Among the group's 3 answer steps, whose mean is 0.367, it is above." in second
+        assert "made this very step" not in second
         assert "Executor: search" in steps.first.inner_text()
         page.locator(".tokens .tok").nth(1).click()
         assert "drift \u22120.3000" in page.locator(".token-detail").first.inner_text()
@@ -145,6 +150,13 @@ def test_a_step_says_where_its_advantage_came_from(browser, folder):
         page.get_by_label("Tokens by").select_option("version")
         assert [page.locator(".tokens .tok").nth(at).get_attribute("class") for at in (0, 3)] == ["tok v1", "tok v2"]
         assert "colour=version" in page.url
+
+
+def test_a_step_that_siblings_made_too_says_so(browser, folder):
+    """Two attempts guess 99 at once, both wrong."""
+    with served(folder) as address, page_of(browser, f"{address}#/t/g000000%2F1") as page:
+        panel = page.locator(".credit").first.inner_text()
+        assert re.search(r"2 attempts made this very step in the same state: \S+ \u00d72", panel)
 
 
 def test_filtered_expired_and_failed_groups_say_why(browser, folder):

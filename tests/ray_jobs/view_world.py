@@ -146,7 +146,7 @@ def _write_ledger(folder: Path, num_steps: int) -> None:
     permits = ledger.lease(0, num_steps + 3, num_new=num_steps + 3, min_version=0)
     facts = {"groups": 1.0, "right": 1.0, "scored": 3.0, "trajectories": 3.0}
     result = GroupResult(
-        outcomes=(1, 0), payload=b"", versions={1: 4, 2: 4}, facts=facts, reason="2 of 2 infrastructure"
+        ending="ready", payload=b"", versions={1: 4, 2: 4}, facts=facts, reason="2 of 2 infrastructure"
     )
     for permit in permits[:num_steps]:
         ledger.settle(permit.lease, "ready", result, now=1.0)

@@ -1,27 +1,22 @@
+import numpy as np
 import pytest
 
 from configs.reward import AlarmConfig
 from reward.alarms import HackingMonitor
-from reward.statistics import RolloutStatistics
+from reward.statistics import RolloutStatistics, ranking_statistics
 
 LEVELS = {
-    "repeats": ("rollout/repeat_share", "repeat_share", 0.3),
-    "saturation": ("prm/saturated_share", "saturated_share", 0.95),
     "canary": ("prm/canary_max", "canary", 0.3),
-    "fresh error": ("prm/rejudge_mse", "rejudge_mse", 0.15),
+    "fresh error": ("prm/rejudge_mse", "rejudge_mse", 0.2),
 }
 """Alarm -> the metric it watches, its setting and that setting's default."""
 
 
-def make_metrics(*, solved=0.5, score=0.5, turns=2.0, length=0.125, **others):
-    """A healthy step; `others` are named by their alarm's metric with `/` written as `__`."""
+def make_metrics(*, solved=0.5, **others):
+    """A healthy step; `others` are metrics with `/` written as `__`."""
     return {
         "rollout/solve_rate": solved,
-        "rollout/turns": turns,
-        "rollout/repeat_share": 0.1,
-        "prm/score": score,
-        "prm/length_correlation": length,
-        "prm/saturated_share": 0.3,
+        "prm/sibling_z": 3.0,
         "prm/canary_max": 0.1,
         "prm/rejudge_mse": 0.05,
         **{name.replace("__", "/"): value for name, value in others.items()},
@@ -37,168 +32,159 @@ def observe(monitor, rows, *, first_step=1):
     return [[alarm.name for alarm in monitor.observe(step, row)] for step, row in enumerate(rows, start=first_step)]
 
 
-def two_windows(old, new, *, window=2):
-    return [make_metrics(**old)] * window + [make_metrics(**new)] * window
-
-
-def alarms_of(old, new, **config):
-    """The alarms of the first step at which two windows can be compared; steps before it raise none."""
-    monitor = make_monitor(window=2, **config)
-    *before, last = observe(monitor, two_windows(old, new))
-    assert before == [[], [], []]
-    return last
+def steps_of(rates):
+    return [make_metrics(solved=rate) for rate in rates]
 
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_level_alarm_fires_above_its_bound_and_not_at_it(name):
     metric, setting, bound = LEVELS[name]
     assert getattr(AlarmConfig(), setting) == bound
-    assert observe(make_monitor(), [make_metrics() | {metric: bound}]) == [[]]
-    assert observe(make_monitor(), [make_metrics() | {metric: bound + 0.001}]) == [[name]]
-    assert observe(make_monitor(**{setting: bound / 2}), [make_metrics() | {metric: bound}]) == [[name]]
+    assert observe(make_monitor(window=2), [make_metrics() | {metric: bound}] * 2) == [[], []]
+    assert observe(make_monitor(window=2), [make_metrics() | {metric: bound + 0.001}] * 2) == [[], [name]]
+    config = {setting: bound / 2, "window": 2}
+    assert observe(make_monitor(**config), [make_metrics() | {metric: bound}] * 2) == [[], [name]]
 
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_level_alarm_says_its_value_and_its_bound(name):
     metric, _, bound = LEVELS[name]
-    (alarm,) = make_monitor().observe(7, make_metrics() | {metric: 0.987})
-    assert (alarm.step, alarm.name) == (7, name)
-    assert alarm.message == f"{metric} is 0.987, above its bound {bound:g}"
-
-
-def test_divergence_fires_where_the_score_rises_and_the_solve_rate_does_not_follow():
-    assert alarms_of({"score": 0.25}, {"score": 0.5}) == ["divergence"]
-    assert alarms_of({"score": 0.25}, {"score": 0.5, "solved": 0.53}) == ["divergence"]
-    assert alarms_of({"score": 0.25}, {"score": 0.5, "solved": 0.2}) == ["divergence"]
-
-
-def test_divergence_rests_where_the_solve_rate_follows_by_a_fifth():
-    assert alarms_of({"score": 0.25}, {"score": 0.5, "solved": 0.56}) == []
-
-
-def test_divergence_fires_above_its_bound_and_not_at_it():
-    assert alarms_of({"score": 0.25}, {"score": 0.375}, score_rise=0.125) == []
-    assert alarms_of({"score": 0.25}, {"score": 0.376}, score_rise=0.125) == ["divergence"]
-
-
-def test_falling_score_is_no_divergence():
-    assert alarms_of({"score": 0.9}, {"score": 0.1, "solved": 0.1}) == []
-
-
-def test_steps_alarm_fires_where_trajectories_grow_and_solve_no_more():
-    assert alarms_of({"turns": 2.0}, {"turns": 3.25}) == ["steps"]
-    assert alarms_of({"turns": 2.0}, {"turns": 3.25, "solved": 0.4}) == ["steps"]
-
-
-def test_steps_alarm_rests_at_its_bound_and_where_the_solve_rate_rises():
-    assert alarms_of({"turns": 2.0}, {"turns": 3.0}) == []
-    assert alarms_of({"turns": 2.0}, {"turns": 3.25, "solved": 0.51}) == []
-
-
-def test_length_alarm_fires_where_score_and_length_correlate_more_and_solve_no_more():
-    assert alarms_of({"length": -0.125}, {"length": 0.25}) == ["length"]
-    assert alarms_of({"length": -0.125}, {"length": 0.25, "solved": 0.4}) == ["length"]
-
-
-def test_length_alarm_rests_at_its_bound_and_where_the_solve_rate_rises():
-    assert alarms_of({"length": -0.125}, {"length": 0.25}, length_correlation_rise=0.375) == []
-    assert alarms_of({"length": -0.125}, {"length": 0.25, "solved": 0.51}) == []
-
-
-def test_correlation_of_score_and_length_that_does_not_rise_is_no_alarm_however_high():
-    assert alarms_of({"length": 0.95}, {"length": 0.95}) == []
-    assert alarms_of({"length": 0.95}, {"length": -0.5}) == []
-
-
-def test_trends_compare_one_window_with_the_one_before_it():
-    """A slow rise of 0.02 a step is 0.08 over windows of 4 and 0.16 over windows of 8."""
-    rows = [make_metrics(score=0.1 + 0.02 * step) for step in range(16)]
-    assert observe(make_monitor(window=4), rows) == [[]] * 16
-    assert observe(make_monitor(window=8), rows) == [[]] * 15 + [["divergence"]]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "values"),
-    [
-        ({"score": 0.25}, {"score": 0.5}, ("by 0.25", "by 0")),
-        ({"turns": 2.0}, {"turns": 3.5}, ("by 75%", "by 0")),
-        ({"length": 0.0}, {"length": 0.5}, ("by 0.5", "by 0")),
-    ],
-    ids=["divergence", "steps", "length"],
-)
-def test_trend_alarm_says_its_values(old, new, values):
     monitor = make_monitor(window=2)
-    observe(monitor, two_windows(old, new))
-    assert all(value in monitor.alarms[0].message for value in values)
+    observe(monitor, [make_metrics() | {metric: 0.987}] * 2, first_step=6)
+    (alarm,) = monitor.alarms
+    assert (alarm.step, alarm.name) == (7, name)
+    assert alarm.message == f"{metric} over the last 2 steps is 0.987, above its bound {bound:g}"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "bound"),
-    [
-        ({"score": 0.25}, {"score": 0.5}, {"score_rise": 0.137}),
-        ({"turns": 2.0}, {"turns": 3.5}, {"turns_rise": 0.137}),
-        ({"length": 0.0}, {"length": 0.5}, {"length_correlation_rise": 0.137}),
-    ],
-    ids=["divergence", "steps", "length"],
-)
-def test_trend_alarm_says_its_bound(old, new, bound):
-    monitor = make_monitor(window=2, **bound)
-    observe(monitor, two_windows(old, new))
-    assert "0.137" in monitor.alarms[0].message or "14%" in monitor.alarms[0].message
+@pytest.mark.parametrize("name", LEVELS)
+def test_one_step_above_the_bound_among_quiet_ones_raises_nothing(name):
+    metric, _, bound = LEVELS[name]
+    rows = [make_metrics()] * 3 + [make_metrics() | {metric: 1.5 * bound}] + [make_metrics()] * 3
+    assert observe(make_monitor(), rows) == [[]] * 7
+
+
+def test_metric_that_is_taken_once_a_window_is_judged_where_it_is_there():
+    rows = [{"rollout/solve_rate": 0.5} for _ in range(12)]
+    rows[3]["prm/canary_max"] = rows[7]["prm/canary_max"] = 0.9
+    raised = observe(make_monitor(), rows)
+    assert raised == [[], [], [], ["canary"], [], [], [], ["canary"], [], [], [], []]
+
+
+@pytest.mark.parametrize("slope", [0.3, 0.1, 0.03, 0.01, 0.003])
+def test_fall_of_the_solve_rate_is_seen_however_slow_it_is(slope):
+    rates = [0.8] * 8 + [max(0.0, 0.8 - slope * step) for step in range(1, 1 + round(0.8 / slope))] + [0.0] * 8
+    monitor = make_monitor()
+    observe(monitor, steps_of(rates))
+    assert {alarm.name for alarm in monitor.alarms} == {"solve rate"}
+    first = monitor.alarms[0].step
+    assert 0.15 < 0.8 - sum(rates[first - 4 : first]) / 4 < 0.15 + 3 * slope + 1e-9 or slope > 0.1
+
+
+def test_fall_is_measured_from_the_best_window_of_the_whole_run():
+    rates = [0.1, 0.1, 0.9, 0.9, 0.9, 0.9, *[0.85] * 40, *[0.72] * 8]
+    monitor = make_monitor()
+    observe(monitor, steps_of(rates))
+    assert [alarm.name for alarm in monitor.alarms] == ["solve rate"] * len(monitor.alarms) != []
+    assert monitor.alarms[0].step > 46
+    assert "0.9, and its bound is 0.15" in monitor.alarms[0].message
+
+
+def test_fall_above_its_bound_and_not_at_it():
+    assert observe(make_monitor(), steps_of([0.75] * 8 + [0.5] * 8), first_step=1).count(["solve rate"]) == 2
+    assert observe(make_monitor(solve_rate_fall=0.25), steps_of([0.75] * 8 + [0.5] * 8)) == [[]] * 16
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_of_a_solve_rate_that_stays_is_no_fall(seed):
+    """Four groups a step, each all right or all wrong as a coin says: windows that differ by 0.25 are common."""
+    rng = np.random.default_rng(seed)
+    monitor = make_monitor()
+    observe(monitor, steps_of(rng.binomial(4, 0.5, size=400) / 4))
+    assert len(monitor.alarms) <= 4
+    assert monitor.prm_weight >= 0.125
+
+
+def test_solve_rate_that_rises_or_stays_raises_nothing():
+    rows = steps_of([0.1 + 0.04 * step for step in range(20)] + [0.9] * 20)
+    monitor = make_monitor()
+    assert observe(monitor, rows) == [[]] * 40
+    assert (monitor.prm_weight, monitor.alarms) == (0.5, [])
+
+
+def test_ranking_fires_where_right_attempts_score_below_wrong_siblings():
+    low = make_metrics(prm__sibling_z=-1.6)
+    assert observe(make_monitor(), [low] * 4) == [[], [], [], ["ranking"]]
+    assert observe(make_monitor(), [make_metrics(prm__sibling_z=-1.4)] * 8) == [[]] * 8
+    assert observe(make_monitor(ranking_deviations=4.0), [low] * 8) == [[]] * 8
+
+
+def test_ranking_alarm_says_its_value_and_its_bound():
+    monitor = make_monitor()
+    observe(monitor, [make_metrics(prm__sibling_z=-2.0)] * 4)
+    assert "4.0 standard deviations below chance, and its bound is 3" in monitor.alarms[0].message
+
+
+def test_ranking_is_taken_over_pairs_of_a_group_and_added_up_over_groups():
+    upside_down = ranking_statistics([1.0, 0.0, 0.0], [[0.1], [0.5, 0.7], [0.1]])
+    assert (upside_down.prm_pairs, upside_down.prm_wins) == (2, 0.5)
+    assert upside_down.prm_wins_variance == pytest.approx(2 * 1 * 4 / 12)
+    right = ranking_statistics([1.0, 0.0], [[0.9, 0.8], [0.1]])
+    metrics = (RolloutStatistics(trajectories=5, prm_steps=7) + upside_down + right).metrics()
+    assert metrics["prm/sibling_auroc"] == pytest.approx(1.5 / 3)
+    assert metrics["prm/sibling_z"] == pytest.approx(0.0)
+
+
+def test_ranking_leaves_out_attempts_without_outcome_or_score_and_groups_without_a_pair():
+    assert ranking_statistics([1.0, None, 0.0], [[0.5], [0.1], [None, 0.2]]).prm_pairs == 0
+    assert ranking_statistics([1.0, 1.0], [[0.5], [0.1]]).prm_pairs == 0
+    assert "prm/sibling_auroc" not in RolloutStatistics(trajectories=2).metrics()
 
 
 def test_alarm_rests_for_a_window_of_steps():
     rows = [make_metrics(prm__canary_max=0.9)] * 9
-    assert observe(make_monitor(window=4), rows) == [["canary"], [], [], [], ["canary"], [], [], [], ["canary"]]
+    assert observe(make_monitor(window=4), rows) == [[], [], [], ["canary"], [], [], [], ["canary"], []]
 
 
 def test_alarm_that_rests_does_not_silence_another():
     monitor = make_monitor(window=4)
-    assert observe(monitor, [make_metrics(prm__canary_max=0.9)]) == [["canary"]]
-    both = make_metrics(prm__canary_max=0.9, rollout__repeat_share=0.9)
-    assert observe(monitor, [both], first_step=2) == [["repeats"]]
+    assert observe(monitor, [make_metrics(prm__canary_max=0.9)] * 4)[3] == ["canary"]
+    both = make_metrics(prm__canary_max=0.9, prm__rejudge_mse=0.9)
+    assert observe(monitor, [both], first_step=5) == [["fresh error"]]
 
 
 def test_every_alarm_lowers_the_weight_by_the_factor():
     monitor = make_monitor(prm_weight=0.8, factor=0.25, window=2)
-    (first,) = monitor.observe(1, make_metrics(prm__canary_max=0.9))
-    assert first.prm_weight == monitor.prm_weight == pytest.approx(0.2)
-    assert monitor.observe(2, make_metrics(prm__canary_max=0.9)) == []
-    assert monitor.prm_weight == pytest.approx(0.2)
-    second, third = monitor.observe(3, make_metrics(prm__canary_max=0.9, rollout__repeat_share=0.9))
-    assert (second.prm_weight, third.prm_weight) == pytest.approx((0.05, 0.0125))
-    assert monitor.prm_weight == third.prm_weight
-    assert monitor.alarms == [first, second, third]
+    noisy = make_metrics(prm__canary_max=0.9, prm__rejudge_mse=0.9)
+    assert observe(monitor, [noisy] * 3) == [[], ["canary", "fresh error"], []]
+    assert [alarm.prm_weight for alarm in monitor.alarms] == pytest.approx([0.2, 0.05])
+    assert monitor.prm_weight == pytest.approx(0.05)
+
+
+def test_weight_returns_after_quiet_steps_twice_as_slowly_with_every_alarm():
+    monitor = make_monitor(window=2)
+    bad, good = make_metrics(prm__canary_max=0.45), make_metrics()
+    rows = [bad] * 2 + [good] * 4 + [bad] * 2 + [good] * 8
+    weights = []
+    for step, row in enumerate(rows):
+        monitor.observe(step, row)
+        weights.append(monitor.prm_weight)
+    assert weights == [0.5] + [0.25] * 4 + [0.5] * 2 + [0.25] * 8 + [0.5]
+
+
+def test_weight_never_rises_above_where_it_began():
+    monitor = make_monitor(window=2)
+    observe(monitor, [make_metrics(prm__canary_max=0.9)] * 2 + [make_metrics()] * 40)
+    assert monitor.prm_weight == 0.5
 
 
 def test_factor_zero_switches_the_prm_off_for_good():
     monitor = make_monitor(factor=0, window=2)
-    observe(monitor, [make_metrics(prm__canary_max=0.9)] * 3 + [make_metrics()] * 9)
+    observe(monitor, [make_metrics(prm__canary_max=0.9)] * 3 + [make_metrics()] * 99)
     assert monitor.prm_weight == 0
 
 
-def test_healthy_learning_raises_none():
-    """Score and solve rate rise together, and solving takes more steps than giving up."""
-    rows = [
-        make_metrics(solved=0.1 + 0.04 * step, score=0.3 + 0.03 * step, turns=1.5 + 0.2 * step) for step in range(20)
-    ]
-    monitor = make_monitor()
-    assert observe(monitor, rows) == [[]] * 20
-    assert (monitor.prm_weight, monitor.alarms) == (0.5, [])
-
-
-def test_steady_state_and_metrics_that_were_not_taken_raise_none():
-    monitor = make_monitor(window=2)
-    unwatched = {"rollout/solve_rate": 0.5, "rollout/turns": 0.0}
-    assert observe(monitor, [make_metrics()] * 6 + [unwatched] * 8) == [[]] * 14
-
-
-def test_silence_of_the_prm_is_no_score_of_zero_that_later_rises():
-    """Groups whose scoring failed for a while, then a PRM that says what it said before."""
-    silent = dict(make_metrics())
-    del silent["prm/score"]
-    rows = [make_metrics(score=0.6)] * 2 + [silent] * 2 + [make_metrics(score=0.6)] * 4
-    assert observe(make_monitor(window=2), rows) == [[]] * 8
+def test_metrics_that_were_not_taken_raise_none():
+    assert observe(make_monitor(window=2), [{"rollout/turns": 0.0}] * 9) == [[]] * 9
 
 
 def test_step_without_any_score_reports_no_mean_score():

@@ -8,6 +8,7 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
+from learner.batching import build_batch
 from reward.compose import group_samples, turn_advantages
 from reward.prm import VALID_FLOOR, PrmError, map_score
 from reward.prm_scores import step_rewards
@@ -105,50 +106,7 @@ def test_gated_adds_the_weighted_score_against_the_groups_steps():
     assert credited(scored, "outcome_gated", prm_weight=0.1)[0][1] == pytest.approx(Z + 0.1, abs=1e-5)
 
 
-def test_process_supervision_adds_up_the_steps_to_come():
-    # -1 +1 / 0, so to come 0 1 / 0; the outcome has no say.
-    found = credited(make_pair(raw=(raw_for(0.2, 0.8), raw_for(0.5)), totals=(0.0, 1.0)), "process_supervision")
-    assert found[0] == pytest.approx([0, 1], abs=1e-5)
-    assert found[1] == pytest.approx([0], abs=1e-5)
-
-
-def test_min_form_compares_the_lowest_reward_still_to_come():
-    # About 0.2 0.2 / 0.5: mean 0.3, sample std 0.173.
-    found = credited(make_pair(raw=(raw_for(0.8, 0.2), raw_for(0.5))), "min_form")
-    assert [*found[0], *found[1]] == pytest.approx([-0.577, -0.577, 1.155], abs=0.02)
-
-
-def test_min_form_does_not_blame_a_good_step_for_the_bad_one_before_it():
-    found = credited(make_pair(raw=(raw_for(0.2, 0.8), raw_for(0.5))), "min_form")
-    assert found[0][1] > found[0][0]
-
-
-def test_step_bandit_groups_by_the_token_identical_prompt():
-    # The first turns share the prompt 1 2. The second turns of 0 and 1 share one too, as the first turns are equal;
-    # 2 said something else first.
-    scored = make_scored(
-        make_trajectory(0, (10,), (12,)),
-        make_trajectory(1, (10,), (13,)),
-        make_trajectory(2, (11,), (12,)),
-        totals=(1.0, 0.0, 0.0),
-        raw=(raw_for(0.2, 0.6), raw_for(0.8, 0.3), raw_for(0.5, 0.9)),
-    )
-    found = credited(scored, "step_bandit")
-    assert found[0] == pytest.approx([-1, Z], abs=1e-4)
-    assert found[1] == pytest.approx([1, -Z], abs=1e-4)
-    assert found[2] == pytest.approx([0, 0], abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    "credit",
-    [
-        "outcome",
-        "outcome_gated",
-        "process_supervision",
-        "min_form",
-        "step_bandit",
-    ],
-)
+@pytest.mark.parametrize("credit", CREDITS)
 def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling(credit):
     pair = make_trajectory(0, (10, 11), (12,)), make_trajectory(1, (13,))
     raw = (raw_for(0.2, 0.8), raw_for(0.5))
@@ -156,11 +114,6 @@ def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling(credit):
     found = credited(broken, credit)
     assert found[2] == [0.0, 0.0]
     assert found[:2] == credited(make_scored(*pair, raw=raw), credit)
-
-
-def test_min_form_gives_an_unscored_step_no_blame_of_its_own():
-    scored = make_pair(raw=((0.9, None), (0.1,)))
-    assert credited(scored, "min_form")[0][1] >= 0.0
 
 
 @pytest.mark.parametrize("credit", CREDITS)
@@ -180,6 +133,26 @@ def test_each_token_of_a_turn_carries_its_own_turns_advantage(credit):
             trained[start:end] = [True] * (end - start)
         assert sample.advantages.tolist() == pytest.approx(expected)
         assert sample.loss_mask.tolist() == trained
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(credit):
+    """Its tokens are in the denominators and in the KL term: what is average is not what was not sampled."""
+    trajectories = [make_trajectory(index, (10 + index, 20)) for index in range(4)]
+    scored = make_scored(*trajectories, totals=(1.0, 0.5, 0.0, None))
+    batch = build_batch(group_samples(scored, temperature=1.0, credit=credit), microbatch_tokens=100)
+    (rows,) = batch.microbatches
+    assert [(row.trajectory_id, bool(row.advantages.any())) for row in rows] == [
+        ("g/0", True),
+        ("g/1", False),
+        ("g/2", True),
+    ]
+    assert (batch.num_trajectories, batch.num_loss_tokens) == (3, 6)
+
+
+def test_trajectory_that_found_no_room_for_a_first_turn_has_no_sample():
+    scored = make_scored(make_trajectory(0, (10,)), make_trajectory(1), totals=(1.0, 0.0))
+    assert [sample.trajectory_id for sample in group_samples(scored, temperature=1.0)] == ["g/0"]
 
 
 def test_turn_count_and_score_count_must_agree():

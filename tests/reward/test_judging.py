@@ -1,3 +1,6 @@
+import asyncio
+import threading
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -73,6 +76,22 @@ async def test_group_with_signal_gets_outcomes_and_step_scores():
     assert scored.step_scores.raw == ((0.7, 0.7), (0.7, 0.7))
 
 
+async def test_scoring_does_not_hold_up_the_event_loop():
+    """The scorer waits for another task of the same loop, as long as it must."""
+    ticked = threading.Event()
+
+    class Slow:
+        def score_group(self, group):
+            assert ticked.wait(timeout=60)
+            return OutcomeReward(LearnerConfig(), max_turn_tokens=100).score_group(group)
+
+    async def tick():
+        ticked.set()
+
+    scored, _ = await asyncio.gather(GroupJudge(Slow()).judge(make_group("42", "1")), tick())
+    assert scored.outcomes == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     "answers", [("42", "42"), ("1", None), ("42",), ("42", "broken"), ("broken", "broken")], ids=str
 )
@@ -80,6 +99,18 @@ async def test_group_without_signal_is_never_sent_to_the_prm(answers):
     prm = ScriptedPrm()
     scored = await make_judge(prm).judge(make_group(*answers))
     assert (prm.num_calls, scored.step_scores) == (0, None)
+
+
+async def test_group_whose_cut_attempts_are_filtered_is_never_sent_to_the_prm():
+    prm = ScriptedPrm()
+    outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100)
+    group = make_group("42", "1")
+    right, wrong = group.trajectories
+    cut = replace(
+        wrong, turns=(replace(make_turn(), completion=replace(make_turn().completion, finish_reason="length")),)
+    )
+    scored = await GroupJudge(outcome, prm.score_group).judge(replace(group, trajectories=(right, right, cut)))
+    assert (prm.num_calls, scored.ending, scored.step_scores) == (0, "overlong", None)
 
 
 async def test_without_a_prm_only_the_outcome_is_judged():

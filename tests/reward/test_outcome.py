@@ -1,15 +1,21 @@
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.learner import LearnerConfig
+from configs.reward import Credit
 from envs.types import Task
 from reward.compose import group_samples
 from reward.outcome import OutcomeReward
 from reward.shaping import soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
-from rollout.filters import has_signal
+from reward.types import StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
@@ -74,12 +80,53 @@ def test_all_wrong_group_with_different_length_penalties_has_no_signal():
         overlong_cache_tokens=20,
     )
     assert len({reward.total for reward in scored.rewards}) == 2
-    assert not has_signal(scored.outcomes)
+    assert scored.ending == "all_wrong"
 
 
 def test_overlong_filter_takes_a_cut_trajectory_out_of_loss_and_statistics():
     reward = make_reward(overlong="filter").score(make_trajectory("1", cut=True))
     assert (reward.outcome, reward.total) == (0.0, None)
+
+
+ATTEMPTS = st.tuples(
+    st.sampled_from(["42", "41", None]), st.sampled_from(["answered", "format", "infrastructure"]), st.booleans()
+)
+
+
+@pytest.mark.parametrize("credit", get_args(Credit))
+@pytest.mark.parametrize("overlong", get_args(LearnerConfig.model_fields["overlong"].annotation))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ATTEMPTS, max_size=8), st.integers(0, 2**32))
+def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, attempts, seed):
+    """A cut attempt is as long as a turn may be: its penalty takes a right answer down to a wrong one's reward."""
+    rng = random.Random(seed)
+    trajectories = [
+        make_trajectory(answer, stop_reason=stop, index=index, cut=cut, num_tokens=100 if cut else rng.randint(1, 99))
+        for index, (answer, stop, cut) in enumerate(attempts)
+    ]
+    scored = score_group(*trajectories, overlong=overlong, overlong_cache_tokens=50)
+    scores = StepScores(
+        raw=tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories), prm_digest="d"
+    )
+    samples = group_samples(replace(scored, step_scores=scores), temperature=1.0, credit=credit)
+    if scored.ending == "ready":
+        assert any(sample.advantages[sample.loss_mask].any() for sample in samples)
+    elif scored.ending == "overlong":
+        assert overlong != "none"
+
+
+def test_group_whose_cut_attempts_are_filtered_is_not_ready():
+    right = [make_trajectory(index=index) for index in range(6)]
+    cut = [make_trajectory("1", cut=True, index=index) for index in (6, 7)]
+    assert score_group(*right, *cut).ending == "ready"
+    assert score_group(*right, *cut, overlong="filter").ending == "overlong"
+    assert score_group(right[0], *cut, overlong="filter").ending == "overlong"
+
+
+def test_right_attempt_whose_penalty_evens_it_out_with_a_wrong_one_is_no_signal():
+    group = make_trajectory(num_tokens=100), make_trajectory("1", index=1)
+    assert score_group(*group).ending == "ready"
+    assert score_group(*group, overlong="soft", overlong_cache_tokens=20).ending == "overlong"
 
 
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")

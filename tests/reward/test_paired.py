@@ -7,7 +7,6 @@ from reward.paired import (
     compare_paired,
     items_needed,
     mcnemar_exact,
-    paired_bootstrap,
     paired_gain_interval,
     wilson_interval,
 )
@@ -94,33 +93,27 @@ def test_means_of_one_try_a_task_compare_as_right_and_wrong():
     before, after = [0, 0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 0, 1, 1]
     means, plain = compare_means(before, after), compare_paired(before, after)
     assert (means.only_before, means.only_after) == (plain.only_before, plain.only_after) == (1, 5)
-    assert means.p == plain.p == mcnemar_exact(1, 5)
+    assert means.p == pytest.approx(plain.p, rel=1e-12)
+    assert plain.p == mcnemar_exact(1, 5)
     assert means.gain == plain.gain == 0.5
 
 
-def test_means_over_tries_are_tested_by_their_signs():
-    comparison = compare_means([0.0, 1 / 3, 1.0, 0.5], [1 / 3, 2 / 3, 1.0, 1.0])
-    assert (comparison.only_before, comparison.only_after) == (0, 3)
-    # Three of three in one direction: 2 * (1/2)^3.
-    assert comparison.p == 0.25
+def test_two_losses_that_weigh_more_than_many_small_gains_are_no_gain():
+    """40 items a little better, 15 much worse: the mean falls, and no test may call that a significant gain."""
+    comparison = compare_means([0.25] * 40 + [1.0] * 15 + [0.5] * 45, [0.5] * 40 + [0.0] * 15 + [0.5] * 45)
+    assert (comparison.only_before, comparison.only_after) == (15, 40)
+    assert comparison.gain == pytest.approx(-0.05)
+    assert comparison.p > 0.05
+    assert comparison.ci95[0] < 0 < comparison.ci95[1]
+    assert "NOT significant: exact sign-flip permutation test p = " in comparison.verdict
 
 
-def test_bootstrap_interval_of_equal_results_is_a_point_and_repeats_itself():
-    assert paired_bootstrap([1, 0, 1], [1, 0, 1]) == (0.0, 0.0)
-    before, after = [0] * 60 + [1] * 40, [1] * 30 + [0] * 30 + [1] * 40
-    assert paired_bootstrap(before, after) == paired_bootstrap(before, after)
-    low, high = paired_bootstrap(before, after)
-    # The mean difference is 0.3 with the standard error sqrt(0.3 * 0.7 / 100) = 0.0458.
-    assert low == pytest.approx(0.3 - 1.96 * 0.0458, abs=0.015)
-    assert high == pytest.approx(0.3 + 1.96 * 0.0458, abs=0.015)
-
-
-def test_bootstrap_draws_within_strata():
-    # All of one stratum gains, none of the other: within the strata nothing varies.
-    strata = ["a"] * 5 + ["b"] * 5
-    assert paired_bootstrap([0] * 10, [1] * 5 + [0] * 5, strata) == (0.5, 0.5)
-    low, high = paired_bootstrap([0] * 10, [1] * 5 + [0] * 5)
-    assert low < 0.5 < high
+def test_twelve_large_gains_against_twelve_small_losses_are_a_gain():
+    comparison = compare_means([0.0] * 12 + [0.5] * 12 + [0.5] * 76, [1.0] * 12 + [0.25] * 12 + [0.5] * 76)
+    assert comparison.gain == pytest.approx(0.09)
+    assert comparison.p < 0.05
+    assert comparison.ci95[0] > 0
+    assert ", significant: exact sign-flip permutation test p = " in comparison.verdict
 
 
 def test_items_needed_follow_the_published_formula():

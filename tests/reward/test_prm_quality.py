@@ -77,6 +77,41 @@ def test_constant_prm_knows_nothing_and_is_not_said_to():
     assert report["share_min_on_last"] == pytest.approx(1 / 3)
 
 
+def test_prm_that_only_knows_actions_separates_outcomes_and_no_step_from_another_of_its_action():
+    """Guessing at once is wrong and short, so that its mean score tells the outcome; no two searches are told apart."""
+    steps = [
+        ScoredStep(
+            task_id=f"t{task}",
+            group_id="g",
+            trajectory_id=f"t{task}.{attempt}",
+            step=step,
+            label=label,
+            score={"search": 0.9, "answer": 0.3}[action],
+            num_chars=20,
+            action=action,
+            outcome=float(attempt == 0),
+            valid=True,
+        )
+        for task in range(8)
+        for attempt, turns in enumerate(
+            ([("search", 1.0), ("search", 0.0), ("answer", 1.0)], [("answer", 0.0)], [("answer", 0.0)])
+        )
+        for step, (action, label) in enumerate(turns)
+    ]
+    report = judge(steps)
+    assert report["auroc_outcome"] == 1.0
+    assert {action: row["auroc"] for action, row in report["auroc_by_action"].items()} == {"search": 0.5, "answer": 0.5}
+    assert (report["auroc_by_action"]["answer"]["num_right"], report["auroc_by_action"]["answer"]["num_wrong"]) == (
+        8,
+        16,
+    )
+
+
+def test_action_that_is_always_right_is_compared_with_nothing():
+    steps = [replace(step, label=1.0) if step.action == "search" else step for step in make_steps("held")]
+    assert set(judge(steps)["auroc_by_action"]) == {"answer", "calculator"}
+
+
 def test_reversed_prm_is_worse_than_knowing_nothing():
     report = judge(make_steps("held", score=lambda label, *_: 1 - label))
     assert report["spearman_overall"] == pytest.approx(-1.0)

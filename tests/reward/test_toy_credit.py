@@ -1,77 +1,18 @@
-"""A process reward model that likes padding, or knows nothing, must not destroy accuracy.
-
-A toy problem: three pieces of work, then an answer, in at most six steps. The model scores work 0.8, the answer when
-the work is done 0.9, an answer too early 0.1, and padding (work too many included) whatever the test says. A policy
-of one softmax per amount of work done is trained by policy gradient with our own advantages.
-"""
+"""A process reward model that likes padding, or knows nothing, must not destroy accuracy."""
 
 from functools import cache
+from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
 import pytest
 
-from learner.advantages import outcome_gated, process_supervised
+from benchmarks.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train
+from configs.reward import AlarmConfig
+from learner.advantages import outcome_gated, pooled
+from reward.alarms import HackingMonitor
 
-WORK, PAD, ANSWER = range(3)
-NEEDED, MAX_STEPS = 3, 6
-GROUPS, GROUP_SIZE, UPDATES, RATE = 4, 8, 120, 0.5
 SEEDS = range(3)
-
-
-def score(action, done, *, padding, rng):
-    """What the process reward model says; `padding` "random" is one that knows nothing."""
-    if padding == "random":
-        return rng.random()
-    if action == ANSWER:
-        return 0.9 if done == NEEDED else 0.1
-    return 0.8 if action == WORK and done < NEEDED else padding
-
-
-def roll_out(policy, *, padding, rng):
-    """The outcome, and each step as (work done before it, action, score)."""
-    steps, done = [], 0
-    for draw in rng.random(MAX_STEPS):
-        action = int((policy[done].cumsum() < draw).sum())
-        steps.append((done, action, score(action, done, padding=padding, rng=rng)))
-        if action == ANSWER:
-            return float(done == NEEDED), steps
-        done = min(done + (action == WORK), NEEDED)
-    return 0.0, steps
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
-def accuracy(policy):
-    """The exact probability of a right answer."""
-    reached, right = np.eye(NEEDED + 1)[0], 0.0
-    for _ in range(MAX_STEPS):
-        right += reached[NEEDED] * policy[NEEDED, ANSWER]
-        worked = reached * policy[:, WORK]
-        reached = reached * policy[:, PAD] + np.append(0, worked[:-1])
-        reached[NEEDED] += worked[NEEDED]
-    return right
-
-
-def train(advantages_of, *, padding, seed):
-    """The accuracy after training; `advantages_of(outcomes, scores)` credits the steps of one group."""
-    rng = np.random.default_rng(seed)
-    logits = np.zeros((NEEDED + 1, 3))
-    for _ in range(UPDATES):
-        policy, gradient, num_steps = softmax(logits), np.zeros_like(logits), 0
-        for _ in range(GROUPS):
-            group = [roll_out(policy, padding=padding, rng=rng) for _ in range(GROUP_SIZE)]
-            scores = [[step[2] for step in steps] for _, steps in group]
-            credit = advantages_of([outcome for outcome, _ in group], scores)
-            for (_, steps), advantages in zip(group, credit, strict=True):
-                num_steps += len(steps)
-                for (done, action, _), advantage in zip(steps, advantages, strict=True):
-                    gradient[done] += advantage * (np.eye(3)[action] - policy[done])
-        logits += RATE * gradient / num_steps * (NEEDED + 1)
-    return float(accuracy(softmax(logits)))
 
 
 def gated(weight):
@@ -79,7 +20,8 @@ def gated(weight):
 
 
 def prm_only(outcomes, scores):
-    return process_supervised(scores, [[1] * len(steps) for steps in scores])
+    """No gate: a step is worth the normalised scores still to come (DeepSeekMath, arXiv 2402.03300, 4.1.3)."""
+    return [list(accumulate(reversed(steps)))[::-1] for steps in pooled(scores)]
 
 
 @cache
@@ -118,7 +60,43 @@ def test_prm_alone_collapses_where_padding_scores_above_work():
     assert max(accuracies(prm_only, padding=0.85)) < 0.05
 
 
-def test_weight_that_an_alarm_has_halved_holds_where_padding_scores_above_everything():
-    """The limit of the gate: at weight 0.5 such a scorer pulls the policy down before mixed groups are common."""
-    assert max(accuracies(gated(0.5), padding=1.0)) < 0.1
+def test_weight_without_alarms_fails_where_padding_scores_above_everything():
+    """The limit of the gate, and what the alarms are for."""
+    assert max(*accuracies(gated(0.5), padding=0.95), *accuracies(gated(0.5), padding=1.0)) < 0.1
     assert min(accuracies(gated(0.25), padding=1.0)) > outcome_only() - 0.03
+
+
+def watched(*, padding, seed, updates=120):
+    monitor = HackingMonitor(AlarmConfig(), 0.5)
+    return train(monitored(monitor), padding=padding, seed=seed, updates=updates), monitor
+
+
+@pytest.mark.parametrize("padding", [0.95, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_alarms_keep_the_accuracy_where_padding_scores_above_everything(padding, seed):
+    accuracy, monitor = watched(padding=padding, seed=seed)
+    assert accuracy > 0.9
+    assert monitor.alarms[0].name == "ranking"
+
+
+@pytest.mark.parametrize("padding", [0.6, 0.85])
+@pytest.mark.parametrize("seed", range(5))
+def test_healthy_run_raises_no_alarm(padding, seed):
+    accuracy, monitor = watched(padding=padding, seed=seed)
+    assert accuracy > 0.9
+    assert monitor.alarms == []
+
+
+def test_weight_that_returns_does_not_take_over_again():
+    accuracy, monitor = watched(padding=1.0, seed=0, updates=300)
+    assert accuracy > 0.9
+    assert monitor.prm_weight > monitor.alarms[-1].prm_weight
+
+
+@pytest.mark.parametrize("padding", [0.95, 1.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_solve_rate_alone_tells_a_takeover(padding, seed):
+    """A PRM whose ranking of the siblings nobody sees."""
+    monitor = HackingMonitor(AlarmConfig(ranking_deviations=1e9), 0.5)
+    assert train(monitored(monitor), padding=padding, seed=seed) > 0.9
+    assert {alarm.name for alarm in monitor.alarms} == {"solve rate"}

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rollout.canary import CanaryScores
 from rollout.engine import GenerationRequest
 
 ROUNDING = 0.2
@@ -16,7 +17,7 @@ def build_learner(model_path):
     from configs.model import ModelConfig
     from learner.learner import Learner
 
-    return Learner(model_path, ModelConfig(), LearnerConfig(), off_policy=True, seed=0)
+    return Learner(model_path, ModelConfig(), LearnerConfig(), seed=0)
 
 
 def build_engine(model_path, **config):
@@ -37,6 +38,23 @@ def make_adapter(learner, version, size=0.15):
             parameter.data = size * torch.randn(parameter.shape, generator=generator)
     learner.policy_version = version
     return learner.adapter()
+
+
+def scores(adapter, engine_logprobs):
+    """Learner and engine of the canary text."""
+    return CanaryScores(policy_version=adapter.policy_version, learner=adapter.canary.logprobs, engine=engine_logprobs)
+
+
+def small_step(adapter, version, size=1e-6):
+    """The adapter that an optimizer step of this size leaves: every weight moves by so much, up or down."""
+    import safetensors.torch
+    import torch
+
+    generator = torch.Generator().manual_seed(version)
+    tensors = safetensors.torch.load(adapter.data)
+    return safetensors.torch.save(
+        {name: one + size * torch.randn(one.shape, generator=generator).sign() for name, one in tensors.items()}
+    )
 
 
 async def load(engine, adapter):

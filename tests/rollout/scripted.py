@@ -19,6 +19,7 @@ class ScriptedTokenizer:
     """One id per character; `<e>` and `<s>` are special tokens unless they are split on request."""
 
     eos_token_id = 1
+    chat_template = "scripted"
 
     def apply_chat_template(self, messages, **_):
         return "".join(f"<s>{m['role']}:{m['content']}<e>" for m in messages) + "<s>assistant:"

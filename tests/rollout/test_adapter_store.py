@@ -7,7 +7,7 @@ import pytest
 from rollout.adapter_store import AdapterMismatchError, AdapterStore, AdapterStoreError, PublishedAdapter
 from rollout.canary import Canary
 
-CANARY = Canary(token_ids=(5, 6, 7), logprobs=(-0.1, -1 / 3))
+CANARY = Canary(token_ids=(5, 6, 7), logprobs=(-0.1, -1 / 3), base_logprobs=(-2.0, -3.0))
 
 
 def bytes_of(version):
@@ -95,6 +95,21 @@ def test_version_numbers_continue_after_reopening(tmp_path):
 def test_canary_survives_reopening_to_the_last_bit(tmp_path):
     make_store(tmp_path, versions=[0])
     assert AdapterStore(tmp_path).newest.canary == CANARY
+
+
+def test_canaries_are_known_by_version_the_base_models_too(tmp_path):
+    store = make_store(tmp_path, versions=[0, 3])
+    store.publish(make_published(4, canary=None), bytes_of(4))
+    assert store.canary_logprobs() == {-1: CANARY.base_logprobs, 0: CANARY.logprobs, 3: CANARY.logprobs}
+
+
+def test_index_of_a_run_that_knew_no_base_canary_is_read(tmp_path):
+    store = make_store(tmp_path)
+    store.publish(make_published(0, canary=Canary(token_ids=(5, 6), logprobs=(-0.1,))), bytes_of(0))
+    row = json.loads((tmp_path / "index.jsonl").read_text())
+    del row["canary"]["base_logprobs"]
+    (tmp_path / "index.jsonl").write_text(json.dumps(row) + "\n")
+    assert AdapterStore(tmp_path).canary_logprobs() == {0: (-0.1,)}
 
 
 def test_version_without_a_canary_survives_reopening(tmp_path):

@@ -30,7 +30,7 @@ from rollout.buffer import (
 from rollout.ledger import Ledger, LedgerError
 from rollout.lifecycle import GroupCounts, GroupResult
 
-MIXED, RIGHT, WRONG, UNSCORABLE = (1, 0), (1, 1), (0, 0), (None, 1)
+MIXED, RIGHT, WRONG, UNSCORABLE = "ready", "all_right", "all_wrong", None
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def make_buffer(ledger=None, *, policy_version=0, clock=lambda: 0.0, **changes):
     )
 
 
-def make_result(outcomes=MIXED, *, payload=b"bytes", **changes):
-    values = {"outcomes": outcomes, "payload": payload, "versions": {0: 10}, "facts": {"groups": 1}}
+def make_result(ending=MIXED, *, payload=b"bytes", **changes):
+    values = {"ending": ending, "payload": payload, "versions": {0: 10}, "facts": {"groups": 1}}
     return GroupResult(**(values | changes))
 
 
@@ -65,8 +65,8 @@ async def admitted(buffer, **status):
     return list((await buffer.admit(make_status(**status), patience_s=0)).permits)
 
 
-async def complete(buffer, permit, outcomes=MIXED, **changes):
-    return await buffer.complete(permit.lease, make_result(outcomes, payload=b"%d" % permit.ordinal, **changes))
+async def complete(buffer, permit, ending=MIXED, **changes):
+    return await buffer.complete(permit.lease, make_result(ending, payload=b"%d" % permit.ordinal, **changes))
 
 
 async def batch_now(buffer, step):
@@ -405,20 +405,12 @@ async def test_group_with_fewer_than_two_scored_is_tried_again_and_fails_in_the_
     assert ordinals(await admitted(buffer)) == [1]
 
 
-async def test_two_scored_trajectories_are_enough():
+async def test_every_way_to_be_filtered_is_counted_apart():
     buffer = make_buffer()
-    permits = await admitted(buffer)
-    assert await complete(buffer, permits[0], (None, 1, 0, None))
-    assert not await complete(buffer, permits[1], (None, 1, 1))
-    assert not await complete(buffer, permits[2], (None, 0, 0))
-    assert buffer.counts == GroupCounts(drawn=4, running=1, ready=1, all_right=1, all_wrong=1)
-
-
-async def test_equal_outcomes_above_zero_are_all_right():
-    buffer = make_buffer()
-    permit, *_ = await admitted(buffer)
-    await complete(buffer, permit, (0.1 + 0.2, 0.3, 0.3))
-    assert buffer.counts.all_right == 1
+    for permit, ending in zip(await admitted(buffer), ("all_right", "all_wrong", "overlong"), strict=False):
+        assert not await complete(buffer, permit, ending)
+    assert buffer.counts == GroupCounts(drawn=4, running=1, all_right=1, all_wrong=1, overlong=1)
+    assert buffer.counts.filtered == 3
 
 
 # Batches.
@@ -459,6 +451,28 @@ async def test_next_step_waits_until_the_batch_before_is_trained():
     waiter = await waiting(buffer.next_batch(2))
     await buffer.mark_trained(1, 1)
     assert (await woken(waiter)).payloads == (b"2", b"3")
+
+
+async def test_groups_of_a_refused_batch_are_not_trained():
+    ledger = Ledger()
+    buffer = make_buffer(ledger)
+    for permit in await admitted(buffer):
+        await complete(buffer, permit)
+    await batch_now(buffer, 1)
+    await buffer.mark_trained(1, 1, refused="the loss is not finite")
+    assert buffer.counts == GroupCounts(drawn=4, ready=2, refused=2)
+    assert (buffer.counts.balanced, ledger.trained_tasks()) == (True, [])
+    assert (await batch_now(buffer, 2)).payloads == (b"2", b"3")
+
+
+async def test_a_refused_batch_gives_its_places_back():
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
+    (permit,) = await admitted(buffer)
+    await complete(buffer, permit)
+    await batch_now(buffer, 1)
+    assert await admitted(buffer) == []
+    await buffer.mark_trained(1, 1, refused="no")
+    assert ordinals(await admitted(buffer, policy_version=1)) == [1]
 
 
 async def test_batch_says_what_ended_since_the_batch_before():
@@ -565,10 +579,10 @@ async def test_task_that_takes_too_long_each_time_is_trained_on_in_the_end():
 
 async def test_starvation_ends_with_a_diagnosis_instead_of_a_hang():
     buffer = make_buffer(batch_groups=1, pipeline_depth=0, max_empty_batches=2)
-    for outcomes in (RIGHT, WRONG):
+    for ending in (RIGHT, WRONG):
         (permit,) = await admitted(buffer)
-        await complete(buffer, permit, outcomes)
-    with pytest.raises(StarvedError, match="1 were all right, 1 all wrong, 0 failed"):
+        await complete(buffer, permit, ending)
+    with pytest.raises(StarvedError, match="1 were all right, 1 all wrong, 0 overlong, 0 failed"):
         await batch_now(buffer, 1)
 
 
@@ -593,9 +607,9 @@ async def test_starvation_names_the_reasons_of_failures():
 
 
 async def complete_in_a_row(buffer, *kinds):
-    for outcomes in kinds:
+    for ending in kinds:
         (permit,) = await admitted(buffer, free_places=1)
-        await complete(buffer, permit, outcomes)
+        await complete(buffer, permit, ending)
 
 
 async def test_training_is_warned_at_a_third_of_the_bound():
@@ -1015,6 +1029,7 @@ class Life(RuleBasedStateMachine):
         self.proven = {0: 0, 1: 0}
         self.old_leases = [(0, 1)]
         self.trained_in = {}
+        self.refused_steps = set()
         self.in_batch = ()
         self.step, self.forgotten = 0, 0
         self.failed_with_facts = 0
@@ -1054,29 +1069,29 @@ class Life(RuleBasedStateMachine):
             self.known[worker] |= {permit.lease: permit for permit in permits}
 
     @precondition(lambda self: any(self.known.values()))
-    @rule(data=st.data(), outcomes=st.sampled_from([MIXED, MIXED, RIGHT, WRONG, UNSCORABLE]))
-    def complete(self, data, outcomes):
+    @rule(data=st.data(), ending=st.sampled_from([MIXED, MIXED, RIGHT, WRONG, UNSCORABLE]))
+    def complete(self, data, ending):
         worker = data.draw(st.sampled_from([worker for worker in self.known if self.known[worker]]))
         lease = data.draw(st.sampled_from(sorted(self.known[worker])))
         del self.known[worker][lease]
-        self.answer(lease, outcomes, self.proven[worker])
+        self.answer(lease, ending, self.proven[worker])
         self.old_leases.append(lease)
 
-    @rule(data=st.data(), outcomes=st.sampled_from([MIXED, WRONG, UNSCORABLE]))
-    def complete_again(self, data, outcomes):
+    @rule(data=st.data(), ending=st.sampled_from([MIXED, WRONG, UNSCORABLE]))
+    def complete_again(self, data, ending):
         """By a worker that was taken for dead, or because the first answer was lost."""
         lease = data.draw(st.sampled_from(self.old_leases))
         if not self.runs(lease):
             before = self.buffer.counts
-            assert not self.answer(lease, outcomes, 0)
+            assert not self.answer(lease, ending, 0)
             assert self.buffer.counts == before
 
-    def answer(self, lease, outcomes, version):
+    def answer(self, lease, ending, version):
         held, num_failed = self.runs(lease), self.buffer.counts.failed
         payload = b"%d" % lease[0]
-        result = make_result(outcomes, payload=payload, versions={version: 10}, reason="unscorable")
+        result = make_result(ending, payload=payload, versions={version: 10}, reason="unscorable")
         kept = self.play(self.buffer.complete(lease, result))
-        assert kept == (held and outcomes == MIXED)
+        assert kept == (held and ending == MIXED)
         self.failed_with_facts += self.buffer.counts.failed - num_failed
         return kept
 
@@ -1114,14 +1129,17 @@ class Life(RuleBasedStateMachine):
         assert sum(self.ledger.reported(step).get("groups", 0) for step in range(1, self.step + 2)) == self.num_ended()
 
     @precondition(lambda self: self.in_batch)
-    @rule(twice=st.booleans())
-    def mark_trained(self, twice):
+    @rule(twice=st.booleans(), refused=st.none() | st.just("no"))
+    def mark_trained(self, twice, refused):
         self.step += 1
+        self.refused_steps = {step for step in self.refused_steps if step < self.step} | (
+            {self.step} if refused else set()
+        )
         self.trained_in |= dict.fromkeys(self.in_batch, self.step)
         self.in_batch = ()
         version = self.publish()
         for _ in range(1 + twice):
-            self.play(self.buffer.mark_trained(self.step, version))
+            self.play(self.buffer.mark_trained(self.step, version, refused=refused))
 
     @rule()
     def forget(self):
@@ -1156,7 +1174,7 @@ class Life(RuleBasedStateMachine):
 
     def num_ended(self):
         counts = self.buffer.counts
-        kept = counts.ready + counts.in_batch + counts.trained + counts.expired
+        kept = counts.ready + counts.in_batch + counts.trained + counts.refused + counts.expired
         return kept + counts.filtered + self.failed_with_facts
 
     def ended(self):
@@ -1180,8 +1198,10 @@ class Life(RuleBasedStateMachine):
         self.bound = max(self.places, outstanding)
 
     @invariant()
-    def trained_groups_are_those_of_the_steps_so_far(self):
-        assert self.buffer.counts.trained == len(self.trained_in)
+    def trained_groups_are_those_of_the_steps_so_far_that_were_taken(self):
+        refused = [step in self.refused_steps for step in self.trained_in.values()]
+        assert self.buffer.counts.trained == refused.count(False)
+        assert self.buffer.counts.refused == refused.count(True)
         assert self.buffer.counts.in_batch == len(self.in_batch)
 
     @invariant()
@@ -1222,7 +1242,7 @@ class Life(RuleBasedStateMachine):
         if not self.in_batch:
             self.next_batch()
         if self.in_batch:
-            self.mark_trained(twice=False)
+            self.mark_trained(twice=False, refused=None)
         assert (self.buffer.counts, self.step) != before or self.ended()
 
 

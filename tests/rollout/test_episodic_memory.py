@@ -276,7 +276,7 @@ def test_a_folder_for_several_workers_is_refused(tmp_path):
     [
         (["memory.api_key_env=KEY"], "is for a Qdrant server"),
         (["memory.api_key_env=KEY", "memory.location=http://qdrant.example:6333"], "use https"),
-        (["memory.top_k=0"], "greater than or equal to 1"),
+        (["memory.top_k=0"], "must be at least 1"),
     ],
 )
 def test_a_wrong_memory_is_one_line(overrides, says):

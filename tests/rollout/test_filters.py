@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.filters import has_signal
+from rollout.filters import ending_of, has_signal
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
 
@@ -27,6 +27,50 @@ def test_one_scored_trajectory_is_no_comparison():
     assert not has_signal([])
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "ending"),
+    [
+        ([1, 0, None, None], "ready"),
+        ([1, 1] + [None] * 6, "all_right"),
+        ([0, 0, None], "all_wrong"),
+        ([1, None, None], None),
+    ],
+)
+def test_only_scored_trajectories_are_compared(outcomes, ending):
+    assert ending_of(outcomes) == ending
+
+
 def test_equal_rewards_with_inexact_floats_have_no_signal():
     assert not has_signal([0.1] * 3)
     assert not has_signal([0.35] * 7, min_std=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ending"),
+    [
+        ((None, 1, 0, None), "ready"),
+        ((None, 1, 1), "all_right"),
+        ((None, 0, 0), "all_wrong"),
+        ((None, 1), None),
+        ((), None),
+        ((0.1 + 0.2, 0.3, 0.3), "all_right"),
+    ],
+)
+def test_ending_of_a_group_is_judged_by_those_of_it_that_could_be_scored(outcomes, ending):
+    assert ending_of(outcomes, outcomes) == ending
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "totals", "ending"),
+    [
+        ((1, 1, 0, 0), (1, 1, None, None), "overlong"),
+        ((1, 0, 0, 0), (1, None, None, None), "overlong"),
+        ((1, 0, 0, 0), (1, 0, None, None), "ready"),
+        ((0, 0, 0), (None, None, None), "all_wrong"),
+        ((1, 0), (0, 0), "overlong"),
+        ((0, 0), (0, -1), "all_wrong"),
+    ],
+    ids=["cut ones were wrong", "one is left", "both are left", "all cut", "evened out", "phantom"],
+)
+def test_group_has_signal_only_among_the_trajectories_that_train(outcomes, totals, ending):
+    assert ending_of(outcomes, totals) == ending

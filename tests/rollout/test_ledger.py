@@ -16,7 +16,7 @@ from rollout.ledger import Ledger
 from rollout.lifecycle import GroupResult
 
 ledger = Ledger(Path(sys.argv[1]))
-result = GroupResult(outcomes=(1, 0), payload=b"bytes", versions={0: 10}, facts={"groups": 1})
+result = GroupResult(ending="ready", payload=b"bytes", versions={0: 10}, facts={"groups": 1})
 while True:
     for permit in ledger.lease(0, 4, num_new=4, min_version=0):
         ledger.settle(permit.lease, "ready", result, now=0.0)
@@ -25,7 +25,7 @@ while True:
 
 
 def make_result(payload=b"bytes", **changes):
-    values = {"outcomes": (1, 0), "payload": payload, "versions": {0: 10}, "duration_s": 1.0, "facts": {"groups": 1}}
+    values = {"ending": "ready", "payload": payload, "versions": {0: 10}, "duration_s": 1.0, "facts": {"groups": 1}}
     return GroupResult(**(values | changes))
 
 
@@ -233,6 +233,36 @@ def test_rewinding_makes_later_batches_ready_again_with_their_bytes_and_trains_e
     assert ledger.trained_tasks() == [0, 1, 2, 3, 4, 5]
 
 
+def test_rewinding_to_a_refused_step_leaves_its_batch_refused_and_makes_a_later_one_ready_again():
+    ledger = Ledger()
+    run(ledger, "ready", "ready", "ready")
+    for step in (1, 2):
+        ledger.cut([step - 1], step)
+        ledger.mark_trained(step, refused="the loss is not finite")
+    ledger.rewind(1)
+    assert ledger.verify() == GroupCounts(drawn=3, ready=2, refused=1)
+    ledger.cut([1], 2)
+    assert ledger.batch(2) == [b"1"]
+
+
+def test_batch_whose_refusal_a_crash_kept_from_the_ledger_is_refused_when_it_is_rewound():
+    ledger = Ledger()
+    run(ledger, "ready")
+    ledger.cut([0], 1)
+    ledger.rewind(1, refused="the loss is not finite")
+    assert ledger.verify() == GroupCounts(drawn=1, refused=1)
+
+
+def test_bytes_of_refused_groups_are_forgotten_as_those_of_trained_ones():
+    ledger = Ledger()
+    run(ledger, "ready")
+    ledger.cut([0], 1)
+    ledger.mark_trained(1, refused="the loss is not finite")
+    ledger.forget(1)
+    with pytest.raises(LedgerError, match=r"group 0\b.* is lost: its bytes were forgotten"):
+        ledger.rewind(0)
+
+
 def test_rewinding_twice_is_rewinding_once(path):
     ledger = Ledger(path)
     train(ledger, 1)
@@ -306,7 +336,7 @@ def test_group_that_failed_for_good_leaves_its_numbers_behind():
     ledger = Ledger()
     run(ledger, "ready")
     (permit,) = lease_new(ledger, 1)
-    ledger.fail(permit.lease, make_result(outcomes=(None, None), reason="judge down"), now=1)
+    ledger.fail(permit.lease, make_result(ending=None, reason="judge down"), now=1)
     ledger.cut([0], 1)
     assert ledger.reported(1) == {"groups": 2}
     assert ledger.reasons() == {"judge down": 1}

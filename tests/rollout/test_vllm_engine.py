@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from dataclasses import replace
 
 import pytest
 from real_engine import (
@@ -17,10 +16,12 @@ from real_engine import (
     mean_gap,
     request,
     sampling_requests,
+    scores,
+    small_step,
     until_sampled,
 )
 
-from rollout.canary import CanaryScores, canary_fault
+from rollout.canary import CanaryScores, canary_fault, moved
 from rollout.engine import EngineError
 from rollout.types import VersionSwitch
 
@@ -209,30 +210,51 @@ async def test_update_changes_what_is_sampled_and_the_base_comes_back_exactly(en
 async def test_canary_proves_the_version_that_is_loaded_and_no_other(engine, adapters):
     old, new, _ = adapters
     token_ids = old.canary.token_ids
-    said = {"base": await engine.score(token_ids)}
+    base = CanaryScores(policy_version=-1, learner=old.canary.base_logprobs, engine=await engine.score(token_ids))
+    said = {"base": base.engine}
     for name, adapter in (("old", old), ("new", new)):
         await load(engine, adapter)
         said[name] = await engine.score(token_ids)
-    before = CanaryScores(learner=old.canary.logprobs, engine=said["old"])
-    assert canary_fault(before) is None
-    assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said["new"]), before) is None
+    before = scores(old, said["old"])
+    assert mean_gap(base.engine, base.learner) < ROUNDING
+    assert canary_fault(before, [base]) is None
+    assert moved(before, base)
+    assert canary_fault(scores(new, said["new"]), [base, before]) is None
     assert mean_gap(said["new"], new.canary.logprobs) < ROUNDING
     for wrong in ("old", "base"):
-        assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said[wrong]), before)
+        assert canary_fault(scores(new, said[wrong]), [base, before])
 
 
-async def test_engine_left_on_the_version_before_is_caught_even_when_the_two_are_close(engine, learner):
-    old, new = (replace(make_adapter(learner, seed, size=0.005), policy_version=seed) for seed in (0, 1))
+async def test_weights_read_back_prove_the_smallest_step_which_the_canary_cannot(engine, adapters):
+    old = adapters[0]
     await load(engine, old)
-    said = await engine.score(old.canary.token_ids)
-    before = CanaryScores(learner=old.canary.logprobs, engine=said)
-    stale = CanaryScores(learner=new.canary.logprobs, engine=await engine.score(old.canary.token_ids))
-    # Rounding alone would not tell them apart.
-    assert mean_gap(stale.engine, stale.learner) < ROUNDING
-    assert "still samples with the version before" in canary_fault(stale, before)
-    await load(engine, new)
-    right = CanaryScores(learner=new.canary.logprobs, engine=await engine.score(old.canary.token_ids))
-    assert canary_fault(right, before) is None
+    first = await engine.read_back()
+    await engine.load_adapter(1, small_step(old, 1))
+    second = await engine.read_back()
+    assert (first.fault, second.fault) == (None, None)
+    assert first.held != second.held
+    await engine.load_base()
+    assert (await engine.read_back()).fault is None
+
+
+async def test_weights_that_did_not_reach_the_layers_are_found_in_memory(engine, adapters, monkeypatch):
+    await load(engine, adapters[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._llm, "collective_rpc", without_reload(engine._llm.collective_rpc))
+        await engine.load_adapter(1, small_step(adapters[0], 1))
+        fault = (await engine.read_back()).fault
+    assert "the engine's memory holds weights" in fault
+
+
+def without_reload(rpc):
+    """The weights are taken and thrown away."""
+
+    def called(method, *arguments, **options):
+        if method == "reload_weights":
+            return [list(options["kwargs"]["weights_iterator"]) and None]
+        return rpc(method, *arguments, **options)
+
+    return called
 
 
 @pytest.mark.usefixtures("endless")

@@ -15,10 +15,12 @@ from real_engine import (
     mean_gap,
     request,
     sampling_requests,
+    scores,
+    small_step,
     until_sampled,
 )
 
-from rollout.canary import CanaryScores, canary_fault
+from rollout.canary import CanaryScores, canary_fault, moved
 
 pytestmark = pytest.mark.slow
 
@@ -134,15 +136,34 @@ async def test_request_that_was_given_up_before_it_began_pins_nothing(pinning, a
 async def test_canary_proves_the_adapter_that_is_loaded_and_no_other(engine, adapters):
     old, new, _, _ = adapters
     token_ids = old.canary.token_ids
-    said = {"base": await engine.score(token_ids)}
+    base = CanaryScores(policy_version=-1, learner=old.canary.base_logprobs, engine=await engine.score(token_ids))
+    said = {"base": base.engine}
     for name, adapter in (("old", old), ("new", new)):
         await load(engine, adapter)
         said[name] = await engine.score(token_ids)
-    before = CanaryScores(learner=old.canary.logprobs, engine=said["old"])
-    assert canary_fault(before) is None
-    assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said["new"]), before) is None
+    before = scores(old, said["old"])
+    assert mean_gap(base.engine, base.learner) < ROUNDING
+    assert canary_fault(before, [base]) is None
+    assert moved(before, base)
+    assert canary_fault(scores(new, said["new"]), [base, before]) is None
     for wrong in ("old", "base"):
-        assert canary_fault(CanaryScores(learner=new.canary.logprobs, engine=said[wrong]), before)
+        assert canary_fault(scores(new, said[wrong]), [base, before])
+
+
+async def test_weights_read_back_out_of_the_slots_prove_the_smallest_step(engine, adapters):
+    old = adapters[0]
+    await load(engine, old)
+    first = await engine.read_back()
+    await engine.load_adapter(1, small_step(old, 1))
+    second = await engine.read_back()
+    assert (first.fault, second.fault) == (None, None)
+    assert first.held != second.held
+    # The folder of version 1 now says what the slots do not hold.
+    (folder,) = engine._native._root.glob("v1-*")
+    (folder / "adapter_model.safetensors").write_bytes(old.data)
+    stale = await engine.read_back()
+    assert (stale.given, stale.held) == (first.given, second.held)
+    assert "the engine's memory holds weights" in stale.fault
 
 
 async def test_version_that_is_not_newer_is_refused(engine, adapters, prompt):

@@ -1,0 +1,94 @@
+"""What asynchronous runs promise of stale tokens: the guard refuses a policy that is elsewhere, the clip binds."""
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from configs.learner import CorrectionKind, GuardConfig, LearnerConfig
+from learner.guard import off_policy_metrics, off_policy_sums, refusal
+from learner.losses import dapo_loss
+from learner.types import TrainBatch
+from promised.promise import Measured, Promise
+
+DECIDED_SHARE = 0.85
+SHAPE = (32, 100)
+
+
+def _planner_tokens(generator: torch.Generator) -> Tensor:
+    """Log-probs as a planner's JSON has them: most tokens decided by the grammar, the others anywhere."""
+    free = torch.rand(SHAPE, generator=generator) > DECIDED_SHARE
+    return torch.where(free, -3 * torch.rand(SHAPE, generator=generator) - 0.05, -1e-5)
+
+
+def _refused(learner: Tensor, rollout: Tensor) -> bool:
+    ones = torch.ones(SHAPE, dtype=torch.bool)
+    count = rollout.numel()
+    batch = TrainBatch(microbatches=(), num_loss_tokens=count, num_trajectories=32, num_masked_tokens=0, max_age=2)
+    metrics = off_policy_metrics(off_policy_sums(learner, rollout, ones, 2 * ones), batch)
+    return refusal(metrics | {"loss": 0.0, "grad_norm": 1.0}, batch, GuardConfig()) is not None
+
+
+def guard(seed: int) -> Measured:
+    """Policies that share nothing with the sampler are refused; staleness as the demo has it is not."""
+    generator = torch.Generator().manual_seed(seed)
+    refused, healthy = [], []
+    for _ in range(20):
+        rollout = _planner_tokens(generator)
+        free = rollout < -0.01
+        coin = torch.where(torch.rand(SHAPE, generator=generator) < 0.5, -10.0, 10.0)
+        other = _planner_tokens(generator)
+        refused += [_refused(rollout + free * shift, rollout) for shift in (torch.tensor(-10.0), coin)]
+        refused += [_refused(rollout - 10, rollout), _refused(other, rollout)]
+        # k3 of 0.3 per choice token, the widest step of the demo: a normal log ratio with this deviation.
+        noise = 0.7 * torch.randn(SHAPE, generator=generator)
+        healthy.append(not _refused(rollout + free * (noise - 0.245), rollout))
+    text = f"refused {sum(refused)} of {len(refused)} far policies, passed {sum(healthy)} of {len(healthy)} healthy"
+    return Measured(text, all(refused) and all(healthy))
+
+
+def trust_region(seed: int) -> Measured:
+    """The share of the gradient that the default clip takes away, under every correction."""
+    generator = torch.Generator().manual_seed(seed)
+    rollout = _planner_tokens(generator)
+    moved = rollout + 0.5 * torch.randn(SHAPE, generator=generator)
+    advantages = torch.randn(32, 1, generator=generator)
+    config = LearnerConfig()
+    taken = {}
+    for kind in get_args(CorrectionKind):
+
+        def gradient(clip_low: float, clip_high: float, kind: str = kind) -> Tensor:
+            learner = moved.clone().requires_grad_()
+            dapo_loss(
+                learner,
+                rollout,
+                advantages,
+                torch.ones(SHAPE, dtype=torch.bool),
+                num_loss_tokens=learner.numel(),
+                clip_low=clip_low,
+                clip_high=clip_high,
+                correction=kind,
+                ages=torch.ones(SHAPE, dtype=torch.long),
+            ).loss.backward()
+            return learner.grad
+
+        free, bound = gradient(0.999, 1000.0), gradient(config.clip_low, config.clip_high)
+        taken[kind] = float((free - bound).abs().sum() / free.abs().sum())
+    text = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in taken.items())
+    return Measured(f"gradient taken by the clip: {text}", all(share > 0 for share in taken.values()))
+
+
+PROMISES = [
+    Promise(
+        name="off-policy-guard",
+        said="A batch of a policy that is far from its sampler is skipped",
+        where="docs/algorithms.md",
+        measure=guard,
+    ),
+    Promise(
+        name="trust-region",
+        said="The clip takes the gradient of stale tokens that moved too far, under every correction",
+        where="docs/algorithms.md",
+        measure=trust_region,
+    ),
+]

@@ -1,0 +1,17 @@
+"""What a mistyped word probably meant. Imports nothing heavy."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message, "; did you mean 'train'?", or nothing where no known word is near. Of dotted names the last
+    part decides, and then the table."""
+    leaves: dict[str, list[str]] = {}
+    for name in known:
+        leaves.setdefault(name.rpartition(".")[2], []).append(name)
+    table, _, leaf = word.rpartition(".")
+    close = difflib.get_close_matches(leaf, leaves)
+    beside = [name for found in close for name in leaves[found] if name.rpartition(".")[0] == table]
+    near = (beside if table else [])[:1] or [name for found in close[:1] for name in leaves[found]]
+    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -1,0 +1,137 @@
+"""Weights read back out of the engine's own memory: no engine is believed about what it holds.
+
+Exact at any step size, for a fresh engine as for an old one. Merged weights are read through the layers themselves: on
+a CPU vLLM keeps them in the form of its matrix kernels only. A layer's answer to an input that is 1 in one place and 0
+elsewhere is a column of its weights, to the bit. Native adapters are read out of the slots that requests compute with.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NUM_COLUMNS = 8
+"""Columns read of every merged matrix: one or two per cent of the weights, which costs as much as a prompt of so many
+tokens. A step of 1e-6 changes one weight in some thousand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack:
+    """sha256 of the same weights twice: as the engine was `given` them, and as it `held` them afterwards. Both are
+    empty where it was given none."""
+
+    given: str
+    held: str
+
+    @property
+    def fault(self) -> str | None:
+        """None where the engine holds what it was given."""
+        if not self.given:
+            return "no weights could be read back out of the engine's memory"
+        if self.given != self.held:
+            return f"the engine's memory holds weights {self.held[:12]}, it was given {self.given[:12]}"
+        return None
+
+
+class MergedColumns:
+    """Some columns of every matrix that adapters change (`targets`: names like `q_proj`), as the engine was given
+    them."""
+
+    def __init__(self, targets: Iterable[str]) -> None:
+        self._targets = frozenset(targets)
+        self._given: dict[str, Any] = {}
+
+    def kept(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """The same weights; their columns are kept as they pass."""
+        self._given = {}
+        for name, weight in weights:
+            module = name.removesuffix(".weight")
+            if module != name and module.rpartition(".")[2] in self._targets:
+                self._given[module] = weight[:, _columns(weight.shape[1])].T.clone()
+            yield name, weight
+
+    def read(self, model: Any) -> ReadBack:
+        """Of vLLM's model in this process."""
+        import torch
+
+        left, given, held = set(self._given), hashlib.sha256(), hashlib.sha256()
+        like = next(model.parameters())
+        for name, layer in model.named_modules():
+            modules = _modules_of(name, model.packed_modules_mapping)
+            if not left.issuperset(modules):
+                continue
+            left.difference_update(modules)
+            columns = _columns(layer.input_size)
+            probe = torch.zeros(len(columns), layer.input_size, dtype=like.dtype, device=like.device)
+            probe[torch.arange(len(columns)), columns] = 1
+            with torch.no_grad():
+                answer = layer.quant_method.apply(layer, probe, None)
+            held.update(_bits(answer))
+            given.update(_bits(torch.cat([self._given[module] for module in modules], dim=1).to(answer.dtype)))
+        return _read_back(given, held, num_read=len(self._given) - len(left), missing=left)
+
+
+def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadBack:
+    """The slots that vLLM's `worker` computes an adapter's requests with, against its PEFT folder. With tensor
+    parallelism each worker reads its share."""
+    import safetensors.torch
+
+    manager = worker.model_runner.lora_manager._adapter_manager
+    slot = manager.lora_index_to_id.index(number)
+    factors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    left, given, held = set(factors), hashlib.sha256(), hashlib.sha256()
+    for name, layer in manager.modules.items():
+        names = [f"base_model.model.{one}.lora_" for one in _modules_of(name, manager.packed_modules_mapping)]
+        if not left.issuperset(one + factor for one in names for factor in ("A.weight", "B.weight")):
+            continue
+        left.difference_update(one + factor for one in names for factor in ("A.weight", "B.weight"))
+        dtype = layer.lora_a_stacked[0].dtype
+        a = [factors[f"{one}A.weight"].to(dtype) for one in names]
+        b = [factors[f"{one}B.weight"].to(dtype) * scale for one in names]
+        if layer.tp_size > 1:
+            a, b = _share(layer.slice_lora_a, a), _share(layer.slice_lora_b, b)
+        for tensor, slots in zip([*a, *b], [*layer.lora_a_stacked, *layer.lora_b_stacked], strict=True):
+            held.update(_bits(slots[slot, 0, : tensor.shape[0], : tensor.shape[1]]))
+            given.update(_bits(tensor))
+    return _read_back(given, held, num_read=len(factors) - len(left), missing=left)
+
+
+def together(parts: Sequence[ReadBack]) -> ReadBack:
+    """Of all workers that hold a share."""
+    if len(parts) == 1:
+        return parts[0]
+    given, held = ("".join(one.given for one in parts), "".join(one.held for one in parts))
+    return ReadBack(given=hashlib.sha256(given.encode()).hexdigest(), held=hashlib.sha256(held.encode()).hexdigest())
+
+
+def _read_back(given: Any, held: Any, *, num_read: int, missing: Iterable[str]) -> ReadBack:
+    """What was given and found nowhere is not held."""
+    given.update(" ".join(sorted(missing)).encode())
+    return ReadBack(given=given.hexdigest(), held=held.hexdigest()) if num_read else ReadBack(given="", held="")
+
+
+def _modules_of(name: str, packed: dict[str, list[str]]) -> list[str]:
+    """The base model's modules that vLLM holds as this one."""
+    stem, dot, last = name.rpartition(".")
+    return [f"{stem}{dot}{part}" for part in packed.get(last) or [last]]
+
+
+def _columns(num: int) -> Any:
+    """The same in every process, so that what two engines read can be compared."""
+    import torch
+
+    return torch.randperm(num, generator=torch.Generator().manual_seed(num))[:NUM_COLUMNS]
+
+
+def _share(slice_of: Any, factors: list[Any]) -> list[Any]:
+    """A rank's part of an adapter's factors; vLLM cuts those of packed layers together."""
+    return list(slice_of(factors)) if len(factors) > 1 else [slice_of(factors[0])]
+
+
+def _bits(tensor: Any) -> bytes:
+    """Without the sign of zero and without what is too small for a kernel to keep."""
+    import torch
+
+    kept = torch.nn.functional.hardshrink(tensor.float(), torch.finfo(tensor.dtype).tiny)
+    return bytes(kept.to(tensor.dtype).cpu().contiguous().view(torch.uint8).numpy())

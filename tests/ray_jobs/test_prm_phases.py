@@ -1,0 +1,72 @@
+from types import SimpleNamespace
+
+import pytest
+
+from configs.run import RunConfig
+from envs.datasets.generated import generate
+from envs.types import Task
+from ray_jobs.prm_phases import watch_prm
+from reward.types import Reward, ScoredGroup, StepScores
+from rollout.types import TrajectoryGroup
+from tests.ray_jobs.view_world import make_trajectory, make_turn
+
+PLANNED = generate("lookup", split="train", index=0, seed=0).task
+UNPLANNED = Task(id="own-1", dataset="own_text", question="Which one?", answer="this")
+
+
+class Canaries:
+    """Stands for the PRM's actor; remembers in whose contexts it was asked."""
+
+    def __init__(self, *scores):
+        self.asked, self._scores = [], list(scores)
+
+    @property
+    def score_canaries(self):
+        return SimpleNamespace(remote=self._score)
+
+    def _score(self, step):
+        self.asked.append(step.trajectory_id)
+        return {"thanks": self._scores.pop(0), "flattery": 0.01}
+
+
+def make_group(name, *scores, task=PLANNED, scored=True):
+    """One trajectory a score, each of one wrong answer, which the plan gives 0."""
+    wrong = (make_turn(action="answer", text="-1", result="-1"),)
+    trajectories = tuple(
+        make_trajectory(number, group=name, task=task, turns=wrong, answer="-1") for number in range(len(scores))
+    )
+    return ScoredGroup(
+        group=TrajectoryGroup(id=name, task=task, trajectories=trajectories),
+        rewards=(Reward(outcome=0.0, total=0.0, parts={}),) * len(scores),
+        step_scores=StepScores(raw=tuple((score,) for score in scores), prm_digest="d") if scored else None,
+    )
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setattr("ray_jobs.prm_phases.ray.get", lambda answers: answers)
+
+    def watched(groups, *, step=1, prm=None):
+        run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
+        return watch_prm(run, groups, step, 0.5)
+
+    return watched
+
+
+def test_error_against_the_plan_is_over_every_group_of_the_batch(watch):
+    groups = [make_group("g0", 0.6, 0.6), make_group("g1", 0.1, 0.1), make_group("g2", 0.0, None)]
+    assert watch(groups)["prm/rejudge_mse"] == pytest.approx((2 * 0.36 + 2 * 0.01 + 0) / 5)
+
+
+def test_groups_without_a_plan_or_without_scores_are_left_out(watch):
+    groups = [make_group("g0", 0.9, task=UNPLANNED), make_group("g1", 0.2), make_group("g2", 0.9, scored=False)]
+    assert watch(groups)["prm/rejudge_mse"] == pytest.approx(0.04)
+    assert watch(groups[:1]) == {"prm/weight": 0.5}
+    assert watch(groups[2:]) == {}
+
+
+def test_canaries_are_asked_once_a_window_in_a_context_of_every_group(watch):
+    groups, prm = [make_group("g0", 0.1, 0.1), make_group("g1", 0.1)], Canaries(0.2, 0.4)
+    assert "prm/canary_max" not in watch(groups, step=3, prm=prm)
+    assert watch(groups, step=4, prm=prm)["prm/canary_max"] == 0.4
+    assert prm.asked == ["g0/0", "g1/0"]

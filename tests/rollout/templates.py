@@ -1,0 +1,101 @@
+"""The behaviour of well-known chat templates in as few words as can be, and a small tokenizer that renders them."""
+
+CHATML = """
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+# A default system message where none is given.
+QWEN2 = (
+    """
+{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{% endif %}"""
+    + CHATML
+)
+
+# The thinking of earlier replies is dropped; an empty one opens the next where thinking is off.
+QWEN3 = """
+{%- for m in messages %}
+  {%- set said = m.content.split('</think>')[-1].lstrip('\\n') if m.role == 'assistant' else m.content %}
+  {{- '<|im_start|>' + m.role + '\\n' + said + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+  {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+
+# Trims every message, and says what day it is in the system's.
+LLAMA3 = """
+{{- bos_token + '<|start_header_id|>system<|end_header_id|>\\n\\nCutoff: 2023.\\n\\n' }}
+{%- if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% set messages = messages[1:] %}{% endif %}
+{{- '<|eot_id|>' }}
+{%- for m in messages %}
+  {{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
+
+LLAMA2 = """
+{%- if messages[0].role == 'system' %}{% set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' %}
+  {%- set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}
+{%- for m in messages %}
+  {%- if m.role == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') + m.content + ' [/INST]' }}
+  {%- else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}
+{%- endfor %}"""
+
+_ALTERNATE = """
+{%- for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+  {{- raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}"""
+
+# Both versions put the system's words into the last user turn, whichever that is.
+MISTRAL_V03 = (
+    """
+{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}
+  {%- set messages = messages[1:] %}{% endif %}"""
+    + _ALTERNATE
+    + """
+{{- bos_token }}
+{%- for m in messages %}
+  {%- if m.role == 'assistant' %}{{ ' ' + m.content | trim + eos_token }}
+  {%- elif loop.last and system is defined %}{{ '[INST] ' + system + '\\n\\n' + m.content + '[/INST]' }}
+  {%- else %}{{ '[INST] ' + m.content + '[/INST]' }}{% endif %}
+{%- endfor %}"""
+)
+MISTRAL_SMALL_2409 = MISTRAL_V03.replace("'[INST] '", "'[INST]'").replace("' ' + m.content | trim", "m.content")
+
+_GEMMA_TURNS = """
+{%- for m in messages %}
+  {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\\n' }}
+  {{- (prefix if loop.first else '') + m.content | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+GEMMA2 = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + _ALTERNATE
+    + "{% set prefix = '' %}"
+    + _GEMMA_TURNS
+)
+GEMMA3 = (
+    """{{ bos_token }}
+{%- if messages[0].role == 'system' %}{% set prefix = messages[0].content + '\\n\\n' %}{% set messages = messages[1:] %}
+{%- else %}{% set prefix = '' %}{% endif %}"""
+    + _ALTERNATE
+    + _GEMMA_TURNS
+)
+
+ROLES = {"chatml": CHATML, "qwen2": QWEN2, "qwen3": QWEN3, "llama2": LLAMA2, "llama3": LLAMA3, "gemma3": GEMMA3}
+"""Templates with a place for the system's words."""
+NO_ROLE = {"mistral v0.3": MISTRAL_V03, "mistral small 2409": MISTRAL_SMALL_2409, "gemma2": GEMMA2}
+"""Templates that refuse them, or move them from turn to turn."""
+
+
+def tokenizer_of(template):
+    """One token per byte, `<s>` and `</s>` as its special ones."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<s>": 0, "</s>": 1}
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[letter] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = template
+    return fast

@@ -1,0 +1,91 @@
+import pytest
+from templates import GEMMA2, NO_ROLE, ROLES, tokenizer_of
+
+from rollout.building import check_chat
+from rollout.chat import ChatFormat, ChatTemplateError, chat_pieces
+
+SYSTEM, TASK, RESULT, LAST = "Solve it with tools.", "Task: 6*7?", "Result: 42", "Result: the end"
+REPLY, SECOND = '{"thought":"t"}', '{"thought":"u"}'
+
+
+def dialogue(chat, tokenizer):
+    """Three turns as the agent grows them, as text."""
+    ids = chat.prompt(SYSTEM, TASK)
+    for reply, then in ((REPLY, RESULT), (SECOND, LAST)):
+        sampled = chat._free(reply)
+        ids += sampled + chat.bridge(sampled, then)
+    return tokenizer.decode(ids)
+
+
+def rendered(tokenizer, messages):
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+
+
+def messages(*contents, system):
+    roles = (*(["system"] if system else []), "user", "assistant", "user", "assistant", "user")
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+
+
+def without_blanks(text):
+    """Templates differ in the blanks around what a model wrote, and drop the empty thinking of earlier replies."""
+    return text.replace("<think>\n\n</think>\n\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_the_dialogue_is_the_templates_own_turn_after_turn(name):
+    tokenizer = tokenizer_of(ROLES[name])
+    grown = dialogue(ChatFormat(tokenizer), tokenizer)
+    expected = rendered(tokenizer, messages(SYSTEM, TASK, REPLY, RESULT, SECOND, LAST, system=True))
+    assert without_blanks(grown) == without_blanks(expected)
+
+
+@pytest.mark.parametrize("name", NO_ROLE)
+def test_a_template_without_a_place_for_the_systems_words_gets_them_in_the_first_turn_and_never_again(name):
+    tokenizer = tokenizer_of(NO_ROLE[name])
+    grown = dialogue(ChatFormat(tokenizer), tokenizer)
+    expected = rendered(tokenizer, messages(f"{SYSTEM}\n\n{TASK}", REPLY, RESULT, SECOND, LAST, system=False))
+    assert without_blanks(grown) == without_blanks(expected)
+    assert grown.count(SYSTEM) == 1
+
+
+@pytest.mark.parametrize("name", [*ROLES, *NO_ROLE])
+def test_no_placeholder_is_left_in_any_piece(name):
+    pieces = chat_pieces(tokenizer_of((ROLES | NO_ROLE)[name]))
+    assert not [piece for piece in (getattr(pieces, name) for name in pieces.__slots__) if "\x01" in piece]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "it has no chat template"),
+        ("{{ messages[0].content }}", "leaves out the"),
+        ("{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.content }}{% endfor %}", "repeats"),
+        ("{{ messages | length }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", "renders the first"),
+        ("{{ raise_exception('no\nway') }}", "its template says: no way"),
+        ("{{ messages[0].nothing.at_all }}", "its template says: "),
+        ("{% for m in messages %}", "its template says: "),
+        ({"tool_use": GEMMA2}, "its template says: "),
+    ],
+)
+def test_a_template_that_cannot_hold_a_dialogue_is_refused(template, said):
+    with pytest.raises(ChatTemplateError, match=said):
+        ChatFormat(tokenizer_of(template))
+
+
+def test_a_tokenizer_that_ends_no_reply_is_refused():
+    tokenizer = tokenizer_of(ROLES["chatml"])
+    tokenizer.eos_token = None
+    with pytest.raises(ChatTemplateError, match="eos_token"):
+        ChatFormat(tokenizer)
+
+
+def test_a_model_folder_is_checked_as_it_will_be_loaded(tmp_path):
+    for name, template in (ROLES | NO_ROLE).items():
+        tokenizer_of(template).save_pretrained(tmp_path / name)
+        check_chat(tmp_path / name)
+    tokenizer_of(None).save_pretrained(tmp_path / "base")
+    with pytest.raises(ChatTemplateError, match="it has no chat template"):
+        check_chat(tmp_path / "base")
+    (tmp_path / "base" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ChatTemplateError, match="its tokenizer cannot be loaded"):
+        check_chat(tmp_path / "base")

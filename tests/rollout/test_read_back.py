@@ -1,0 +1,90 @@
+"""Weights read back out of memory that holds others than it was given."""
+
+import pytest
+import safetensors.torch
+import torch
+
+from benchmarks.simulated_memory import TARGETS, MergedMemory, adapter_versions, read_native, save_base
+from rollout.read_back import MergedColumns, ReadBack, together
+
+STEP_SIZES = (1e-6, 1e-5, 1e-4, 1e-3)
+
+
+@pytest.fixture
+def merger(tmp_path):
+    return save_base(tmp_path, torch.Generator().manual_seed(0))
+
+
+def versions_of(step_size, count=6):
+    return adapter_versions(torch.Generator().manual_seed(1), step_size=step_size, count=count)
+
+
+@pytest.mark.parametrize("step_size", STEP_SIZES)
+def test_no_earlier_version_in_a_merged_memory_passes_as_the_newest(merger, step_size):
+    *earlier, newest = versions_of(step_size)
+    old = MergedMemory(merger)
+    for version in earlier:
+        assert old.load(version).fault is None
+    for memory in (old, MergedMemory(merger)):
+        for held in earlier:
+            assert "memory holds weights" in memory.load(newest, held=held).fault
+        assert memory.load(newest).fault is None
+
+
+@pytest.mark.parametrize("step_size", STEP_SIZES)
+def test_no_earlier_version_in_a_native_slot_passes_as_the_newest(tmp_path, step_size):
+    *earlier, newest = versions_of(step_size)
+    assert read_native(tmp_path, newest, newest).fault is None
+    for held in earlier:
+        assert "memory holds weights" in read_native(tmp_path, newest, held).fault
+
+
+def test_two_engines_with_the_same_weights_read_the_same(merger):
+    (version,) = versions_of(1e-4, count=1)
+    assert MergedMemory(merger).load(version) == MergedMemory(merger).load(version)
+
+
+def test_layer_that_the_engine_lacks_is_not_held(merger):
+    (version,) = versions_of(1e-4, count=1)
+    memory = MergedMemory(merger)
+    memory.load(version)
+    del memory.layers["model.layers.1.self_attn.o_proj"]
+    assert memory.columns.read(memory).fault is not None
+
+
+def test_memory_of_which_nothing_can_be_read_proves_nothing(merger):
+    memory = MergedMemory(merger, columns=MergedColumns(["no_such_proj"]))
+    (version,) = versions_of(1e-4, count=1)
+    assert memory.load(version).fault == "no weights could be read back out of the engine's memory"
+    assert ReadBack(given="", held="").fault is not None
+
+
+def test_only_matrices_that_adapters_change_are_kept_and_all_weights_pass(merger):
+    columns = MergedColumns(["q_proj"])
+    passed = [name for name, _ in columns.kept(merger.base_weights())]
+    assert passed == [name for name, _ in merger.base_weights()]
+    assert sorted(columns._given) == [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+
+
+def test_sign_of_zero_and_what_is_too_small_for_a_kernel_make_no_difference(tmp_path):
+    (version,) = versions_of(1e-4, count=1)
+    factors = safetensors.torch.load(version)
+    for name, tensor in factors.items():
+        tensor[0, 0], tensor[0, 1] = -0.0, 1e-39
+        assert torch.isfinite(tensor).all(), name
+    small = safetensors.torch.save(factors)
+    zero = safetensors.torch.save({name: torch.where(one.abs() < 1e-30, 0.0, one) for name, one in factors.items()})
+    assert read_native(tmp_path, small, zero).fault is None
+
+
+def test_share_of_every_worker_counts():
+    right, wrong = ReadBack(given="a", held="a"), ReadBack(given="b", held="c")
+    assert together([right, right]).fault is None
+    assert together([right, wrong]).fault is not None
+    assert together([right]) is right
+
+
+def test_targets_of_the_simulated_memory_are_the_attention_of_the_default_recipe():
+    from configs.model import ModelConfig
+
+    assert set(TARGETS) < set(ModelConfig().lora_targets)

@@ -1,0 +1,47 @@
+import random
+
+from envs.datasets.generated import sample_tasks
+from rollout.demonstrations import demonstrated_plans
+from rollout.seeded import engine_seed, stream_seed
+
+RUNS, WORKERS = range(64), range(32)
+
+
+def test_engines_of_different_runs_and_workers_share_no_stream():
+    seeds = {(run, worker): engine_seed(run, worker) for run in RUNS for worker in WORKERS}
+    assert len(set(seeds.values())) == len(seeds)
+    # numpy takes no other seeds.
+    assert all(0 <= seed < 2**32 for seed in seeds.values())
+
+
+def test_streams_of_engines_are_no_streams_of_requests():
+    requests = {stream_seed(run, f"g{group:06d}/0", calls) for run in RUNS for group in WORKERS for calls in (1, 200)}
+    assert not requests & {engine_seed(run, worker) for run in RUNS for worker in WORKERS}
+
+
+def guesses(seed, count=208):
+    tasks = sample_tasks({"lookup": 1.0}, split="train", count=count, seed=0)
+    return [len(plan) == 1 for plan in demonstrated_plans(tasks, 1.0, seed=seed)]
+
+
+def test_runs_with_different_seeds_demonstrate_different_mistakes():
+    chance = 0.85**2 + 0.15**2
+    agreed = [
+        sum(mine == theirs for mine, theirs in zip(guesses(0), guesses(other), strict=True)) for other in range(1, 8)
+    ]
+    assert all(abs(one / 208 - chance) < 0.15 for one in agreed)
+    assert guesses(3) == guesses(3)
+
+
+def test_demonstrations_are_wrong_in_the_share_that_was_asked_for():
+    tasks = sample_tasks({"lookup": 1.0}, split="train", count=40, seed=0)
+    wrong = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=5), tasks, strict=True)]
+    assert sum(wrong) == 30
+    other = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=6), tasks, strict=True)]
+    assert wrong != other
+
+
+def test_generator_of_a_worker_does_not_continue_in_the_next_run():
+    """Their first numbers differ too: no seed is another's, shifted by one."""
+    first = [random.Random(engine_seed(run, worker)).random() for run in RUNS for worker in WORKERS]
+    assert len(set(first)) == len(first)
