@@ -10,15 +10,16 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentflow-$(EXTRA)
 
-.PHONY: help setup train test test-fast test-faults check docs lock
+.PHONY: help setup train test test-fast test-faults check docs pages lock
 
 help:
 	@echo "make train   set up, run the main job, end with a report (ARGS='key=value ...' overrides the recipe)"
 	@echo "make test    set up, run all tests (make test-fast: those without Ray and the model)"
 	@echo "make check   lint, types and the layer rule"
 	@echo "make docs    build the documentation into site/ (needs no network)"
+	@echo "make pages   write anew what the pages show of the code (settings, recipes, commands, metrics)"
 	@echo "make setup   only the set-up (EXTRA=gpu on a CUDA machine)"
-	@echo "make lock    mend the lock file after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
+	@echo "make lock    update the lock file after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 
 setup: $(STAMP)
 
@@ -46,6 +47,10 @@ check: setup
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+pages: setup
+	@$(BIN)/python -m ray_jobs.metrics_pages
+	@$(BIN)/python docs/generated.py
 
 lock: setup
 	@bash .ci/setup lock $(ARGS)

@@ -54,7 +54,7 @@ def _grown(run: Path, folder: Path, num: int) -> Path:
 
 
 @contextmanager
-def _viewer(folder: Path) -> Iterator[str]:
+def viewer(folder: Path) -> Iterator[str]:
     """The address that the command says, as soon as it says it."""
     command = [sys.executable, "-m", "ray_jobs.cli", "view", str(folder), "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -71,7 +71,7 @@ def _viewer(folder: Path) -> Iterator[str]:
 def _opened(browser: "Browser", folder: Path, num: int) -> tuple[float, float, float]:
     """Seconds until the command says its address; from there until rows stand on the page; until all are counted."""
     started = time.perf_counter()
-    with _viewer(folder) as address:
+    with viewer(folder) as address:
         said = time.perf_counter()
         page = browser.new_page()
         page.set_default_timeout(_PATIENCE_MS)

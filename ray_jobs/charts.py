@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 14, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
 _SIDE, _EDGE = 320, 36
 
 
@@ -34,35 +34,78 @@ def bar_chart(bars: Sequence[Bar]) -> str:
     return f'<div class="rates">{rows}</div>'
 
 
-def line_chart(xs: Sequence[float], lines: Mapping[str, Sequence[float]], *, top: float, title: str) -> str:
-    """Lines over train steps, y from 0 to `top`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A rate that was measured at one step, with its interval, all between 0 and 1."""
+
+    label: str
+    step: float
+    rate: float
+    low: float
+    high: float
+    kind: str
+
+
+def line_chart(
+    xs: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    *,
+    top: float,
+    title: str,
+    marks: Sequence[Mark] = (),
+    share: bool = False,
+) -> str:
+    """Lines over train steps under their title, y from 0 to `top`. `marks` become diamonds with whiskers; with `share`
+    the labels of y are percent."""
     if not xs:
         return "<p>No train steps were logged.</p>"
     width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
-    first, span = xs[0], max(xs[-1] - xs[0], 1e-9)
+    ends = [xs[0], xs[-1], *(mark.step for mark in marks)]
+    first, last = min(ends), max(ends)
 
-    def place(x: float, y: float) -> str:
-        return f"{_LEFT + (x - first) / span * width:.1f},{_TOP + (1 - min(y / top, 1)) * height:.1f}"
+    def across(x: float) -> float:
+        return _LEFT + (x - first) / max(last - first, 1e-9) * width
+
+    def up(y: float) -> float:
+        return _TOP + (1 - min(y / top, 1)) * height
 
     parts = []
     for tick in range(5):
-        y = _TOP + tick / 4 * height
         value = top * (1 - tick / 4)
+        label = f"{100 * value:g}%" if share else f"{value:g}"
         parts.append(
-            f'<path class="grid" d="M{_LEFT} {y:.1f}h{width}"/>'
-            f'<text class="note" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
+            f'<path class="grid" d="M{_LEFT} {up(value):.1f}h{width}"/>'
+            f'<text class="note" x="{_LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{label}</text>'
         )
-    for x in sorted({xs[0], xs[len(xs) // 2], xs[-1]}):
-        position = place(x, 0).split(",")[0]
-        parts.append(f'<text class="note" x="{position}" y="{HEIGHT - 8}" text-anchor="middle">{x:g}</text>')
+    for index, step in enumerate(_ticks(first, last)):
+        name = f"step {step}" if index == 0 else str(step)
+        parts.append(f'<text class="note" x="{across(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text>')
     for index, (name, ys) in enumerate(lines.items()):
-        points = " ".join(place(x, y) for x, y in zip(xs, ys, strict=True))
+        places = [(across(x), up(y)) for x, y in zip(xs, ys, strict=True)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline class="line s{index}" points="{points}"><title>{escape(name)}</title></polyline>')
         # A run of one step has no line, only its point.
-        dots = (place(x, y).split(",") for x, y in zip(xs, ys, strict=True) if len(xs) <= 40)
-        parts += [f'<circle class="dot s{index}" cx="{x}" cy="{y}" r="2.6"/>' for x, y in dots]
-    keys = (f'<span><span class="key s{index}"></span>{escape(name)}</span> ' for index, name in enumerate(lines))
-    return _svg("".join(parts), height=HEIGHT, title=title) + f'<p class="legend">{"".join(keys)}</p>'
+        parts += [
+            f'<circle class="dot s{index}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places if len(places) <= 40
+        ]
+    parts += [
+        f'<path class="reach {mark.kind}" d="M{across(mark.step):.1f} {up(mark.high):.1f}V{up(mark.low):.1f}"/>'
+        f'<path class="mark {mark.kind}" d="M{across(mark.step):.1f} {up(mark.rate) - 7:.1f}l7 7l-7 7l-7 -7z">'
+        f"<title>{escape(mark.label)}: {100 * mark.rate:.1f}%</title></path>"
+        for mark in marks
+    ]
+    keys = [(f"s{index}", name) for index, name in enumerate(lines)]
+    keys += [(f"mark {mark.kind}", f"{mark.label}: {100 * mark.rate:.1f}%") for mark in marks]
+    legend = "".join(f'<span><span class="key {kind}"></span>{escape(name)}</span> ' for kind, name in keys)
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return f'<figure><figcaption>{escape(title)}</figcaption>{svg}<p class="legend">{legend}</p></figure>'
+
+
+def _ticks(first: float, last: float) -> range:
+    """Whole steps at even distances, eleven at most."""
+    strides = (scale * unit for scale in (10**power for power in range(12)) for unit in (1, 2, 5))
+    stride = next(stride for stride in strides if (last - first) / stride <= 10)
+    return range(math.ceil(first / stride) * stride, math.floor(last) + 1, stride)
 
 
 def reliability_diagram(bins: Sequence[tuple[float, float, float]]) -> str:
@@ -101,7 +144,3 @@ def _score_axes(low: float, high: float) -> str:
         f'<text class="note" x="{middle}" y="{end + 28}" text-anchor="middle">what the PRM said</text>'
         f'<text class="note" x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">label</text>'
     )
-
-
-def _svg(content: str, *, height: float, title: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">{content}</svg>'

@@ -7,14 +7,15 @@ from typing import Any
 
 from ray_jobs.prm_page import PRM_STYLE
 
-_STYLE = Path(__file__).with_name("report.css")
+_STYLES = [Path(__file__).parent / name for name in ("viewer/palette.css", "report.css")]
 
 
 def page_of(title: str, body: str) -> str:
+    styles = "".join(path.read_text() for path in _STYLES)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE.read_text()}{PRM_STYLE}</style><body>{body}</body></html>"
+        f"<title>{escape(title)}</title><style>{styles}{PRM_STYLE}</style><body>{body}</body></html>"
     )
 
 

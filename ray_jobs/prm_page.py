@@ -13,15 +13,16 @@ CANARY_LIMIT = 0.3
 """Junk decisions must score below it."""
 
 PRM_STYLE = """
-.track.chance { background: linear-gradient(var(--soft), var(--soft)) center / 1px 100% no-repeat var(--card); }
+.track.chance { background: linear-gradient(var(--soft), var(--soft)) center / 1px 100% no-repeat var(--raised); }
 .prm-point, .prm-tick { position: absolute; transform: translateX(-50%); }
-.prm-point { top: 6px; width: 10px; height: 10px; border-radius: 50%; background: var(--c); }
+.prm-point { top: 6px; width: 10px; height: 10px; border-radius: 50%; background: var(--after); }
 .prm-tick { top: 1px; width: 4px; height: 20px; border-radius: 2px; }
-.prm-tick.constant, .key.constant { background: var(--a); } .prm-tick.length, .key.length { background: var(--b); }
+.prm-tick.constant, .key.constant { background: var(--untouched); }
+.prm-tick.length, .key.length { background: var(--before); }
 .prm-diagram { max-width: 400px; } svg.prm-diagram text, svg.prm-diagram .note { font-size: 12px; }
 .prm-diagram .diagonal { stroke: var(--soft); stroke-dasharray: 4 4; fill: none; }
 """
-"""For the page's style sheet, after report.css, whose variables it uses."""
+"""For the page's style sheet, after viewer/palette.css, whose variables it uses."""
 
 _UNDEFINED = "not defined"
 

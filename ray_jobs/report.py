@@ -1,9 +1,8 @@
 """The report of a run: one page that stands alone, for people who look before they read."""
 
 import json
-import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 from envs.sandbox import SandboxState
 from ray_jobs.cards import scored_cards, trajectory_cards
-from ray_jobs.charts import Bar, bar_chart, line_chart
+from ray_jobs.charts import Bar, bar_chart
 from ray_jobs.page import page_of, percent, shown, table
 from ray_jobs.prm_page import like_with_like, render_prm_section
+from ray_jobs.report_curves import learning_curve, training_curves
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
@@ -62,13 +62,19 @@ def write_report(run_dir: Path) -> Path:
     run = _read_run(run_dir)
     sections = {
         "Before and after": _bars(run.summary) + _by_dataset(run.summary) + _endings(run.attempts),
-        "Learning": _curves(run.steps) + _limit(run.summary),
+        "Trajectories to read": trajectory_cards(run.attempts),
         "The process reward model": _prm(run),
-        "Trajectories to read": trajectory_cards(run.attempts) + _viewer(run_dir),
-        "Numbers": _numbers(run.summary),
+        "Training": training_curves(run.steps) + _limit(run.summary),
+        "Numbers": _folded("All numbers of this run", _numbers(run.summary)),
     }
-    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections.items() if content)
-    page = page_of(f"{run_dir.name}: report", f"{_headline(run.summary)}{_caveats(run)}{body}{_footer(run)}")
+    sections = {title: content for title, content in sections.items() if content}
+    opening = (
+        _headline(run.summary) + _contents(sections, run_dir) + learning_curve(run.steps, run.summary) + _caveats(run)
+    )
+    body = "".join(
+        f'<section id="{_anchor(title)}"><h2>{title}</h2>{content}</section>' for title, content in sections.items()
+    )
+    page = page_of(f"{run_dir.name}: report", f"{opening}{body}{_footer(run)}")
     path = run_dir / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
@@ -83,9 +89,21 @@ def write_prm_page(folder: Path, quality: Mapping[str, Any]) -> Path:
     return path
 
 
-def _viewer(run_dir: Path) -> str:
+def _contents(titles: Iterable[str], run_dir: Path) -> str:
+    links = "".join(f'<a href="#{_anchor(title)}">{title}</a> ' for title in titles)
     command = escape(f"agentflow view {shlex.quote(str(run_dir))}")
-    return f'<p class="soft">All of them, step by step, with where each advantage came from: <code>{command}</code></p>'
+    return (
+        f'<nav aria-label="Contents">{links}</nav>'
+        f'<p class="soft">Every trajectory, and why each step got its advantage: <code>{command}</code></p>'
+    )
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -99,8 +117,10 @@ def _headline(summary: Mapping[str, Any]) -> str:
     else:
         answer, kind = ("Yes.", "better") if after > before else ("No, it made it worse.", "unsure worse")
     verdict = str(summary.get("verdict") or "Its verdict is missing")
+    gain = None if before is None or after is None else 100 * (after - before)
+    hero = "" if gain is None else f'<p class="hero">{gain:+.1f} points</p>'
     return (
-        "<h1>Did reinforcement learning make the planner better?</h1>"
+        f"<h1>Did reinforcement learning make the planner better?</h1>{hero}"
         f'<p class="verdict {kind}"><b>{answer}</b> On {shown(summary.get("num_eval_tasks"))} held-out tasks: '
         f"<b>{percent(before)}</b> solved after the cold start, <b>{percent(after)}</b> after RL. "
         f"{escape(verdict[0].upper() + verdict[1:])}.</p>"
@@ -175,11 +195,11 @@ def _by_dataset(summary: Mapping[str, Any]) -> str:
         low, high = wilson_interval(round(row["after"] * row["num"]), row["num"])
         rates = (percent(row["before"]), percent(row["after"]), f"{100 * low:.1f} to {100 * high:.1f}%")
         rows.append((label, str(row["num"]), *rates, f"{row['mcnemar_p']:.2g}" if "mcnemar_p" in row else ""))
-    return table(("data set", "tasks", "cold-started", "after RL", "its 95% interval", "exact McNemar p"), rows)
+    return table(("data set", "tasks", "cold-started", "after RL", "95% interval after RL", "exact McNemar p"), rows)
 
 
 def _endings(attempts: Mapping[str, Mapping[str, Record]]) -> str:
-    """A wrong answer and no answer at all are different things to mend."""
+    """A wrong answer and no answer at all have different causes."""
     rows = []
     for phase, label in _PHASES.items():
         records = list(attempts[phase].values())
@@ -195,34 +215,11 @@ def _endings(attempts: Mapping[str, Mapping[str, Record]]) -> str:
     return table(header, rows)
 
 
-def _curves(steps: Sequence[Record]) -> str:
-    rates = {
-        "rollout/solve_rate": "solve rate while sampling, all drawn groups",
-        "rollout/groups_kept_share": "share of groups with signal",
-    }
-    staleness = {"policy/staleness_max": "staleness of a batch's oldest token, in train steps"}
-    times = {"learner/step_s": "seconds the learner worked", "learner/wait_s": "seconds it waited for rollouts"}
-    charts = _chart(steps, rates, top=1.0) + _chart(steps, staleness) + _chart(steps, times)
-    return charts + '<p class="soft">All over train steps.</p>'
-
-
 def _limit(summary: Mapping[str, Any]) -> str:
     verdict = summary.get("bottleneck")
     return (
         f'<p class="soft">Speed: {escape(verdict["text"])}. To go on: {escape(verdict["hint"])}.</p>' if verdict else ""
     )
-
-
-def _chart(steps: Sequence[Record], names: Mapping[str, str], *, top: float | None = None) -> str:
-    """Steps where a value is missing or not finite are left out."""
-    title = "; ".join(names.values())
-    rows = [row for row in steps if all(math.isfinite(row.get(key, math.nan)) for key in names)]
-    if not rows:
-        return f"<p>Not logged: {escape(title)}.</p>"
-    lines = {name: [float(row[key]) for row in rows] for key, name in names.items()}
-    # The grid has four rows: multiples of four keep its labels whole.
-    top = top or 4.0 * max(1, math.ceil(max(map(max, lines.values())) / 4))
-    return line_chart([float(row["step"]) for row in rows], lines, top=top, title=title)
 
 
 def _numbers(summary: Mapping[str, Any]) -> str:
@@ -267,7 +264,8 @@ def _prm(run: _Run) -> str:
     cards = (
         f"<h3>What it said in training</h3>{like_with_like(quality)}{scored_cards(run.scored)}" if run.scored else ""
     )
-    return render_prm_section(quality) + watched + (f"<ul>{said}</ul>" if said else "") + cards
+    statistics = _folded("Its quality on held-out tasks, in numbers", render_prm_section(quality))
+    return watched + (f"<ul>{said}</ul>" if said else "") + cards + statistics
 
 
 def _read_run(run_dir: Path) -> _Run:

@@ -16,9 +16,9 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from ray_jobs.metrics import BY_NAME, title_of
+from ray_jobs.metrics import BY_NAME, Metric, title_of
 from ray_jobs.metrics_distributions import HISTOGRAMS
-from ray_jobs.metrics_layout import LOGGED_ROWS
+from ray_jobs.metrics_layout import FIRST, LOGGED_ROWS
 from ray_jobs.metrics_texts import TEXTS
 
 Keeps = Callable[[str, int], bool]
@@ -35,7 +35,8 @@ class Board:
         self._write(0, [_layout()])
 
     def add_scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._write(step, [self._scalar(name, value) for name, value in metrics.items()])
+        tags = [(tag, name) for name in metrics for tag in (name, FIRST.get(name)) if tag]
+        self._write(step, [self._scalar(tag, metrics[name], BY_NAME.get(name)) for tag, name in tags])
 
     def add_histograms(self, step: int, histograms: Mapping[str, np.ndarray]) -> None:
         """`[K, 3]` each: left edge, right edge, count."""
@@ -48,15 +49,15 @@ class Board:
     def close(self) -> None:
         self._writer.close()
 
-    def _scalar(self, name: str, value: float) -> Summary.Value:
+    def _scalar(self, tag: str, value: float, metric: Metric | None) -> Summary.Value:
         """TensorBoard reads the description off the first value of a tag."""
         said = SummaryMetadata()
-        if name not in self._described and (metric := BY_NAME.get(name)):
+        if tag not in self._described and metric:
             said = scalar.create_summary_metadata(display_name=metric.title, description=_sentence(metric.says))
             # Without it TensorBoard takes a plain number for one from before there were descriptions, and drops them.
             said.data_class = DATA_CLASS_SCALAR
-        self._described.add(name)
-        return Summary.Value(tag=name, simple_value=value, metadata=said)
+        self._described.add(tag)
+        return Summary.Value(tag=tag, simple_value=value, metadata=said)
 
     def _write(self, step: int, values: list[Summary.Value]) -> None:
         if values:

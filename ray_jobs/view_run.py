@@ -4,14 +4,16 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from ray_jobs.held_out import held_out_rates
 from ray_jobs.view_ledger import LedgerRows
 from ray_jobs.view_lines import MetricRows, Row, TrajectoryIndex
 from ray_jobs.view_tokens import TokenTexts
+from ray_jobs.view_tree import prefix_tree
 
 MAX_PAGE = 500
 FRESH_S = 900.0
@@ -26,7 +28,8 @@ class ViewError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which rows: each filter that is set must hold, `text` is looked for in ids, question and answers."""
+    """Which rows: each filter that is set must hold, `text` is looked for in ids, question and answers. The phase may
+    be `any`, or `changed`: attempts after RL whose task had another outcome before RL, gained ones first."""
 
     text: str = ""
     phase: str = ""
@@ -91,6 +94,9 @@ class ViewedRun:
             },
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
+            "num_eval_tasks": summary.get("num_eval_tasks"),
+            "held_out": [asdict(one) for one in held_out_rates(summary)],
+            "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
             "bottleneck": (summary.get("bottleneck") or {}).get("text"),
         }
@@ -100,7 +106,8 @@ class ViewedRun:
         names = ("phase", "verdict", "dataset")
         with self.trajectories.lock:
             rows = self.trajectories.rows
-            return {name: dict(Counter(row[name] for row in rows if row[name] is not None)) for name in names}
+            found: Row = {name: dict(Counter(row[name] for row in rows if row[name] is not None)) for name in names}
+            return found | {"changed": len(self._changed())}
 
     def page(self, wanted: Wanted, offset: int, limit: int) -> Row:
         """Rows of trajectories that are wanted, and how many there are in all."""
@@ -109,7 +116,12 @@ class ViewedRun:
             if wanted.newest_first:
                 found = found[::-1]
             rows = self.trajectories.rows
-            return {"total": len(found), "rows": [rows[number] for number in found[offset : offset + limit]]}
+            before = {after: rows[number] for number, after in self._changed()} if wanted.phase == "changed" else {}
+            shown = [
+                rows[number] | ({"before": before[number]} if number in before else {})
+                for number in found[offset : offset + limit]
+            ]
+            return {"total": len(found), "rows": shown}
 
     def trajectory(self, trajectory_id: str) -> Row | None:
         """All that is known of one, its tokens with their texts, its siblings and the other attempts at its task."""
@@ -145,7 +157,10 @@ class ViewedRun:
         with index.lock:
             group = next((one for one in self._all_groups() if one["id"] == group_id), None)
             siblings = [index.rows[number] for number in index.by_group.get(group_id, [])]
-        return None if group is None else group | {"siblings": siblings}
+        if group is None:
+            return None
+        records = (self.trajectories.record(row["id"]) for row in siblings)
+        return group | {"siblings": siblings, "tree": prefix_tree([one for one in records if one is not None])}
 
     def _all_groups(self) -> Iterator[Row]:
         index = self.trajectories
@@ -169,13 +184,27 @@ class ViewedRun:
         index = self.trajectories
         fits = _fits(wanted)
         text = wanted.text.lower().strip()
-        if not fits and not text:
+        changed = wanted.phase == "changed"
+        if not fits and not text and not changed:
             return range(len(index.rows))
         return [
             number
-            for number, row in enumerate(index.rows)
-            if (not text or text in index.texts[number]) and all(test(row) for test in fits)
+            for number in ([after for _, after in self._changed()] if changed else range(len(index.rows)))
+            if (not text or text in index.texts[number]) and all(test(index.rows[number]) for test in fits)
         ]
+
+    def _changed(self) -> list[tuple[int, int]]:
+        """The numbers of the attempts before and after RL at each task whose outcome changed, gained tasks first; the
+        caller holds the lock."""
+        rows = self.trajectories.rows
+        before = {row["task"]: number for number, row in enumerate(rows) if row["phase"] == "eval_before"}
+        pairs = [
+            (before[row["task"]], number)
+            for number, row in enumerate(rows)
+            if row["phase"] == "eval_after" and row["task"] in before
+        ]
+        changed = [(one, other) for one, other in pairs if _right(rows[one]) != _right(rows[other])]
+        return sorted(changed, key=lambda pair: _right(rows[pair[0]]))
 
     def _is_live(self) -> bool:
         if (self.folder / "summary.json").exists():
@@ -191,7 +220,7 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
         one, other = left[task], right[task]
-        kind = _kind(one["outcome"] == 1.0, other["outcome"] == 1.0)
+        kind = _kind(_right(one), _right(other))
         counts[kind] += 1
         wanted = not only or kind == only or (only == "changed" and kind in ("gained", "lost"))
         if wanted and text in f"{task}\n{one['question']}".lower():
@@ -199,6 +228,10 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
     order = ("gained", "lost", "both_wrong", "both_right")
     pairs.sort(key=lambda pair: (order.index(pair["kind"]), pair["task"]))
     return dict(counts), pairs
+
+
+def _right(row: Row) -> bool:
+    return row["outcome"] == 1.0
 
 
 def _kind(before: bool, after: bool) -> str:
@@ -211,7 +244,7 @@ def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
     tests: list[Callable[[Row], bool]] = []
     for name in ("phase", "verdict", "dataset", "group", "step"):
         value = getattr(wanted, name)
-        if value not in ("", None):
+        if value not in ("", None) and (name, value) not in (("phase", "any"), ("phase", "changed")):
             tests.append(lambda row, name=name, value=value: row[name] == value)  # type: ignore[misc]
     match wanted.outcome:
         case "right":

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from html.parser import HTMLParser
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from configs.envs import EnvsConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
+from docs import generated
 from envs.datasets import families
 from envs.datasets.own import own_tasks
 from envs.tools.toolbox import Toolbox
@@ -67,7 +69,7 @@ def test_commands_named_in_the_text_exist():
         text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for span in re.findall(r"`(agentflow [^`]+)`", text):
             _, name, *arguments = words_of(" ".join(span.split()))
-            if name.startswith("-"):
+            if name.startswith("-") or name == "help":
                 continue
             assert name in COMMANDS, f"{page.name}: `{span}`"
             if arguments and not placeholder.search(span):
@@ -97,6 +99,26 @@ def test_every_command_and_every_recipe_is_explained():
     commands, recipes = ((DOCS / name).read_text(encoding="utf-8") for name in ("commands.md", "recipes.md"))
     assert [name for name in COMMANDS if f"`agentflow {name}" not in commands] == []
     assert [name for name in RECIPES if f"<!-- recipe: {name} -->" not in recipes] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_pages_are_whole_as_files_and_say_what_the_code_says(page):
+    """After a change of settings, recipes, commands or the README's numbers: `make pages`."""
+    text = page.read_text(encoding="utf-8")
+    assert generated.filled(text) == text
+    assert len(re.findall(r"<!-- (?:generated|recipe): ", text)) == text.count("<!-- end -->")
+
+
+def test_every_setting_recipe_and_command_can_be_read_in_the_files():
+    settings, recipes, commands = (
+        (DOCS / name).read_text(encoding="utf-8") for name in ("settings.md", "recipes.md", "commands.md")
+    )
+    assert [name for name in settings_of(RunConfig) if f"| `{name.rpartition('.')[2]}` |" not in settings] == []
+    for name in RECIPES:
+        assert (ROOT / "configs" / "recipes" / f"{name}.toml").read_text(encoding="utf-8").strip() in recipes
+    assert [name for name in COMMANDS if f"usage: agentflow {name}" not in commands] == []
+    for text in (settings, recipes, commands):
+        assert "??? " not in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -156,6 +178,34 @@ def test_own_family_of_the_page_draws_tasks_that_its_plan_solves():
     exec(source, names)
     problem = names["draw_change"](families.random.Random(0), ())
     assert eval(problem.plan[0].action_input) == problem.answer == int(problem.plan[-1].action_input)
+
+
+def test_the_picture_of_the_loop_can_be_read_on_a_phone_and_in_the_dark():
+    picture = (DOCS / "images" / "loop.svg").read_text(encoding="utf-8")
+    width = float(re.search(r'viewBox="0 0 (\d+)', picture)[1])
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', picture)]
+    assert min(sizes) * 390 / width > 11
+    assert "@media (prefers-color-scheme: dark)" in picture
+    outside_of_style = picture.partition("</style>")[2]
+    assert not re.search(r"#[0-9a-f]{3,6}\b(?!\))", outside_of_style.replace("url(#a)", ""))
+
+
+def test_readme_says_first_what_it_is_and_shows_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = "\n".join(readme.splitlines()[:24])
+    assert "docs/images/viewer-group.png" in first
+    assert "make train" in first
+    assert "AUROC" not in first
+    assert "McNemar" not in first
+    order = ["make train", "learning-curve.png", "<!-- the demo's numbers -->", "(LICENSE)", "## The numbers"]
+    assert [readme.index(part) for part in order] == sorted(readme.index(part) for part in order)
+
+
+def test_the_licence_is_named_where_it_is_looked_for():
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")[:200]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 # --- messages ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import { phaseName } from "./trajectories.js";
 const KINDS = { gained: "gained", lost: "lost", both_wrong: "both wrong", both_right: "both right" };
 
 function sides(app) {
-  return app.runs.flatMap((about, run) => Object.keys(about.facets.phase).filter((phase) => phase !== "train" && phase !== "collect")
+  return app.runs.flatMap((about, run) => Object.keys(about.facets.phase).filter((phase) => phase.startsWith("eval_"))
     .map((phase) => [`${run}:${phase}`, `${app.runs.length > 1 ? `${about.name}, ` : ""}${phaseName(phase)}`]));
 }
 
@@ -25,7 +25,8 @@ export async function compare(app, { query }) {
   const table = h("div", { class: "quad" });
   const list = new VirtualList({
     label: "Tasks",
-    empty: "No task fits. Both sides must have attempted the same tasks.",
+    heads: [["c-pair", "outcome"], ["c-main", "task"], ["c-more", "answers (reference)"]],
+    empty: "No task matches. Both sides must have attempted the same tasks.",
     fetchPage: async (offset, limit, signal) => {
       const answer = await get("pairs", { ...asked, offset, limit }, signal);
       table.replaceChildren(...quads(answer.counts, (only) => { asked.only = only; renew(); }, asked.only));

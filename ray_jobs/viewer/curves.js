@@ -4,26 +4,26 @@ import { get, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
+const SOLVED = ["Tasks solved", "Line: share of all sampled attempts that were right, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
 const SECTIONS = [
   ["Does it learn?", [
-    ["Solved while sampling", "Share of all sampled attempts that were right, before any filter.", { "rollout/solve_rate": "" }, 1],
-    ["PRM score", "Mean score of the steps, in groups with signal.", { "prm/score": "" }, 1],
-    ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
+    ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
+    ["Groups after each step", "What has become of the groups so far; the last point is the bar at the top.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
+    ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
-  ["Is there something to learn from?", [
-    ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, 1],
-    ["Groups by now", "Where the groups drawn so far went.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
-    ["Steps of an attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
+  ["Can the process reward model be trusted?", [
+    ["PRM score", "Mean score of the steps, in groups with signal.", { "prm/score": "" }],
+    ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
   ]],
   ["Is the update sound?", [
     ["Log-prob gap", "Mean |learner - rollout| over trained tokens: age and numerical difference together.", { "policy/logprob_gap_abs": "" }],
     ["Age of the batch", "Train steps between sampling and training.", { "policy/age_mean": "mean", "policy/staleness_max": "oldest" }],
     ["Gradient norm", "Before it is clipped.", { "policy/grad_norm": "" }],
-    ["Effective sample size", "Of the importance weights; 1 is on-policy.", { "policy/effective_sample_size": "" }, 1],
+    ["Effective sample size", "Of the importance weights; 100% is on-policy.", { "policy/effective_sample_size": "" }, { share: true }],
   ]],
   ["Where does the time go?", [
-    ["Seconds per step", "Whole turn of the loop, the learner's work in it, and its waiting.", { "time/step_s": "step", "learner/step_s": "learner", "learner/wait_s": "wait" }],
-    ["Tokens of an attempt", "Mean sampled tokens.", { "rollout/sampled_tokens": "" }],
+    ["Seconds per step", "One pass of the loop, the learner's work in it, and its wait for rollouts.", { "time/step_s": "step", "learner/step_s": "learner", "learner/wait_s": "wait" }],
+    ["Tokens per attempt", "Mean number of sampled tokens.", { "rollout/sampled_tokens": "" }],
   ]],
 ];
 
@@ -31,48 +31,84 @@ export async function curves(app) {
   const node = h("div", { class: "curves" });
   const draw = async () => {
     const rows = await Promise.all(app.runs.map((_, run) => get("metrics", { run })));
-    node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run)), ...SECTIONS.flatMap((one) => section(one, rows, app.runs)));
+    const first = plot(SOLVED, rows, app);
+    node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run)), ...(first ? [first] : []), ...SECTIONS.flatMap((one) => section(one, rows, app)));
   };
   await draw();
   return {
     node,
     update: async (before) => {
-      const moved = app.states.some((state, run) => state.metrics !== before[run]?.metrics || state.generation !== before[run]?.generation);
+      const moved = app.states.some((state, run) => state.metrics !== before[run]?.metrics || state.generation !== before[run]?.generation || state.ledger !== before[run]?.ledger);
       if (moved) await draw();
       else app.runs.forEach((about, run) => node.querySelector(`[data-run="${run}"]`)?.replaceWith(facts(about, app.states[run], run)));
     },
   };
 }
 
-function section([title, plots], rows, runs) {
-  const cards = plots.map(([name, note, metrics, top]) => {
-    const lines = rows.flatMap((of, run) => Object.entries(metrics).map(([metric, label], index) => ({
-      name: [runs.length > 1 ? runs[run].name : "", label].filter(Boolean).join(" "),
-      kind: `l${runs.length > 1 ? run + 2 * index : index}`,
-      points: of.filter((row) => row[metric] !== undefined && row[metric] !== null && "policy/loss" in row).map((row) => [row.step, row[metric]]),
-    }))).filter((line) => line.points.length);
-    return lines.length ? chart({ title: name, note, lines, top: top ?? null }) : null;
-  }).filter(Boolean);
+function section([title, plots], rows, app) {
+  const cards = plots.map((one) => plot(one, rows, app)).filter(Boolean);
   return cards.length ? [h("h2", {}, title), h("div", { class: "plots" }, cards)] : [];
+}
+
+function plot([title, note, metrics, { share = false, tall = false } = {}], rows, app) {
+  const several = Object.keys(metrics).length > 1;
+  const twoRuns = app.runs.length > 1;
+  const lines = rows.flatMap((of, run) => Object.entries(metrics).map(([metric, label], index) => ({
+    name: [twoRuns ? app.runs[run].name : "", label].filter(Boolean).join(" "),
+    kind: metric.startsWith("groups/") ? `v-${metric.slice(7)}` : `l${several ? index : run}`,
+    dashed: several && run > 0,
+    points: metric.startsWith("groups/") ? afterEachStep(of, metric, app.states[run]) : pointsOf(of, metric),
+  }))).filter((line) => line.points.length);
+  const marks = tall ? app.runs.flatMap((about, run) => heldOut(about, twoRuns ? `${about.name} ` : "", twoRuns ? `l${run}` : "")) : [];
+  return lines.length ? chart({ title, note, lines, marks, share, tall }) : null;
+}
+
+function pointsOf(rows, metric) {
+  return rows.filter((row) => row[metric] !== undefined && row[metric] !== null && "policy/loss" in row).map((row) => [row.step, row[metric]]);
+}
+
+// A row counts the groups when its batch was cut, which is before its step was trained; the ledger counts them now.
+function afterEachStep(rows, metric, state) {
+  const points = pointsOf(rows, metric).map(([step, value]) => [step - 1, value]);
+  const now = state.groups[metric.slice(7)] ?? 0;
+  return points.length && Object.keys(state.groups).length ? [...points, [state.steps, now]] : points;
+}
+
+const HELD_OUT = { before: "held out, before RL", after: "held out, after RL" };
+
+function heldOut({ held_out: found }, run, kind) {
+  return found.map(({ policy, step, rate, low, high }) => ({ name: `${run}${HELD_OUT[policy]}`, kind: kind || policy, points: [[step, rate, low, high]] }));
 }
 
 function facts(about, state, run) {
   const { solved, settings } = about;
   const total = Object.values(state.groups).reduce((sum, one) => sum + one, 0);
-  const rates = [["untouched", solved.untouched], ["cold-started", solved.before], ["after RL", solved.after]].filter(([, rate]) => rate !== null && rate !== undefined);
+  const both = solved.before !== null && solved.after !== null && solved.before !== undefined && solved.after !== undefined;
+  const progress = `${state.steps ?? 0}${settings.num_steps ? ` of ${settings.num_steps}` : ""}`;
   return h("section", { class: "card facts", "data-run": run },
-    h("div", { class: "facts-head" }, h("h2", {}, about.name), h("span", { class: "soft" },
-      `${settings.model ?? "model unknown"} \u00b7 ${settings.objective ?? ""} \u00b7 credit ${settings.credit ?? "\u2013"} \u00b7 seed ${settings.seed ?? "\u2013"} \u00b7 D ${settings.pipeline_depth ?? "\u2013"}, S ${settings.max_staleness ?? "\u2013"}`)),
-    h("div", { class: "tiles" },
-      ...rates.map(([name, rate]) => tile(percent(rate), `solved, ${name}`, link("compare"))),
-      tile(`${state.steps ?? 0}${settings.num_steps ? ` of ${settings.num_steps}` : ""}`, "train steps"),
-      tile(number(state.trajectories), "trajectories recorded", link("trajectories", "", { run })),
-      ...(total ? [tile(number(total), "groups drawn", link("groups", "", { run }))] : [])),
-    total ? bar(state, total, run) : null,
+    h("div", { class: "facts-head" }, h("h2", {}, about.name), h("span", { class: "soft" }, said(settings))),
+    both ? h("p", { class: "hero-row" }, h("a", { class: "hero", href: link("compare") }, `${percent(solved.before)} \u2192 ${percent(solved.after)}`),
+      h("span", {}, ` of ${about.num_eval_tasks ? `${number(about.num_eval_tasks)} ` : ""}held-out tasks solved, before and after RL`)) : null,
     about.verdict ? h("p", { class: "verdict" }, about.verdict) : null,
+    h("div", { class: "tiles" },
+      tile(progress, "train steps"),
+      tile(number(state.trajectories), "trajectories recorded", link("trajectories", "", { run, phase: "any" })),
+      ...(total ? [tile(number(total), "groups drawn", link("groups", "", { run }))] : []),
+      ...(solved.untouched === null || solved.untouched === undefined ? [] : [tile(percent(solved.untouched), "solved by the untouched model", link("trajectories", "", { run, phase: "eval_untouched" }))])),
+    total ? bar(state, total, run) : null,
     about.bottleneck ? h("p", { class: "soft" }, `Speed: ${about.bottleneck}.`) : null,
+    about.report ? h("p", { class: "soft" }, "Report of this run: ", h("code", {}, about.report)) : null,
     about.alarms.length ? h("details", {}, h("summary", {}, `${about.alarms.length} ${about.alarms.length === 1 ? "alarm" : "alarms"} about the PRM`),
       h("ul", {}, about.alarms.map((alarm) => h("li", {}, `Step ${alarm.step}: ${alarm.message}; weight ${number(alarm.prm_weight)}`)))) : null);
+}
+
+// The settings in words.
+function said({ model, objective, credit, seed, pipeline_depth: ahead, max_staleness: oldest }) {
+  return [
+    model ? `model ${model}` : "model unknown", objective ? `objective ${objective}` : "", credit ? `credit ${credit}` : "", seed === null || seed === undefined ? "" : `seed ${seed}`,
+    ahead === null || ahead === undefined ? "" : ahead === 0 ? "synchronous" : `rollouts up to ${ahead} ${ahead === 1 ? "batch" : "batches"} ahead`,
+    oldest === null || oldest === undefined ? "" : `tokens trained up to ${oldest} steps old`,
+  ].filter(Boolean).join(" \u00b7 ");
 }
 
 function tile(value, name, href) {
@@ -85,7 +121,7 @@ const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expi
 const ENDED = new Set(["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"]);
 
 function bar({ groups, live }, total, run) {
-  const name = (state) => (live || ENDED.has(state) ? "" : "were ") + verdictName(state);
+  const name = (state) => (live || ENDED.has(state) ? verdictName(state) : `unfinished: ${verdictName(state)}`);
   const there = ORDER.filter((state) => groups[state]);
   const strip = h("div", { class: "strip", role: "img", "aria-label": there.map((state) => `${groups[state]} ${name(state)}`).join(", ") },
     there.map((state) => {

@@ -53,10 +53,28 @@ export function number(value, digits = 3) {
   return value.toFixed(size >= 100 ? 1 : digits);
 }
 
+// Three digits, as many as an eye takes in from a curve.
+export function brief(value) {
+  const size = Math.abs(value);
+  return Number.isInteger(value) || size < 1 ? number(value) : number(Number(value.toPrecision(3)), size < 10 ? 2 : size < 100 ? 1 : 0);
+}
+
 // With its sign, for advantages: a real minus sign, as wide as the plus.
 export function signed(value, digits = 3) {
   if (value === null || value === undefined) return "\u2013";
   return (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(digits);
+}
+
+// A duration in the unit that people would say it in.
+export function seconds(value) {
+  if (value === null || value === undefined) return "\u2013";
+  if (value < 1e-3) return "under 1 ms";
+  return value < 1 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(value < 100 ? 1 : 0)} s`;
+}
+
+// The policy version that sampled; before version 0 there is only the model as it was downloaded.
+export function versionName(version) {
+  return version < 0 ? "untouched model" : `v${version}`;
 }
 
 export function percent(value) {
@@ -68,6 +86,12 @@ export function outcomePill(outcome) {
   return outcome === 1
     ? h("span", { class: "pill right" }, "right")
     : h("span", { class: "pill wrong" }, outcome === 0 ? "wrong" : number(outcome, 2));
+}
+
+// Right and wrong by colour and by shape.
+export function outcomeMark(outcome) {
+  const [kind, sign, said] = outcome === 1 ? ["right", "\u2713", "right"] : outcome === null || outcome === undefined ? ["none", "\u2013", "no score"] : ["wrong", "\u2717", "wrong"];
+  return h("span", { class: `mark-${kind}`, role: "img", "aria-label": said }, sign);
 }
 
 const VERDICTS = {

@@ -1,9 +1,10 @@
 // Groups and what became of them: the list, and one group with its siblings.
 
 import { adjust, get, link } from "./api.js";
-import { h, number, outcomePill, signed, verdictName, verdictPill, visible } from "./dom.js";
+import { h, number, seconds, verdictName, verdictPill, versionName, visible } from "./dom.js";
 import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
+import { matrix, matrixLegend } from "./matrix.js";
 
 const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed", "ready", "running", "queued", "in_batch"];
 
@@ -12,7 +13,8 @@ export async function groups(app, { query }) {
   const asked = wanted(query, ["text", "verdict", "step", "order"]);
   const list = new VirtualList({
     label: "Groups",
-    empty: "No group fits.",
+    heads: [["c-id", "group"], ["c-pill", "what became of it"], ["c-main", "task"], ["c-dots", "attempts"], ["c-step", "step"], ["c-more", "policy"]],
+    empty: "No group matches.",
     fetchPage: (offset, limit, signal) => get("groups", { ...asked, run, offset, limit }, signal),
     href: (row) => link("group", row.id, { run }),
     draw: (row) => [
@@ -33,7 +35,7 @@ export async function groups(app, { query }) {
     changed: () => { adjust({ ...asked, run }); list.reset(); },
   });
   return {
-    node: [h("h1", {}, "Groups"), h("p", { class: "soft lead" }, "A group is one task and all attempts at it. Groups without a difference between their attempts carry no gradient and are dropped; of these, at most four a train step are recorded."), bar.node, list.node],
+    node: [h("h1", {}, "Groups"), h("p", { class: "soft lead" }, "A group is one task and all attempts at it. Groups without a difference between their attempts carry no gradient and are dropped; at most four of these are recorded per train step."), bar.node, list.node],
     move: (by) => list.move(by), close: () => list.close(), shown: () => bar.shown(query),
     update: (before) => { if (changed(app, before)) list.reset({ keep: app.states[run].generation === before[run].generation }); },
   };
@@ -45,7 +47,7 @@ export function changed(app, before) {
 }
 
 export function versions([low, high]) {
-  return low === high ? `v${low}` : `v${low}\u2013${high}`;
+  return low === high ? versionName(low) : `${versionName(low)} to ${versionName(high)}`;
 }
 
 function dots(outcomes) {
@@ -59,7 +61,7 @@ export function why(state, siblings, reason, size) {
   const of = siblings.length || size || 0;
   switch (state) {
     case "trained": return siblings.length
-      ? `Trained: ${right} of ${of} attempts were right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
+      ? `Trained: ${right} of ${of} attempts ${right === 1 ? "was" : "were"} right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
     case "all_right": return `Filtered: all ${of} attempts were right. With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "all_wrong": return `Filtered: none of the ${of} attempts was right. With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "overlong": return `Filtered: ${right} of ${of} attempts were right, but learner.overlong leaves no difference to learn from: it takes attempts that were cut out of training, or lowers the reward of long ones.`;
@@ -78,31 +80,25 @@ export async function group(app, { id }) {
   const one = await get("group", { run, id });
   const { siblings } = one;
   const credit = siblings.length ? (await get("trajectory", { run, id: siblings[0].id })).record.credit : null;
-  const rows = h("div", { class: "siblings" }, siblings.map((row) => card(row, run)));
+  const picture = siblings.length ? matrix(one.tree, siblings, run) : null;
   let selected = -1;
   return {
     node: [
       h("p", { class: "crumbs" }, h("a", { href: link("groups", "", { run }) }, "Groups"), " / ", id),
-      h("h1", { dir: "auto" }, visible(one.question ?? id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size))),
+      h("div", { class: "picture" },
+        h("h1", { dir: "auto" }, visible(one.question ?? id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size))),
+        siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
+        ...(picture ? [matrixLegend(), picture] : [])),
       h("dl", { class: "stats" }, ...[
-        ["step", one.step], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
-        ["sampled tokens", one.tokens], ["seconds", one.duration_s], ["mean reward", credit?.totals.mean], ["its deviation", credit?.totals.std],
-        ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["its deviation", credit?.scores.num ? credit.scores.std : null],
-      ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value)))),
-      siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of groups that were not trained at most four a train step are recorded."), rows],
+        ["step", one.step], ["reference", siblings[0]?.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
+        ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],
+        ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["standard deviation of step scores", credit?.scores.num ? credit.scores.std : null],
+      ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))))],
     move: (by) => {
-      const links = [...rows.children];
+      const links = [...(picture?.querySelectorAll("a.attempt") ?? [])];
       selected = Math.min(links.length - 1, Math.max(0, selected + by));
       links[selected]?.focus();
     },
     back: link("groups", "", { run }),
   };
-}
-
-function card(row, run) {
-  return h("a", { class: "card sibling", href: link("t", row.id, { run }) },
-    h("div", {}, h("b", {}, row.id.split("/").pop()), " ", outcomePill(row.outcome), " ", h("span", { class: "soft" }, row.stop)),
-    h("div", { dir: "auto", class: "clip" }, row.answer === null ? "no answer" : visible(`answered ${row.answer}`)),
-    row.advantages ? h("div", { class: "adv-row" }, row.advantages.map((advantage, index) =>
-      h("span", { class: advantage > 0 ? "plus" : advantage < 0 ? "minus" : "zero" }, `${index + 1}: ${signed(advantage, 2)}`))) : null);
 }

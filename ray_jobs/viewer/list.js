@@ -6,15 +6,18 @@ const PAGE = 100;
 const SPARE = 8;
 
 export class VirtualList {
-  // `fetchPage(offset, limit, signal)` gives {total, rows}; `draw(row)` gives the content of a row, `href(row)` its link.
-  constructor({ label, fetchPage, draw, href, onTotal, empty }) {
+  // `fetchPage(offset, limit, signal)` gives {total, rows}; `draw(row)` gives the content of a row, `href(row)` its link;
+  // `heads` are [class, text] of its columns.
+  constructor({ label, fetchPage, draw, href, onTotal, empty, heads }) {
     Object.assign(this, { fetchPage, draw, href, onTotal });
     this.space = h("div", { class: "vspace", role: "list", "aria-label": label });
     this.note = h("p", { class: "soft vnote", hidden: true }, empty);
-    this.node = h("div", { class: "vlist" }, this.note, this.space);
-    this.node.addEventListener("scroll", () => this.render(), { passive: true });
+    this.box = h("div", { class: "vlist" }, this.note, this.space);
+    // Every row says its content by itself; the heads are for the eye.
+    this.node = h("div", { class: "vbox" }, h("div", { class: "row heads", "aria-hidden": "true" }, heads.map(([name, text]) => h("span", { class: name }, text))), this.box);
+    this.box.addEventListener("scroll", () => this.render(), { passive: true });
     this.observer = new ResizeObserver(() => this.render());
-    this.observer.observe(this.node);
+    this.observer.observe(this.box);
     this.selected = -1;
     this.reset();
   }
@@ -30,7 +33,7 @@ export class VirtualList {
       this.selected = -1;
       this.drawn?.forEach((node) => node.remove());
       this.drawn = new Map();
-      this.node.scrollTop = 0;
+      this.box.scrollTop = 0;
     }
     this.asked = new Set();
     this.need(Math.floor(this.first() / PAGE), true);
@@ -42,11 +45,11 @@ export class VirtualList {
   }
 
   rowHeight() {
-    return parseFloat(getComputedStyle(this.node).getPropertyValue("--row")) || 52;
+    return parseFloat(getComputedStyle(this.box).getPropertyValue("--row")) || 52;
   }
 
   first() {
-    return Math.max(0, Math.floor(this.node.scrollTop / this.rowHeight()));
+    return Math.max(0, Math.floor(this.box.scrollTop / this.rowHeight()));
   }
 
   row(index) {
@@ -82,9 +85,9 @@ export class VirtualList {
   render() {
     const height = this.rowHeight();
     this.space.style.setProperty("height", `${this.total * height}px`);
-    this.node.style.setProperty("--content", `${this.total * height + 2}px`);
+    this.box.style.setProperty("--content", `${this.total * height + 2}px`);
     const begin = Math.max(0, this.first() - SPARE);
-    const end = Math.min(this.total, this.first() + Math.ceil(this.node.clientHeight / height) + SPARE);
+    const end = Math.min(this.total, this.first() + Math.ceil(this.box.clientHeight / height) + SPARE);
     for (const [index, node] of this.drawn) if (index < begin || index >= end) this.drop(index, node);
     for (let index = begin; index < end; index += 1) {
       this.need(Math.floor(index / PAGE));
@@ -113,8 +116,8 @@ export class VirtualList {
     if (focus) {
       const height = this.rowHeight();
       const top = index * height;
-      if (top < this.node.scrollTop) this.node.scrollTop = top;
-      else if (top + height > this.node.scrollTop + this.node.clientHeight) this.node.scrollTop = top + height - this.node.clientHeight;
+      if (top < this.box.scrollTop) this.box.scrollTop = top;
+      else if (top + height > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = top + height - this.box.clientHeight;
       this.refocus = index;
       this.render();
       const node = this.drawn.get(index);

@@ -1,7 +1,7 @@
 // A trajectory as its steps: what the planner decided, what the executor's tool gave, what verifier and generator said.
 
 import { creditPanel } from "./credit.js";
-import { h, longText, number, visible } from "./dom.js";
+import { h, longText, number, seconds, versionName, visible } from "./dom.js";
 import { tokenStrip } from "./tokens.js";
 
 // The turns after a planner's belong to its step, up to the next planner turn.
@@ -36,8 +36,8 @@ function planner(turn, colour, bare) {
     : [turn.thought ? field("thought", turn.thought) : null, h("div", { class: "field" }, h("span", { class: "soft" }, "action"), h("b", { class: "action" }, visible(turn.action))), field("input", turn.action_input, true)];
   const strip = bare ? null : tokenStrip(turn, colour);
   return role("planner", "Planner", decision,
-    bare ? null : h("p", { class: "soft small" }, [`${number(turn.token_ids?.length ?? 0)} tokens`, turn.policy_version === undefined ? "" : `version ${turn.policy_version}${turn.switches?.length ? ` to ${turn.switches.at(-1)[1]}` : ""}`,
-      turn.finish_reason === "length" ? "cut by the token limit" : "", turn.generate_s ? `${number(turn.generate_s, 2)} s` : ""].filter(Boolean).join(" \u00b7 ")),
+    bare ? null : h("p", { class: "soft small" }, [`${number(turn.token_ids?.length ?? 0)} tokens`, turn.policy_version === undefined ? "" : `${versionName(turn.policy_version)}${turn.switches?.length ? ` to ${versionName(turn.switches.at(-1)[1])}` : ""}`,
+      turn.finish_reason === "length" ? "cut by the token limit" : "", turn.generate_s ? seconds(turn.generate_s) : ""].filter(Boolean).join(" \u00b7 ")),
     strip ? h("details", { open: true, class: "token-box" }, h("summary", {}, "Tokens"), strip) : null,
     !bare && turn.prompt_text ? h("details", {}, h("summary", {}, "What it was shown"), longText(turn.prompt_text, "text mono")) : null);
 }
@@ -47,7 +47,7 @@ function executor(turn) {
   return role("executor", `Executor: ${visible(turn.action)}`,
     turn.tool_error ? h("p", { class: "wrong" }, `failed: ${visible(turn.tool_error)}`) : null,
     longText(turn.result === "" ? "(empty)" : turn.result, "text mono"),
-    h("p", { class: "soft small" }, [turn.tool_s ? `${number(turn.tool_s, 2)} s` : "", turn.foreign ? "from outside this machine" : ""].filter(Boolean).join(" \u00b7 ")));
+    h("p", { class: "soft small" }, [turn.tool_s ? seconds(turn.tool_s) : "", turn.foreign ? "from outside this machine" : ""].filter(Boolean).join(" \u00b7 ")));
 }
 
 function other(turn, colour, bare) {

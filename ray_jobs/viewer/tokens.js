@@ -1,6 +1,6 @@
 // The sampled tokens of a turn, coloured by what is known of them.
 
-import { h, signed, visible } from "./dom.js";
+import { h, signed, versionName, visible } from "./dom.js";
 
 const FIRST = 1500;
 export const COLOURS = [["drift", "log-prob drift"], ["version", "policy version"], ["prob", "probability"], ["none", "no colour"]];
@@ -56,7 +56,7 @@ function shown(piece) {
 function described(turn, at, version) {
   const rollout = turn.logprobs[at];
   const learner = turn.learner_logprobs?.[at];
-  const said = [`token ${at + 1} of ${turn.pieces.length}, id ${turn.token_ids[at]}, version ${version}`, `rollout ${signed(rollout, 4)}`];
+  const said = [`token ${at + 1} of ${turn.pieces.length}, id ${turn.token_ids[at]}, ${versionName(version)}`, `rollout ${signed(rollout, 4)}`];
   if (learner !== null && learner !== undefined) said.push(`learner ${signed(learner, 4)}`, `drift ${signed(learner - rollout, 4)}`);
   else if (turn.learner_logprobs) said.push("not trained: too old");
   return said.join(" \u00b7 ");
@@ -69,7 +69,7 @@ export function tokenLegend(colour, turns) {
   const keys = {
     drift: known ? [box("down4", "learner \u2264 \u22120.5"), box("down2", "\u22120.05"), box("", "|drift| < 0.01"), box("up2", "+0.05"), box("up4", "\u2265 +0.5"), box("untrained", "not trained")]
       : [h("span", {}, "Drift is known only of tokens that the learner trained on.")],
-    version: versions.map((version) => box(`v${((version % 6) + 6) % 6}`, `v${version}`)),
+    version: versions.map((version) => box(`v${((version % 6) + 6) % 6}`, versionName(version))),
     prob: [box("p0", "\u2265 99%"), box("p1", "\u2265 90%"), box("p2", "\u2265 50%"), box("p3", "\u2265 10%"), box("p4", "below")],
     none: [],
   }[colour];

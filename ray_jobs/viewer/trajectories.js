@@ -1,12 +1,13 @@
-// The list of trajectories.
+// The list of trajectories. It opens on what RL changed, where that is known.
 
 import { adjust, get, link } from "./api.js";
-import { h, number, outcomePill, signed, verdictName, verdictPill, visible } from "./dom.js";
+import { h, number, outcomeMark, outcomePill, signed, verdictName, verdictPill, visible } from "./dom.js";
 import { filters, wanted } from "./filters.js";
 import { changed, versions } from "./groups.js";
 import { VirtualList } from "./list.js";
 
-const PHASES = { train: "training", eval_untouched: "evaluation, untouched", eval_before: "evaluation, before", eval_after: "evaluation, after" };
+const PHASES = { train: "training", eval_untouched: "untouched model", eval_before: "before RL", eval_after: "after RL" };
+const CHANGED = "changed";
 
 export function phaseName(phase) {
   return PHASES[phase] ?? phase;
@@ -16,18 +17,24 @@ export async function trajectories(app, { query }) {
   const run = app.run;
   const about = app.runs[run];
   const asked = wanted(query, ["text", "phase", "verdict", "outcome", "dataset", "step", "order"]);
+  const turned = about.facets.changed;
+  // Any filter in the address is meant as it stands.
+  let opened = !asked.phase;
+  asked.phase ||= turned && !["text", "verdict", "outcome", "dataset", "step", "search"].some((name) => query.get(name)) ? CHANGED : "any";
   const list = new VirtualList({
     label: "Trajectories",
-    empty: "No trajectory fits.",
+    heads: [["c-id", "policy or attempt"], ["c-pill", "outcome"], ["c-main", "task"], ["c-answer", "answer (reference)"], ["c-dots", "advantages"], ["c-more", "step, length, policy"]],
+    empty: "No trajectory matches.",
     fetchPage: (offset, limit, signal) => get("trajectories", { ...asked, run, offset, limit }, signal),
-    href: (row) => link("t", row.id, { run }),
+    href: (row) => (row.before === undefined ? link("t", row.id, { run }) : link("pair", "", { a: `${run}:${row.before.id}`, b: `${run}:${row.id}` })),
     draw: (row) => [
-      h("span", { class: "c-id" }, row.phase === "train" ? row.id : phaseName(row.phase)),
-      h("span", { class: "c-pill" }, outcomePill(row.outcome), row.verdict && row.verdict !== "trained" ? verdictPill(row.verdict) : null),
+      h("span", { class: "c-id" }, row.phase === "train" ? row.id : h("span", { class: `pill ${row.phase}` }, phaseName(row.phase))),
+      h("span", { class: "c-pill" }, row.before === undefined ? outcomePill(row.outcome) : h("span", { class: `pill ${row.outcome === 1 ? "right" : "wrong"}` }, row.outcome === 1 ? "gained" : "lost"),
+        row.verdict && row.verdict !== "trained" ? verdictPill(row.verdict) : null),
       h("span", { class: "c-main", dir: "auto" }, visible(row.question)),
+      h("span", { class: "c-answer", dir: "auto" }, row.before === undefined ? answer(row) : [answer(row.before, false), h("span", { "aria-label": "then" }, " \u2192 "), answer(row, false)]),
       h("span", { class: "c-dots" }, sparkline(row)),
-      h("span", { class: "c-step" }, row.step === null || row.step === undefined ? "" : `step ${row.step}`),
-      h("span", { class: "c-more" }, [row.turns ? `${number(row.turns)} turns` : "", row.versions ? versions(row.versions) : ""].filter(Boolean).join(", ")),
+      h("span", { class: "c-more" }, [row.step === null || row.step === undefined ? "" : `step ${row.step}`, row.turns ? `${number(row.turns)} ${row.turns === 1 ? "turn" : "turns"}` : "", row.phase === "train" && row.versions ? versions(row.versions) : ""].filter(Boolean).join(", ")),
     ],
     onTotal: (total, error) => bar.count(total, error),
   });
@@ -35,17 +42,29 @@ export async function trajectories(app, { query }) {
   const bar = filters(asked, {
     title: "Trajectories", search: "Search question, answer, task, id",
     selects: [
-      ["phase", "Phase", of("phase", phaseName)], ["verdict", "Verdict", of("verdict", verdictName)],
+      ["phase", "Phase", [...(turned ? [[CHANGED, `what RL changed (${number(turned)})`]] : []), ["any", "all attempts"], ...of("phase", phaseName)], { required: true }],
+      ["verdict", "Verdict", of("verdict", verdictName)],
       ["outcome", "Outcome", [["right", "right"], ["wrong", "wrong"], ["unscored", "no score"]]],
       ["dataset", "Data set", of("dataset")], ["order", "Order", [["newest", "newest first"]]],
     ],
-    changed: () => { adjust({ ...asked, run, search: "" }); list.reset(); },
+    changed: () => {
+      // A search means all attempts, unless the reader has chosen which.
+      if (asked.text && opened) bar.choose("phase", asked.phase = "any");
+      opened = false;
+      adjust({ ...asked, run, search: "" });
+      list.reset();
+    },
   });
   return {
     node: [h("h1", {}, "Trajectories"), bar.node, list.node],
     move: (by) => list.move(by), close: () => list.close(), shown: () => bar.shown(query),
     update: (before) => { if (changed(app, before)) list.reset({ keep: app.states[run].generation === before[run].generation }); },
   };
+}
+
+function answer(row, reference = true) {
+  const said = row.answer === null ? h("i", {}, "none") : visible(row.answer);
+  return [outcomeMark(row.outcome), " ", said, row.outcome === 1 || !reference ? "" : h("span", { class: "soft" }, ` (${visible(row.gold)})`)];
 }
 
 function sparkline(row) {

@@ -154,6 +154,6 @@ def test_hostile_text_is_escaped_and_nothing_comes_from_outside():
 
 
 def test_style_uses_only_variables_that_the_page_has():
-    page_style = Path(ray_jobs.__file__).with_name("report.css").read_text()
+    page_style = (Path(ray_jobs.__file__).parent / "viewer" / "palette.css").read_text()
     assert set(re.findall(r"var\((--\w+)\)", PRM_STYLE)) <= set(re.findall(r"(--\w+):", page_style))
     assert not re.search(r"#[0-9a-f]{3,6}\b", PRM_STYLE)

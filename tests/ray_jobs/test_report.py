@@ -107,6 +107,48 @@ def test_footer_is_silent_where_there_is_no_code_tool(folder):
     assert "code sandbox" not in render(folder)
 
 
+def test_report_has_one_big_number_then_one_curve_then_the_caveats(folder):
+    folder.log_metrics(1, METRICS)
+    folder.log_metrics(2, METRICS)
+    folder.write_summary(make_summary(num_steps=2))
+    page = render(folder)
+    assert re.findall(r'class="hero">([^<]*)<', page) == ["+70.0 points"]
+    curve = page.index("<figcaption>Tasks solved")
+    assert page.index('class="hero"') < curve < page.index("Read it with this in mind") < page.index("<section")
+    (first, *_) = re.findall(r"<figure>.*?</figure>", page, flags=re.DOTALL)
+    assert re.findall(r'class="mark (\w+)"', first) == ["before", "after"]
+    assert "held out, after RL: 80.0%" in first
+
+
+def test_contents_lead_to_every_section(folder):
+    folder.log_metrics(1, METRICS)
+    folder.write_summary(make_summary(prm={"mse": 0.1}))
+    page = render(folder)
+    links = re.findall(r'href="#([^"]*)"', page)
+    assert len(links) == 5
+    assert links == re.findall(r'<section id="([^"]*)"', page)
+
+
+def test_every_chart_has_its_title_and_whole_steps_below(folder):
+    for step in range(1, 38):
+        folder.log_metrics(step, METRICS)
+    folder.write_summary(make_summary(num_steps=37))
+    figures = re.findall(r"<figure>.*?</figure>", render(folder), flags=re.DOTALL)
+    assert len(figures) == 4
+    for figure in figures:
+        assert re.search(r"<figcaption>\w", figure)
+        below = re.findall(r'text-anchor="middle">(?:step )?(\d+)<', figure)
+        assert below in (["0", *map(str, range(5, 38, 5))], [*map(str, range(5, 38, 5))])
+
+
+def test_statistics_of_the_prm_are_folded(folder):
+    folder.write_summary(make_summary(prm={"mse": 0.1, "canaries": {"thanks": 0.1}}))
+    page = render(folder)
+    shown = re.sub(r"<details>.*?</details>", "", page.partition("</style>")[2], flags=re.DOTALL)
+    assert "Junk that must score low" in page
+    assert "Junk that must score low" not in shown
+
+
 def test_gain_that_may_be_chance_is_not_answered_with_yes(folder):
     folder.write_summary(make_summary(verdict="+5.0 points, NOT significant", mcnemar_p=0.47))
     page = render(folder)
@@ -129,7 +171,7 @@ def test_handicap_of_the_cold_start_stands_beside_the_verdict(folder):
     words = words_of(render(folder))
     assert "imitated 104 scripted demonstrations on training tasks, 73 of them (70.2%) wrong on purpose" in words
     assert "Sampled with temperature 1, the cold-started policy was right in 10.7%" in words
-    assert words.index("wrong on purpose") < words.index("Before and after")
+    assert words.index("wrong on purpose") < words.rindex("Before and after")
 
 
 def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(folder):
@@ -169,7 +211,7 @@ def test_text_of_models_and_tools_is_escaped_and_nothing_comes_from_outside(fold
     page = render(folder)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-    assert not re.search(r"\b(?:src|href)=|url\(|@import", page)
+    assert not re.search(r"\b(?:src=|href=\"[^#])|url\(|@import", page)
 
 
 @pytest.mark.parametrize("key", sorted(make_summary()))
@@ -188,7 +230,7 @@ def test_report_without_one_of_its_numbers_still_renders(folder, key):
 def test_report_of_a_run_that_did_not_finish_says_so(folder):
     words = words_of(render(folder))
     assert "A run that did not finish" in words
-    assert "Not logged: solve rate while sampling" in words
+    assert "Not logged: Tasks solved, over train steps" in words
     assert "No trajectories were recorded" in words
 
 

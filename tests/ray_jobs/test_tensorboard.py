@@ -11,6 +11,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
 from configs.loading import load_run_config
+from ray_jobs.metrics import BY_NAME
 from ray_jobs.metrics_distributions import HISTOGRAMS, StepDistributions
 from ray_jobs.metrics_texts import TEXTS, StepTexts, markdown_of, plain
 from ray_jobs.run_folder import RunFolder
@@ -110,7 +111,21 @@ def test_charts_that_answer_one_question_stand_together(tmp_path):
     layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
     first = layout.category[0]
     assert first.title == "Is it learning?"
-    assert list(first.chart[0].multiline.tag) == ["^rollout/solve_rate$", "^rollout/groups_kept_share$"]
+    assert (first.chart[0].title, list(first.chart[0].multiline.tag)) == ("Solved", ["^rollout/solve_rate$"])
+    # TensorBoard draws all lines of a chart in the colour of their run.
+    assert list(first.chart[1].multiline.tag) == ["^rollout/groups_kept_share$"]
+
+
+def test_the_first_tag_of_all_is_the_solve_rate(tmp_path):
+    """TensorBoard lists tags by their characters."""
+    board = Board(tmp_path / "tb")
+    board.add_scalars(1, dict.fromkeys(BY_NAME, 0.25) | {"rollout/solve_rate": 0.75})
+    board.close()
+    events = open_board(tmp_path)
+    solved = min(events.Tags()["scalars"])
+    assert solved == "Is it learning?/solved"
+    assert [event.value for event in events.Scalars(solved)] == [0.75]
+    assert events.SummaryMetadata(solved).summary_description.startswith("Scored trajectories")
 
 
 def test_histograms_count_steps_trajectories_and_tokens():

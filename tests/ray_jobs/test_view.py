@@ -1,6 +1,7 @@
 """What the viewer says of a run folder, and what it refuses."""
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
 from envs.token_gate import new_token, with_token
+from ray_jobs.held_out import held_out_rates
+from ray_jobs.prm_page import PRM_STYLE
 from ray_jobs.view import door_to, follow, run_view
 from ray_jobs.view_run import ViewedRun, ViewError
-from ray_jobs.view_server import build_app, finite
+from ray_jobs.view_server import STATIC, build_app, finite
 from rollout.records import trajectory_record
 
 TOKEN = new_token()
@@ -342,3 +345,61 @@ def test_a_run_that_has_written_nothing_yet_opens_and_is_followed(tmp_path):
     client.runs[0].refresh()
     assert ask(client, "state")[0]["trajectories"] == 19
     assert ask(client, "groups")["total"] == 7
+
+
+def test_what_rl_changed_is_told_apart_with_the_attempt_before(folder):
+    client = client_of(folder)
+    found = ask(client, "trajectories", phase="changed")
+    assert ids(found) == ["eval_after/1", "eval_after/2"]
+    assert [row["before"]["id"] for row in found["rows"]] == ["eval_before/1", "eval_before/2"]
+    assert ask(client, "about")[0]["facets"]["changed"] == 2
+    assert ask(client, "trajectories", phase="any")["total"] == 19
+    assert ask(client, "trajectories", phase="changed", outcome="wrong")["total"] == 0
+
+
+def test_a_lost_task_comes_after_the_gained_ones(folder):
+    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_before", right=True)])
+    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=False)])
+    assert ids(ask(client_of(folder), "trajectories", phase="changed")) == [
+        "eval_after/1",
+        "eval_after/2",
+        "eval_after/9",
+    ]
+
+
+def test_a_group_comes_with_its_attempts_as_a_tree(folder):
+    tree = ask(client_of(folder), "group", id="g000000")["tree"]
+    assert tree["order"] == ["g000000/0", "g000000/1", "g000000/2"]
+    assert [[cell["span"] for cell in row] for row in tree["rows"]] == [[1, 2], [1]]
+
+
+def test_held_out_rates_are_points_of_the_curve():
+    summary = {"num_eval_tasks": 300, "num_steps": 10, "solve_rate_before": 0.1, "solve_rate_after": 0.8}
+    before, after = held_out_rates(summary)
+    assert (before.policy, before.step, after.policy, after.step) == ("before", 0, "after", 10)
+    assert after.low < 0.8 < after.high
+    assert held_out_rates({}) == []
+
+
+STYLES = [path.read_text(encoding="utf-8") for path in (STATIC / "style.css", STATIC.with_name("report.css"))]
+PALETTE = (STATIC / "palette.css").read_text(encoding="utf-8")
+COLOUR = re.compile(r"#[0-9a-fA-F]{3,8}\b")
+
+
+def test_colours_are_defined_once_for_viewer_and_report():
+    scripts = [path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")]
+    for text in (*STYLES, *scripts, PRM_STYLE):
+        assert COLOUR.findall(text) == []
+    defined = re.findall(r"(--[\w-]+):", PALETTE)
+    assert len(defined) == len(set(defined))
+    own = {"--row", "--sans", "--mono", "--hue", "--content", "--columns", "--depth"}
+    used = {name for text in (*STYLES, PRM_STYLE) for name in re.findall(r"var\((--[\w-]+)", text)}
+    assert used - own <= set(defined)
+
+
+def test_what_became_of_a_group_has_one_colour_wherever_it_is_shown():
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    for state in ("trained", "all_right", "all_wrong", "overlong", "expired", "failed", "refused"):
+        assert re.findall(rf"\.v-{state} {{ --hue: var\((--[\w-]+)\)", style) == [f"--{state.replace('_', '-')}"]
+    curves = (STATIC / "curves.js").read_text(encoding="utf-8")
+    assert "`v-${metric.slice(7)}`" in curves

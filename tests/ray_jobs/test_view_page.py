@@ -86,7 +86,7 @@ def big_run(folder, num=20_000):
 
 def test_20000_trajectories_are_shown_and_scrolled_without_loading_all(browser, tmp_path):
     """How long it takes is measured by `benchmarks/viewer_opening.py`."""
-    with served(big_run(tmp_path / "big")) as address, page_of(browser, f"{address}#/trajectories") as page:
+    with served(big_run(tmp_path / "big")) as address, page_of(browser, f"{address}#/trajectories?phase=any") as page:
         pages = []
         page.on("response", lambda answer: pages.append(answer) if "/api/trajectories?" in answer.url else None)
         page.get_by_text("20,019 found").wait_for()
@@ -112,7 +112,7 @@ def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(browser, folder):
     for name in ("thought", "action", "action_input", "result", "text"):
         row["turns"][0][name] = HOSTILE + ("z" * 1_000_000 if name == "result" else "")
     append(folder / "trajectories.jsonl", [row | {"id": "g000007/hostile <b>", "answer": HOSTILE, "gold": HOSTILE}])
-    with served(folder) as address, page_of(browser, f"{address}#/t/g000007%2Fhostile%20%3Cb%3E") as page:
+    with served(folder) as address, page_of(browser, f"{address}#/t/g000007%2Fhostile%20%3Cb%3E", height=1600) as page:
         page.wait_for_selector(".step")
         shown = page.locator("#main").inner_text()
         assert "<script>window.hacked = 1</script>" in shown
@@ -122,7 +122,7 @@ def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(browser, folder):
         assert len(shown) < 60_000
         page.get_by_role("button", name=re.compile("Show all 1,000,")).first.click()
         assert page.locator("#main").inner_text().count("z") >= 1_000_000
-        page.goto(f"{address}#/trajectories")
+        page.goto(f"{address}#/trajectories?phase=any")
         page.get_by_text("<script>window.hacked").first.wait_for()
         page.goto(f"{address}#/group/g000007")
         page.wait_for_timeout(300)
@@ -174,7 +174,7 @@ def test_filtered_expired_and_failed_groups_say_why(browser, folder):
 def test_what_is_filtered_and_searched_stands_in_the_address(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=eval_after&outcome=wrong") as page:
         page.get_by_text("1 found").wait_for()
-        page.get_by_label("Phase").select_option("")
+        page.get_by_label("Phase").select_option("any")
         page.get_by_text("12 found").wait_for()
         page.get_by_role("searchbox").fill("crates of nothing")
         page.get_by_text("0 found").wait_for()
@@ -212,7 +212,7 @@ def test_the_keyboard_is_enough(browser, folder):
 
 
 def test_new_rows_come_while_the_page_is_open(browser, folder):
-    with served(folder) as address, page_of(browser, f"{address}#/trajectories") as page:
+    with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=any", height=1600) as page:
         page.get_by_text("19 found").wait_for()
         page.evaluate("window.here = true")
         append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
@@ -264,6 +264,60 @@ def test_before_and_after_stand_side_by_side(browser, folder):
         assert "wrong" in page.locator(".pair > section").first.inner_text()
 
 
+def test_trajectories_open_on_what_rl_changed(browser, folder):
+    with served(folder) as address, page_of(browser, f"{address}#/trajectories") as page:
+        page.get_by_text("2 found").wait_for()
+        first = page.locator(".item .row").first.inner_text()
+        assert "gained" in first
+        assert "after RL" in first
+        assert "99" in first
+        assert "408" in first
+        page.get_by_label("Phase").select_option("any")
+        page.get_by_text("19 found").wait_for()
+
+
+def test_which_policy_attempted_a_task_can_be_read_in_the_list(browser, folder):
+    append(folder / "trajectories.jsonl", [evaluation_row(n, "eval_untouched", right=False) for n in range(4)])
+    with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=any", height=1600) as page:
+        page.get_by_text("23 found").wait_for()
+        for name in ("before RL", "after RL", "untouched model"):
+            pill = page.locator(".item .c-id", has_text=name).first
+            assert pill.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+def test_counts_of_groups_are_the_same_above_and_in_the_chart(browser, folder):
+    counted = {"groups/trained": 0.0, "groups/all_right": 0.0, "groups/all_wrong": 0.0}
+    append(folder / "metrics.jsonl", [metric_row(4, **counted)])
+    with served(folder) as address, page_of(browser, address) as page:
+        shown = page.locator(".plot", has_text="Groups after each step").locator(".reading").inner_text()
+        assert shown.split("\n") == ["trained 3", "all right 0", "all wrong 1"]
+        assert "3 trained" in page.locator(".facts .legend").inner_text()
+
+
+def test_a_group_is_one_picture_of_its_attempts(browser, folder):
+    with served(folder) as address, page_of(browser, f"{address}#/group/g000000") as page:
+        cells = page.locator(".matrix .move")
+        assert [cells.nth(at).get_attribute("colspan") for at in range(cells.count())] == ["1", "2", "1"]
+        guess = cells.nth(1).inner_text()
+        assert "answer 99" in guess
+        assert "\u25bc" in guess
+        assert "\u00d7 2" in guess
+        cells.nth(0).get_by_role("link").click()
+        page.wait_for_selector(".step.current")
+        assert "step=1" in page.url
+
+
+def test_no_policy_version_is_below_zero(browser, folder):
+    row = evaluation_row(8, "eval_untouched", right=False)
+    row["turns"][0].update(policy_version=-1, switches=[])
+    append(folder / "trajectories.jsonl", [row | {"versions": [-1, -1]}])
+    with served(folder) as address, page_of(browser, f"{address}#/t/eval_untouched%2F8?colour=version") as page:
+        page.wait_for_selector(".step")
+        text = page.locator("#main").inner_text()
+        assert "v-1" not in text
+        assert "untouched model" in text
+
+
 def test_two_runs_share_the_curves_and_are_chosen_by_name(browser, folder, tmp_path):
     other = make_run(tmp_path / "other", num_steps=5)
     append(other / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=True)])
@@ -271,7 +325,7 @@ def test_two_runs_share_the_curves_and_are_chosen_by_name(browser, folder, tmp_p
         reading = page.locator(".plot .reading").first.inner_text()
         assert "demo" in reading
         assert "other" in reading
-        page.goto(f"{address}#/trajectories?run=1")
+        page.goto(f"{address}#/trajectories?run=1&phase=any")
         page.get_by_text("26 found").wait_for()
 
 

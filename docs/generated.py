@@ -1,7 +1,8 @@
-"""What the code knows best and the pages show: settings, recipes and commands, written at build time from the code.
+"""What the code knows best and the pages show: settings, recipes, commands and the demo's numbers.
 
-A page asks for it with a comment: `<!-- generated: settings -->`, `<!-- generated: recipes -->`,
-`<!-- generated: commands -->`, `<!-- generated: numbers -->`, or `<!-- recipe: NAME -->`.
+A page has a place for it, from `<!-- generated: settings -->` or `<!-- recipe: NAME -->` to `<!-- end -->`. What
+`make pages` writes between the two is committed, so that the pages are whole where they are read as files; a test fails
+while they say something else than the code.
 """
 
 import argparse
@@ -18,16 +19,23 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "configs" / "recipes"
+DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_TAG = re.compile(r"<!-- (generated|recipe): ([\w-]+) -->")
+_PLACE = re.compile(r"(<!-- (generated|recipe): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return _TAG.sub(lambda tag: _content(*tag.groups()), markdown)
+def write_pages() -> None:
+    for page in sorted(DOCS.glob("*.md")):
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def filled(markdown: str) -> str:
+    """A page with what the code says now in each of its places."""
+    return _PLACE.sub(lambda place: f"{place[1]}\n{_content(place[2], place[3]).strip()}\n\n{place[4]}", markdown)
 
 
 def _content(kind: str, name: str) -> str:
@@ -122,8 +130,7 @@ def recipe(name: str) -> str:
     """The recipe's own file, folded."""
     text = (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
     tomllib.loads(text)
-    body = "\n".join(f"    {line}".rstrip() for line in ["```toml", *text.strip().splitlines(), "```"])
-    return f'??? abstract "configs/recipes/{name}.toml"\n\n{body}\n'
+    return _folded(f"configs/recipes/{name}.toml", "toml", text)
 
 
 def commands() -> str:
@@ -133,16 +140,23 @@ def commands() -> str:
     lines = []
     for name, command in subcommands(_parser()).items():
         command.formatter_class = _wide
-        text = command.format_help().strip()
-        body = "\n".join(f"    {line}".rstrip() for line in ["```text", *text.splitlines(), "```"])
-        lines.append(f'??? note "agentflow {name}"\n\n{body}\n')
+        lines.append(_folded(f"agentflow {name}", "text", command.format_help()))
     return "\n".join(lines)
 
 
 def numbers() -> str:
-    """What `make train` printed, as the README has it."""
-    [block] = re.findall(r"```\nPRM on tasks.*?\n```\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    return block.replace("```", "```text", 1)
+    """The table of the demo's results, as the README has it."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"<!-- the demo's numbers -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    return table.strip()
+
+
+def _folded(title: str, language: str, text: str) -> str:
+    """Closed until it is clicked, on the site and where the file itself is shown."""
+    body = "\n".join(line.rstrip() for line in text.strip().splitlines())
+    return (
+        f'<details markdown="1"><summary><code>{title}</code></summary>\n\n```{language}\n{body}\n```\n\n</details>\n'
+    )
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -152,3 +166,7 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 def _wide(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, width=100)
+
+
+if __name__ == "__main__":
+    write_pages()

@@ -1,0 +1,75 @@
+"""Takes the pictures of README and documentation anew, of a finished run, in headless Chromium.
+
+    python docs/pictures.py runs/demo --group g000056
+
+The group is one whose picture tells something: attempts that part early, some right and some wrong."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.viewer_opening import chromium, viewer  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
+_SETTLED_MS = 1500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """`place` is the address in the viewer; `part` the element that is shown, the whole window where it is empty."""
+
+    name: str
+    place: str
+    part: str = ""
+    width: int = 1280
+    height: int = 800
+    scheme: str = "light"
+
+
+def pictures(group: str) -> tuple[Picture, ...]:
+    place = f"#/group/{group}"
+    return (
+        Picture(name="viewer-group", place=place, part=".picture", width=1100),
+        Picture(name="viewer-group-dark", place=place, part=".picture", width=1100, scheme="dark"),
+        Picture(name="learning-curve", place="#/", part=".plot.tall", width=1000),
+        Picture(name="viewer-curves", place="#/", height=1000),
+        Picture(name="viewer-trajectory", place=f"#/t/{group}%2F0", height=1150),
+        Picture(name="viewer-groups", place="#/groups"),
+        Picture(name="viewer-trajectories", place="#/trajectories", height=560),
+        Picture(name="viewer-phone", place=f"#/t/{group}%2F0", width=390, height=844, scheme="dark"),
+    )
+
+
+def _take(browser: Browser, address: str, picture: Picture) -> None:
+    size = {"width": picture.width, "height": picture.height}
+    page = browser.new_page(viewport=size, color_scheme=picture.scheme)  # type: ignore[arg-type]
+    page.goto(f"{address}{picture.place}")
+    page.wait_for_timeout(_SETTLED_MS)
+    shown = page.locator(picture.part).first if picture.part else page
+    shown.screenshot(path=IMAGES / f"{picture.name}.png")
+    page.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--group", required=True)
+    options = parser.parse_args()
+    executable = chromium()
+    if executable is None:
+        sys.exit("no Chromium here: install one, as with `apt-get install chromium`")
+    with sync_playwright() as playwright, viewer(options.run) as address:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        for picture in pictures(options.group):
+            _take(browser, address, picture)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The attempts of a group as a prefix tree: siblings are columns, steps are rows, merged where they agree."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+_SHORT = 300
+"""A cell shows so many characters of a text at most."""
+_MOVE = ("action", "action_input", "result", "tool_error", "format_error")
+
+
+def prefix_tree(records: Sequence[Mapping[str, Any]]) -> Row:
+    """Of trajectory records: `order`, their ids from left to right, and `rows`, one list of cells for each step.
+
+    A cell stands for the attempts that took the same decision with the same result, after they agreed in every step
+    before. It has `first` and `span`, the columns that it covers; the decision and its result; and one advantage and
+    one PRM score for each attempt, in the order of the columns. A row has no cell where attempts have ended.
+    """
+    steps = [_steps(record) for record in records]
+    columns = _ordered(records, steps, list(range(len(records))), 0)
+    rows = []
+    for depth in range(max(map(len, steps), default=0)):
+        cells: list[Row] = []
+        for column, number in enumerate(columns):
+            if depth >= len(steps[number]):
+                continue
+            step = steps[number][depth]
+            if not cells or not _continues(cells[-1], column, steps[columns[column - 1]], steps[number], depth):
+                texts = {name: _shortened(step["move"][at]) for at, name in enumerate(_MOVE)}
+                cells.append(
+                    {"first": column, "span": 0, "advantages": [], "scores": [], "said": step["said"], **texts}
+                )
+            cells[-1]["span"] += 1
+            cells[-1]["advantages"].append(step["advantage"])
+            cells[-1]["scores"].append(step["score"])
+        rows.append(cells)
+    return {"order": [records[number]["id"] for number in columns], "rows": rows}
+
+
+def _steps(record: Mapping[str, Any]) -> list[Row]:
+    turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
+    advantages, scores = record.get("advantages") or (), record.get("prm_scores") or ()
+    return [
+        {
+            # A malformed turn decided nothing: only the same text is the same move.
+            "move": (*(turn[name] for name in _MOVE), turn["text"] if turn["action"] is None else ""),
+            "said": _shortened(turn["text"]) if turn["action"] is None else None,
+            "advantage": advantages[index] if index < len(advantages) else None,
+            "score": scores[index] if index < len(scores) else None,
+        }
+        for index, turn in enumerate(turns)
+    ]
+
+
+def _ordered(
+    records: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Row]], members: list[int], depth: int
+) -> list[int]:
+    """Attempts that agree stand side by side; among branches the one with more right attempts comes first."""
+    branches: dict[Any, list[int]] = {}
+    for number in members:
+        branches.setdefault(steps[number][depth]["move"] if depth < len(steps[number]) else None, []).append(number)
+
+    def worth(branch: list[int]) -> tuple[float, int, int]:
+        right = sum(records[number].get("outcome", records[number]["reward"]) == 1 for number in branch)
+        return -right / len(branch), -len(branch), branch[0]
+
+    found: list[int] = []
+    for move in sorted(branches, key=lambda move: worth(branches[move])):
+        found += branches[move] if move is None else _ordered(records, steps, branches[move], depth + 1)
+    return found
+
+
+def _continues(cell: Row, column: int, left: Sequence[Row], right: Sequence[Row], depth: int) -> bool:
+    return cell["first"] + cell["span"] == column and [one["move"] for one in left[: depth + 1]] == [
+        one["move"] for one in right[: depth + 1]
+    ]
+
+
+def _shortened(text: str | None) -> str | None:
+    return None if text is None else text[:_SHORT]

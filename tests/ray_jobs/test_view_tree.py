@@ -1,0 +1,81 @@
+"""The attempts of a group merged where they agree."""
+
+from ray_jobs.view_tree import prefix_tree
+
+
+def turn(action, given, result="", **changes):
+    decided = {"role": "planner", "thought": "t", "action": action, "action_input": given, "text": f"{action} {given}"}
+    return {**decided, "result": result, "tool_error": None, "format_error": None, **changes}
+
+
+def attempt(name, *turns, outcome=0.0, advantages=None, **changes):
+    worth = {"advantages": advantages or [outcome] * len(turns), "prm_scores": [0.5] * len(turns)}
+    return {"id": f"g/{name}", "outcome": outcome, "reward": outcome, "turns": list(turns), **worth, **changes}
+
+
+LOOK = turn("search", "iron bolts", "12 kg")
+
+
+def spans(tree):
+    return [[(cell["first"], cell["span"], cell["action_input"]) for cell in row] for row in tree["rows"]]
+
+
+def test_siblings_are_merged_where_they_agree_and_right_ones_come_first():
+    tree = prefix_tree(
+        [
+            attempt(0, turn("answer", "99")),
+            attempt(1, LOOK, turn("code", "34+12", "46"), turn("answer", "46")),
+            attempt(2, LOOK, turn("code", "34*12", "408"), turn("answer", "408"), outcome=1.0),
+            attempt(3, LOOK, turn("code", "34*12", "408"), turn("answer", "408"), outcome=1.0),
+        ]
+    )
+    assert tree["order"] == ["g/2", "g/3", "g/1", "g/0"]
+    assert spans(tree) == [
+        [(0, 3, "iron bolts"), (3, 1, "99")],
+        [(0, 2, "34*12"), (2, 1, "34+12")],
+        [(0, 2, "408"), (2, 1, "46")],
+    ]
+
+
+def test_a_merged_cell_keeps_what_each_attempt_got_for_it():
+    tree = prefix_tree(
+        [
+            attempt(0, LOOK, turn("answer", "408"), outcome=1.0, advantages=[0.93, 0.9]),
+            attempt(1, LOOK, turn("answer", "9"), advantages=[-1.23, -1.3], prm_scores=[0.4, None]),
+        ]
+    )
+    assert tree["rows"][0][0]["advantages"] == [0.93, -1.23]
+    assert tree["rows"][0][0]["scores"] == [0.5, 0.4]
+    assert tree["rows"][1][1]["scores"] == [None]
+
+
+def test_another_result_is_another_state():
+    failed = turn("search", "iron bolts", "", tool_error="unavailable")
+    tree = prefix_tree([attempt(0, LOOK, turn("answer", "1")), attempt(1, failed, turn("answer", "1"))])
+    assert [len(row) for row in tree["rows"]] == [2, 2]
+
+
+def test_attempts_that_meet_again_stay_apart():
+    tree = prefix_tree([attempt(n, turn("search", text, "12 kg"), turn("answer", "1")) for n, text in enumerate("ab")])
+    assert [len(row) for row in tree["rows"]] == [2, 2]
+
+
+def test_malformed_turns_are_merged_only_where_their_text_is_the_same():
+    lost = [turn(None, None, None, format_error="no JSON", text=text) for text in ("a", "a", "b")]
+    tree = prefix_tree([attempt(number, one) for number, one in enumerate(lost)])
+    assert [(cell["span"], cell["said"]) for cell in tree["rows"][0]] == [(2, "a"), (1, "b")]
+
+
+def test_no_attempts_are_an_empty_tree():
+    assert prefix_tree([]) == {"order": [], "rows": []}
+    assert prefix_tree([attempt(0)]) == {"order": ["g/0"], "rows": []}
+
+
+def test_every_attempt_is_in_every_row_until_it_ends():
+    attempts = [attempt(n, *[turn("search", str(n % k), "r") for k in range(1, 2 + n % 4)]) for n in range(12)]
+    tree = prefix_tree(attempts)
+    lengths = {one["id"]: len(one["turns"]) for one in attempts}
+    for depth, row in enumerate(tree["rows"]):
+        covered = [column for cell in row for column in range(cell["first"], cell["first"] + cell["span"])]
+        assert covered == sorted(set(covered))
+        assert {tree["order"][column] for column in covered} == {id for id, n in lengths.items() if n > depth}
