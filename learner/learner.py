@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,34 +207,14 @@ class Learner:
     ) -> LossOutput:
         """The configured loss of learner and rollout log-probs, advantages and loss mask."""
         config = self.config
+        shared: dict[str, Any] = {"clip_low": config.clip_low, "correction": self._correction, "ages": ages}
+        if config.objective == "dapo":
+            return dapo_loss(*tensors, num_loss_tokens=batch.num_loss_tokens, clip_high=config.clip_high, **shared)
+        shared |= {"clip_high": config.clip_low, "num_trajectories": batch.num_trajectories}
         if config.objective == "grpo":
-            return grpo_loss(
-                *tensors,
-                num_trajectories=batch.num_trajectories,
-                clip_low=config.clip_low,
-                clip_high=config.clip_low,
-                correction=self._correction,
-                ages=ages,
-            )
-        if config.objective == "flow_grpo":
-            return flow_grpo_loss(
-                *tensors,
-                num_trajectories=batch.num_trajectories,
-                turn_ids=turn_ids,
-                ref_logprobs=ref_logprobs,
-                kl_weight=config.kl_weight,
-                clip_low=config.clip_low,
-                clip_high=config.clip_low,
-                correction=self._correction,
-                ages=ages,
-            )
-        return dapo_loss(
-            *tensors,
-            num_loss_tokens=batch.num_loss_tokens,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            correction=self._correction,
-            ages=ages,
+            return grpo_loss(*tensors, **shared)
+        return flow_grpo_loss(
+            *tensors, turn_ids=turn_ids, ref_logprobs=ref_logprobs, kl_weight=config.kl_weight, **shared
         )
 
     def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:
