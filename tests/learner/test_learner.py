@@ -134,6 +134,46 @@ def test_tokens_masked_in_the_middle_of_a_turn_give_no_gradient(model_path):
     assert (gradient - gradient_of(learner, build_batch(apart, microbatch_tokens=100))).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
+def test_every_trajectory_twice_gives_the_same_gradient(model_path, objective):
+    learner = make_learner(model_path, objective=objective, kl_weight=0.1)
+    samples = make_samples()
+    copies = [replace(one, trajectory_id=f"{one.trajectory_id}, again") for one in samples]
+    once = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
+    for microbatch_tokens in (20, 1000):
+        twice = gradient_of(learner, build_batch([*samples, *copies], microbatch_tokens=microbatch_tokens))
+        assert (once - twice).abs().max() < 1e-6 < once.abs().max()
+
+
+def test_a_split_into_microbatches_changes_the_gradient_in_bf16_by_less_than_a_hundredth_of_it(model_path):
+    """Each microbatch's gradient is rounded apart. All of the rounding of bf16 together is some ten times as much."""
+    learner = make_learner(model_path, mixed_precision=True)
+    samples = make_samples()
+    whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
+    for microbatch_tokens in (8, 12, 20):
+        split = gradient_of(learner, build_batch(samples, microbatch_tokens=microbatch_tokens))
+        assert (whole - split).norm() < 0.01 * whole.norm()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_base_that_was_trained_with_dropout_gives_the_same_numbers_in_every_pass(tmp_path, architecture, checkpointing):
+    """Also where something has put the model into training mode."""
+    plain, dropping = (
+        make_learner(
+            save_tiny_model(tmp_path / str(dropout), architecture, attention_dropout=dropout),
+            gradient_checkpointing=checkpointing,
+        )
+        for dropout in (0.0, 0.5)
+    )
+    assert dropping.policy.model.config.attention_dropout == 0.5
+    batch = build_batch(make_samples(), microbatch_tokens=20)
+    expected = gradient_of(plain, batch)
+    for _ in range(2):
+        assert torch.equal(gradient_of(dropping, batch), expected)
+        dropping.policy.model.train()
+
+
 def test_order_of_the_samples_does_not_matter(model_path):
     learner = make_learner(model_path)
     there = gradient_of(learner, build_batch(make_samples(), microbatch_tokens=1000))

@@ -33,8 +33,8 @@ def save_tiny_model(folder, architecture, **changes):
     return folder
 
 
-def make_learner(model_path, *, seed=0, guard=UNGUARDED, **config):
-    """A learner in float32 whose adapter is not zero."""
+def make_learner(model_path, *, seed=0, guard=UNGUARDED, mixed_precision=False, **config):
+    """A learner in float32, unless otherwise said, whose adapter is not zero."""
     import torch
 
     from learner.learner import Learner
@@ -44,7 +44,7 @@ def make_learner(model_path, *, seed=0, guard=UNGUARDED, **config):
         ModelConfig(lora_rank=4),
         LearnerConfig(num_threads=1, guard=guard, **config),
         seed=seed,
-        mixed_precision=False,
+        mixed_precision=mixed_precision,
     )
     generator = torch.Generator().manual_seed(seed)
     for parameter in learner.policy.trainable_parameters():
