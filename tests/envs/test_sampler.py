@@ -1,6 +1,6 @@
 import pytest
 
-from envs.datasets.generated import generate
+from envs.datasets.generated import generate, plan_of
 from envs.datasets.sampler import BLOCK, TaskSampler, demonstration_tasks, held_out_tasks
 from envs.datasets.split import question_key
 
@@ -89,6 +89,13 @@ def test_no_demonstrated_task_is_one_that_rl_trains_on(seed):
     assert len({task.id for task in demonstrated}) == 300
     assert not {task.id for task in demonstrated} & {task.id for task in trained_on}
     assert not set(map(key, demonstrated)) & set(map(key, trained_on))
+
+
+def test_every_task_of_rl_has_a_plan_that_its_id_leads_back_to():
+    tasks = [TaskSampler(MIX, seed=0).task(ordinal) for ordinal in range(40)]
+    assert all(plan_of(task)[-1].action_input == task.answer for task in tasks)
+    # Half of the questions are for others: there the ordinal is drawn for again.
+    assert len({len(task.id) for task in tasks if task.dataset == "lookup"}) > 2
 
 
 def test_task_never_shows_its_reference_answer():
