@@ -86,7 +86,10 @@ class SimulatedEngine:
 
 
 class SimulatedWorker:
-    """The same task takes as long and has the same outcomes at every attempt, in every process."""
+    """The same task takes as long and has the same outcomes at every attempt, in every process. It runs no code, so it
+    has no `sandbox`."""
+
+    sandbox = None
 
     def __init__(self, index: int, shape: GroupShape = DEFAULT_SHAPE, engine: SimulatedEngine | None = None) -> None:
         self.index = index

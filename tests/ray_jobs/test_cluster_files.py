@@ -10,7 +10,7 @@ import ray
 import yaml
 
 from configs.loading import load_run_config
-from ray_jobs.cli import main
+from ray_jobs.preflight import check_labelling, check_recipe
 from ray_jobs.recipe_keys import key_variables
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +73,13 @@ def test_all_files_ask_for_the_ray_that_is_locked():
     assert f"rayproject/ray:{ray.__version__}-" in (DEPLOY / "Dockerfile").read_text()
 
 
-def test_the_jobs_command_is_a_recipe_that_loads_with_all_its_overrides(capsys):
+def test_the_jobs_command_is_a_recipe_that_loads_with_all_its_overrides():
+    """Cards and keys, which a dry run asks for as well, are those of the cluster."""
     program, phase, recipe, *overrides = shlex.split(rayjob()["spec"]["entrypoint"])
-    assert program == "agentflow"
-    recipe = str(ROOT / Path(recipe).relative_to("/opt/agentflow"))
-    assert main([phase, recipe, *overrides, "--dry-run"]) == 0
-    config = load_run_config(Path(recipe), overrides)
+    assert (program, phase) == ("agentflow", "pipeline")
+    config = load_run_config(ROOT / Path(recipe).relative_to("/opt/agentflow"), overrides)
+    check_recipe(config)
+    check_labelling(config)
     assert config.rollout.max_workers > config.rollout.num_workers
 
 
