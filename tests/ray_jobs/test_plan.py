@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.loading import load_run_config
+from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
 from ray_jobs.plan import as_overrides, make_plan, plan_facts
@@ -15,7 +15,6 @@ from ray_jobs.plan_memory import GIB, activations, kv_cache, kv_token_bytes
 from ray_jobs.plan_run import CARDS, HEADROOM, card_bytes
 from ray_jobs.plan_shapes import PlanError, find_shape, known_models, read_shape
 
-RECIPES = Path(cli.RECIPES)
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
