@@ -25,7 +25,7 @@ def cluster():
     [
         (MutatingEngine, "as version 2, published was"),
         (StaleEngine, "version 2: the engine's memory holds weights"),
-        (DeafEngine, "version 2: the engine moved by 0.00 of the learner's way from version 1"),
+        (DeafEngine, "version 2: the engine moved by 0.00 of the learner's way from version"),
     ],
 )
 def test_worker_with_other_weights_is_replaced_and_what_it_began_with_them_is_run_again(tmp_path, engine, reason):
