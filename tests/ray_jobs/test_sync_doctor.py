@@ -3,6 +3,7 @@ import hashlib
 
 import pytest
 
+from configs.loading import RECIPES
 from learner.types import Adapter
 from ray_jobs import cli, doctor, sync_doctor
 from ray_jobs.sync_doctor import prove_sync
@@ -240,7 +241,7 @@ def test_doctor_takes_a_recipe_and_overrides_with_sync_and_neither_without(monke
     monkeypatch.setattr("ray_jobs.preflight.check_before_acting", lambda config, draws_tasks: None)
     monkeypatch.setattr(sync_doctor, "run_sync_doctor", lambda config: asked.append(config) or 1)
     monkeypatch.setattr(doctor, "run_doctor", lambda: 0)
-    recipe = str(cli.RECIPES / "sync_cpu.toml")
+    recipe = str(RECIPES / "sync_cpu.toml")
     assert cli.main(["doctor"]) == 0
     for arguments in ([], [recipe], [recipe, "seed=3"], ["seed=3"]):
         assert cli.main(["doctor", "--sync", *arguments]) == 1
