@@ -22,9 +22,9 @@ class ConfigError(ValueError):
 
 
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read `recipe`, a file or the name of a built-in one, apply `a.b=value` overrides in order, validate. Raises
-    ConfigError."""
-    values = _read_toml(find_recipe(recipe)) if recipe else {}
+    """Read `recipe` (a file, a run's config.json, or the name of a built-in one), apply `a.b=value` overrides in order,
+    validate. Raises ConfigError."""
+    values = _read(find_recipe(recipe)) if recipe else {}
     for override in overrides:
         _apply(values, override)
     try:
@@ -79,17 +79,18 @@ def _render_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
+    in_json = path.suffix == ".json"
     try:
-        return tomllib.loads(path.read_text())
+        return dict(json.loads(path.read_text())) if in_json else tomllib.loads(path.read_text())
     except FileNotFoundError:
         built_in = sorted(one.stem for one in RECIPES.glob("*.toml"))
         raise ConfigError(
             f"recipe '{path}' does not exist; name a file, or one of {', '.join(built_in)}"
             f"{did_you_mean(path.stem, built_in)}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe '{path}' is not TOML: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {error}") from None
     except OSError as error:
         raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 

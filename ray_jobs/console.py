@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ray_jobs.next_commands import next_commands
 from reward.paired import wilson_interval
 
 _TITLES = {
@@ -34,15 +35,18 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class PhaseProgress:
-    """Progress of one phase: a bar on a terminal, elsewhere a line every few seconds at most."""
+    """Progress of one phase: a bar on a terminal, elsewhere a line every few seconds at most. One with nothing to do,
+    whose total is 0, says nothing."""
 
     def __init__(self, console: RichConsole, title: str, total: int | None) -> None:
         self._console = console
         self._title = title
         self._total = total
-        self._done = 0
+        self._done = self._done_before = 0
+        self._began = time.monotonic()
         self._printed_at = float("-inf")
-        self._live = console.is_terminal and not console.is_dumb_terminal
+        self._live = console.is_terminal and not console.is_dumb_terminal and total != 0
+        self._plain = not self._live and total != 0
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -57,18 +61,25 @@ class PhaseProgress:
         )
         self._task = self._bar.add_task(title, total=total, shown="")
 
+    def skip(self, num: int) -> None:
+        """So many were done before this process began, and say nothing of how fast it is."""
+        self._done += num
+        self._done_before += num
+        self._bar.update(self._task, advance=num)
+
     def advance(self, num: int = 1, **fields: float | str) -> None:
         self._done += num
-        shown = "  ".join(f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items())
-        self._bar.update(self._task, advance=num, shown=shown)
         now = time.monotonic()
-        if not self._live and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
+        said = [f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items()]
+        shown = "  ".join([*said, *self._time_left(now)])
+        self._bar.update(self._task, advance=num, shown=shown)
+        if self._plain and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
             self._printed_at = now
             count = f"{self._done}/{self._total}" if self._total is not None else str(self._done)
             self._print(f"  {self._title} {count}  {shown}".rstrip())
 
     def start(self) -> None:
-        if not self._live:
+        if self._plain:
             self._print(f"{self._title} ...")
         self._bar.start()
 
@@ -76,8 +87,14 @@ class PhaseProgress:
         if outcome == "done" and self._total is not None:
             self._bar.update(self._task, completed=self._total)
         self._bar.stop()
-        if not self._live:
+        if self._plain or (outcome != "done" and not self._live):
             self._print(f"{self._title}: {outcome} after {duration(seconds)}")
+
+    def _time_left(self, now: float) -> Iterator[str]:
+        """As long as it took so far for each, once for each that is left."""
+        counted = self._done - self._done_before
+        if self._total is not None and counted > 0 and self._done < self._total:
+            yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
 
     def _print(self, text: str) -> None:
         _print_plain(self._console, text)
@@ -125,6 +142,8 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     if limit := summary.get("bottleneck"):
         _print_plain(console, f"speed: {limit['text']}; {limit['hint']}")
     _print_plain(console, f"report: {report}")
+    for command, does in next_commands(report.parent):
+        _print_plain(console, f"{does}: {command}")
 
 
 def sentence(done: str, facts: Mapping[str, Any]) -> str:

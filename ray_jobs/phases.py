@@ -17,6 +17,7 @@ from rollout.records import read_records, trajectory_of, trajectory_record
 from rollout.types import Trajectory
 
 EVALUATION_SEED_OFFSET = 1_000_000
+_POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ def evaluate(run: Run, phase: str) -> Evaluation:
             trajectory_record(trajectory, reward=float(right), phase=phase, step=None)
             for trajectory, right in zip(evaluation.trajectories, evaluation.right, strict=True)
         )
-    run.console.note(f"{phase}: {sum(evaluation.right)} of {len(tasks)} held-out tasks right")
+    if tasks:
+        run.console.note(f"{_POLICIES[phase]}: {sum(evaluation.right)} of {len(tasks)} held-out tasks right")
     return evaluation
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from configs.run import RunConfig
 from ray_jobs.plan_memory import GIB
 from ray_jobs.plan_refusals import Refusal, refusals
-from ray_jobs.plan_run import Card, RunPlan, find_shapes, plan_run
+from ray_jobs.plan_run import Card, RunPlan, card_bytes, find_shapes, plan_run
 
 
 def make_plan(
@@ -21,6 +21,8 @@ def make_plan(
 ) -> tuple[RunPlan, list[Refusal]]:
     """The plan, and why it does not fit (empty where it does). `machine_bytes` None is this machine's memory. Raises
     PlanError."""
+    # A recipe without a card must not let a mistyped one pass.
+    card_bytes(card)
     shapes = find_shapes(config, model_config)
     memory = machine_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -54,6 +56,12 @@ def plan_facts(plan: RunPlan, refused: Sequence[Refusal]) -> dict[str, Any]:
 def _show(plan: RunPlan, refused: Sequence[Refusal]) -> None:
     console = Console()
     shape = plan.policy
+    if not refused:
+        console.print(f"It fits: {'; '.join(map(_room, plan.cards))}.", highlight=False)
+    for one in refused:
+        console.print(f"It does not fit: {one.reason}.", highlight=False)
+        for changes in one.remedies:
+            console.print(f"  set {as_overrides(changes)}", highlight=False)
     console.print(
         f"{shape.name}: {shape.num_parameters:,} parameters in {shape.num_layers} layers; KV cache: "
         f"{plan.kv_arithmetic}; {plan.kv.num_sequences(plan.max_model_len)} sequences of {plan.max_model_len:,} tokens "
@@ -62,12 +70,13 @@ def _show(plan: RunPlan, refused: Sequence[Refusal]) -> None:
     )
     for card in plan.cards:
         console.print(_table(card))
-    if not refused:
-        console.print("It fits.")
-    for one in refused:
-        console.print(f"It does not fit: {one.reason}.", highlight=False)
-        for changes in one.remedies:
-            console.print(f"  set {as_overrides(changes)}", highlight=False)
+
+
+def _room(card: Card) -> str:
+    *others, last = (process.name for process in card.processes)
+    names, verb = (f"{', '.join(others)} and {last}", "take") if others else (last, "takes")
+    used, all_of_it = (card.num_bytes - card.free) / GIB, card.num_bytes / GIB
+    return f"{names} {verb} {used:.1f} of the {all_of_it:.1f} GiB of {card.name}"
 
 
 def as_overrides(changes: Mapping[str, Any]) -> str:

@@ -2,11 +2,12 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from configs.spelling import did_you_mean
 from configs.wording import reason
 from learner.demo_model import demo_model_dir
 
@@ -97,13 +98,23 @@ def find_shape(path: str, config_file: Path | None = None) -> ModelShape:
     if (folder / "config.json").is_file():
         return read_shape(_read_json(folder / "config.json"), name=path)
     known = known_models()
-    name = DEMO if path == "demo" else path
-    if name not in known:
+    name = _known_name(DEMO if path == "demo" else path, known)
+    if name is None:
         raise PlanError(
             f"'{path}' is neither a model folder nor one of the known models ({', '.join(known)}); download its "
-            "config.json and give it with --model-config FILE"
+            f"config.json and give it with --model-config FILE{did_you_mean(path, known)}"
         )
     return read_shape(known[name]["config"], name=path)
+
+
+def _known_name(path: str, known: Iterable[str]) -> str | None:
+    """A model's instruction-tuned version has the shape of its base, but for the longest context, and a copy of it the
+    same."""
+
+    def plain(name: str) -> str:
+        return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
+
+    return next((name for name in known if plain(name) == plain(path)), None)
 
 
 def known_models() -> dict[str, dict[str, Any]]:

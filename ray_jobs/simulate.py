@@ -27,17 +27,13 @@ AS_FAST = 0.99
 
 Knobs = tuple[int, int, int]
 """Number of workers, D, S."""
-COLUMNS = (
-    *("workers", "D", "S", "traj/s", "idle", "held", "used"),
-    *("staleness", "masked", "expired", "slow tenth", "length", ""),
-)
-LEGEND = (
-    "idle: the learner waits for a batch; held: workers wait for admission with places free; used: places with a group",
-    "staleness of trained tokens: mean, 95%, max; masked: tokens beyond S; expired: groups too stale, drawn again",
-    "slow tenth: its share of the trained groups, and of the drawn ones with signal; length: trained over drawn tokens",
-)
-WIDTH = 110
+COLUMNS = ("workers", "D", "S", "traj/s", "learner waits", "workers held", "mean age", "left out", "")
+WIDTH = 92
 """Of the table at least: on a narrow terminal it breaks, but nothing of it is left out."""
+LEGEND = (
+    "learner waits: for a batch; workers held: they have free places and may not run further ahead of the learner",
+    "mean age: of trained tokens, in train steps; left out: tokens older than S; --json has every number",
+)
 
 Limit = Literal["learner", "admission", "rollouts"]
 SAID: dict[Limit, str] = {
@@ -65,14 +61,19 @@ def run_simulate(config: RunConfig, options: argparse.Namespace) -> None:
     inputs = simulation_inputs(options)
     points = _simulated(_grid(config, options), config, options, inputs)
     best = best_point(points, max_mean_staleness=options.max_mean_staleness, max_masked=options.max_masked)
-    lines = [inputs.said, _rule(options), _verdict(points, best), *_hints(points, options)]
+    lines = [_verdict(points, best, config), inputs.said, *_hints(points, options), _rule(options)]
     if options.json:
         print(json.dumps(_as_json(points, best, lines), indent=2))
         return
     console = Console(width=max(WIDTH, Console().width))
+
+    def say(*said: str) -> None:
+        for line in said:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    say(*lines)
     console.print(_table(points, best, config))
-    for line in (*LEGEND, "", *lines):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(*LEGEND)
 
 
 def best_point(points: Sequence[Point], *, max_mean_staleness: float, max_masked: float) -> Point | None:
@@ -158,28 +159,34 @@ def _settings(
 
 def _rule(options: argparse.Namespace) -> str:
     return (
-        "best: the highest trained trajectories/s among settings with a mean staleness of at most "
-        f"{options.max_mean_staleness:g} and at most {options.max_masked:.0%} of the tokens masked; "
+        "best: the most trained trajectories/s with a mean age of at most "
+        f"{options.max_mean_staleness:g} and at most {options.max_masked:.0%} of the tokens left out; "
         "of those within 1% of it the fewest workers, then the least D, then the highest S"
     )
 
 
-def _verdict(points: Sequence[Point], best: Point | None) -> str:
+def _verdict(points: Sequence[Point], best: Point | None, config: RunConfig) -> str:
     if best is None:
         stale, masked = (min(getattr(one.result, name) for one in points) for name in ("staleness_mean", "masked"))
         return (
-            f"no setting is within the bounds: the least mean staleness is {stale:.2f}, the least masked {masked:.1%}"
+            f"no setting is within the bounds: the least mean age is {stale:.2f}, the least share left out {masked:.1%}"
         )
     found = best.result
     said = SAID[limit(found)].format(idle=found.learner_idle, held=found.backpressure, used=found.places_used)
     workers = "1 worker" if best.num_workers == 1 else f"{best.num_workers} workers"
-    return f"at {workers}, D={best.pipeline_depth}, S={best.max_staleness}: {said}"
+    begun = next((one.result for one in points if _knobs(one) == _recipe(config)), None)
+    beside = f" (the recipe: {begun.trajectories_per_s:.2f})" if begun and begun is not found else ""
+    rate = f"{found.trajectories_per_s:.2f} trajectories/s{beside}"
+    return f"best: {workers}, D={best.pipeline_depth}, S={best.max_staleness}, {rate}. There {said}"
 
 
 def _hints(points: Sequence[Point], options: argparse.Namespace) -> list[str]:
     if options.load_slope or len({point.num_workers for point in points}) == 1:
         return []
-    return ["--load-slope is 0: groups do not slow each other down, so more workers add nothing but places"]
+    return [
+        "assumed: groups on one worker do not slow each other down, and workers on one machine neither; --load-slope "
+        "says by how much they do"
+    ]
 
 
 def _table(points: Sequence[Point], best: Point | None, config: RunConfig) -> Table:
@@ -187,23 +194,26 @@ def _table(points: Sequence[Point], best: Point | None, config: RunConfig) -> Ta
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    recipe = (config.rollout.num_workers, config.pipeline_depth, config.max_staleness)
     for point in points:
-        knobs = (point.num_workers, point.pipeline_depth, point.max_staleness)
+        knobs, recipe = _knobs(point), _recipe(config)
         mark = " ".join(name for name, holds in (("best", point is best), ("recipe", knobs == recipe)) if holds)
         table.add_row(*map(str, knobs), *_cells(point.result), mark, style="bold" if point is best else None)
     return table
 
 
+def _knobs(point: Point) -> Knobs:
+    return point.num_workers, point.pipeline_depth, point.max_staleness
+
+
+def _recipe(config: RunConfig) -> Knobs:
+    return config.rollout.num_workers, config.pipeline_depth, config.max_staleness
+
+
 def _cells(result: SimulationResult) -> Iterator[str]:
     yield f"{result.trajectories_per_s:#.3g}"
-    yield from (f"{share:.0%}" for share in (result.learner_idle, result.backpressure, result.places_used))
-    yield f"{result.staleness_mean:.2f} {result.staleness_p95:2} {result.staleness_max:2}"
+    yield from (f"{share:.0%}" for share in (result.learner_idle, result.backpressure))
+    yield f"{result.staleness_mean:.2f}"
     yield f"{result.masked:.1%}"
-    yield f"{result.counts.expired}"
-    bias = result.bias
-    yield f"{bias.slow_decile_trained:.1%} {bias.slow_decile_drawn:.1%}" if bias else "?"
-    yield f"{bias.length_trained_over_drawn:.2f}" if bias else "?"
 
 
 def _as_json(points: Sequence[Point], best: Point | None, lines: Sequence[str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def reinforce(run: Run) -> Mapping[str, Any]:
     ray.get(cast.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = training.seconds
-        phase.progress.advance(training.num_steps)
+        phase.progress.skip(training.num_steps)
         with Supervisor(run) as rollouts:
             while training.num_steps < config.num_steps:
                 try:

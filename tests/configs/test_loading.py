@@ -100,6 +100,16 @@ def test_configuration_cannot_be_changed_after_it_was_checked():
         config.seed = 3
 
 
+def test_the_configuration_that_a_run_left_behind_is_a_recipe(tmp_path):
+    config = load_run_config(None, ["seed=7", 'envs.mix={"branch"=1.0}'])
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    assert load_run_config(tmp_path / "config.json") == config
+    for broken in ("{", "[1]", "3"):
+        (tmp_path / "broken.json").write_text(broken)
+        with pytest.raises(ConfigError, match="is not a JSON object"):
+            load_run_config(tmp_path / "broken.json")
+
+
 def test_a_built_in_recipe_is_found_by_its_name_wherever_one_is_and_a_file_of_that_name_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_run_config(Path("demo_cpu")) == load_run_config(RECIPES / "demo_cpu.toml")

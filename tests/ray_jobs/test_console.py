@@ -1,4 +1,6 @@
 import io
+import json
+import shlex
 
 import pytest
 from rich.console import Console as RichConsole
@@ -31,15 +33,18 @@ def make_summary(**changes):
 
 
 def test_without_a_terminal_each_phase_is_plain_lines(monkeypatch):
-    monkeypatch.setattr(console_module, "PLAIN_INTERVAL_S", 0.0)
+    clock = [100.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
     output, stream = make_console()
     with Console(output).phase("reinforce", total=2) as progress:
+        clock[0] += 12
         progress.advance(solve_rate=0.25, staleness=1)
+        clock[0] += 12
         progress.advance(solve_rate=0.5, staleness=2)
     first, *steps, last = stream.getvalue().splitlines()
     assert first == "reinforce ..."
     assert steps == [
-        "  reinforce 1/2  solve rate 0.25  staleness 1",
+        "  reinforce 1/2  solve rate 0.25  staleness 1  about 12 s left",
         "  reinforce 2/2  solve rate 0.5  staleness 2",
     ]
     assert last.startswith("reinforce: done after ")
@@ -51,7 +56,31 @@ def test_fast_steps_do_not_flood_a_log_but_the_last_one_is_shown():
         for _ in range(500):
             progress.advance()
     steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
-    assert steps == ["  cold start on demonstrations 1/500", "  cold start on demonstrations 500/500"]
+    first, last = steps
+    assert first.startswith("  cold start on demonstrations 1/500  about ")
+    assert last == "  cold start on demonstrations 500/500"
+
+
+def test_time_left_counts_only_what_this_process_did(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
+    output, stream = make_console()
+    with Console(output).phase("reinforce", total=10) as progress:
+        progress.skip(6)
+        clock[0] += 30
+        progress.advance()
+        clock[0] += 60
+        progress.advance()
+    steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
+    assert steps == ["  reinforce 7/10  about 1 min 30 s left", "  reinforce 8/10  about 1 min 30 s left"]
+
+
+@pytest.mark.parametrize("options", [{}, {"force_terminal": True, "_environ": {}}])
+def test_a_phase_with_nothing_to_do_says_nothing(options):
+    output, stream = make_console(**options)
+    with Console(output).phase("cold_start", total=0):
+        pass
+    assert stream.getvalue() == ""
 
 
 def test_on_a_terminal_a_phase_that_reports_nothing_still_ends_full():
@@ -95,6 +124,27 @@ def test_summary_shows_rates_intervals_verdict_and_the_whole_path(tmp_path):
         assert words in shown
     assert f"report: {report}\n" in shown
     assert "12 min 17 s in all" in shown
+
+
+def test_summary_ends_with_commands_that_can_be_given_as_they_stand(tmp_path):
+    output, stream = make_console()
+    run = tmp_path / "my runs" / "demo"
+    print_summary(make_summary(), run / "report.html", output)
+    assert stream.getvalue().endswith(f"why each step got its advantage: agentflow view '{run}'\n")
+    for version in ("v000002", "v000010"):
+        (run / "checkpoints" / version).mkdir(parents=True)
+        (run / "checkpoints" / version / "manifest.json").touch()
+    rows = [
+        {"phase": "eval_before", "reward": 1.0, "question": "before?"},
+        {"phase": "eval_after", "reward": 0.0, "question": "wrong?"},
+        {"phase": "eval_after", "reward": 1.0, "question": "What's 6*7?"},
+    ]
+    (run / "trajectories.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    print_summary(make_summary(), run / "report.html", output)
+    view, solve = stream.getvalue().splitlines()[-2:]
+    assert shlex.split(view.partition(": ")[2]) == ["agentflow", "view", str(run)]
+    policy = ["--recipe", str(run / "config.json"), "--adapter", str(run / "checkpoints" / "v000010")]
+    assert shlex.split(solve.partition(": ")[2]) == ["agentflow", "solve", "What's 6*7?", *policy]
 
 
 def test_summary_with_nothing_in_it_says_so(tmp_path):

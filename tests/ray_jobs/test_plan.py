@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,14 @@ def test_an_unknown_model_says_how_to_give_its_config():
         find_shape("someone/else-9B")
 
 
+@pytest.mark.parametrize(
+    "path", ["Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "me/llama-3.1-8b-instruct", "Qwen3-8B-Base", "Qwen/Qwen2.5-7B"]
+)
+def test_a_base_model_and_a_copy_have_the_shape_of_the_one_that_is_known(path):
+    known = find_shape("meta-llama/Llama-3.1-8B-Instruct" if "lama" in path else path.replace("-Base", ""))
+    assert replace(find_shape(path), name="") == replace(known, name="")
+
+
 @pytest.mark.parametrize("card", ["A41", "-3", "nan", "0"])
 def test_a_card_is_a_name_or_a_size(card):
     with pytest.raises(PlanError, match="--card"):
@@ -257,11 +266,15 @@ def test_the_command_prints_the_arithmetic_and_ends_with_1_where_it_does_not_fit
     assert cli.main(["plan", str(A40_RECIPE)]) == 0
     told = capsys.readouterr().out
     assert "36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB per token" in told
-    assert "It fits." in told
+    assert told.startswith("It fits: engine, learner and PRM take ")
     assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=6"]) == 1
     assert "set rollout.engine.kv_cache_gib=3.75" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"]
+    assert cli.main(["plan", str(A40_RECIPE), "learner.zero_stage=1", "rollout.engine.kv_cache_gib=6"]) == 1
+    assert capsys.readouterr().out.startswith("It does not fit: ")
+    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == 2
+    assert "--card 'potato' is neither a number of GiB nor one of A40" in capsys.readouterr().err
     assert cli.main(["plan", str(A40_RECIPE), "--card", "A41"]) == 2
     assert "nor one of A40" in capsys.readouterr().err
 

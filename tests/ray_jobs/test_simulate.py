@@ -1,5 +1,6 @@
 import argparse
 import json
+import re
 
 import pytest
 
@@ -79,9 +80,15 @@ def test_table_has_a_row_per_setting_marks_the_best_and_says_what_limits(capsys)
     rows = [line.split() for line in printed.splitlines()]
     assert [row[:3] for row in rows if row[:1] == ["1"]] == [["1", "0", "8"], ["1", "1", "8"]]
     assert [row[1:3] for row in rows if row[-2:] == ["best", "recipe"]] == [["1", "8"]]
-    assert "best: the highest trained trajectories/s" in printed
-    assert "at 1 worker, D=1, S=8: rollouts limit" in printed
+    assert printed.startswith("best: 1 worker, D=1, S=8, ")
+    assert "trajectories/s. There rollouts limit" in printed.splitlines()[0]
+    assert "best: the most trained trajectories/s" in printed
     assert "assumed: groups of 10 s in the median" in printed
+
+
+def test_the_best_setting_is_compared_with_the_recipes_where_it_is_another(capsys):
+    run_simulate(make_config(), make_options(*FAST, "--workers", "1,2", "--depth", "0,1", "--max-mean-staleness", "0"))
+    assert re.match(r"best: 1 worker, D=0, S=8, [\d.]+ trajectories/s \(the recipe: [\d.]+\)", capsys.readouterr().out)
 
 
 def test_json_holds_every_setting_of_the_grid_in_numbers(capsys):
