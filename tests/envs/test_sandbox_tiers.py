@@ -101,7 +101,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
         for tier in ("auto", "namespaces"):
             setting = f"envs.sandbox.tier={tier}"
             with contextlib.redirect_stdout(io.StringIO()):
-                print(main(["train", "--dry-run", setting]), file=sys.stderr)
+                print(main(["train", "--dry-run", setting, "output_dir=/tmp/never-begun"]), file=sys.stderr)
             try:
                 print(preflight.check_sandbox(load_run_config(None, [setting]).envs), file=sys.stderr)
             except preflight.PreflightError as error:
