@@ -37,6 +37,8 @@ def bare(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[Sandbox]:
 
 def in_throwaway(*command: object) -> subprocess.CompletedProcess[str]:
     """Skips where this machine gives no namespaces, so that there is no place to attack in."""
+    if _ROOT.is_relative_to("/tmp"):
+        pytest.skip(f"{_ROOT} lies below /tmp, which is a fresh one in there")
     launcher = [sys.executable, str(_HERE / "throwaway.py"), *map(str, command)]
     done = subprocess.run(launcher, capture_output=True, text=True, cwd=_ROOT, timeout=300)
     if "PermissionError" in done.stderr and "throwaway.py" in done.stderr:
