@@ -9,6 +9,7 @@ from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from configs.cluster import ClusterConfig
+from configs.wording import reason
 
 WORKER_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -25,7 +26,6 @@ QUIET = WORKER_ENV | {
     # Ray would run actors at the lowest priority, behind whatever else the machine does.
     "RAY_worker_niceness": "0",
 }
-
 
 LISTEN_PATIENCE_S = 5.0
 
@@ -105,4 +105,4 @@ def check_listens(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S).close()
     except (OSError, OverflowError) as error:
-        raise ConnectionError(f"nothing listens at {address} ({error})") from error
+        raise ConnectionError(f"nothing listens at {address} ({reason(error)})") from error

@@ -83,13 +83,15 @@ def plan_step(options: argparse.Namespace) -> dict[str, Any]:
 def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[str, Any]:
     """A run's RL phase in numbers, and what each of its processes held at most."""
     from ray_jobs.phases import cold_start
+    from ray_jobs.preflight import check_before_start
     from ray_jobs.prm_phases import collect, label, learn_prm
     from ray_jobs.run import open_run
     from ray_jobs.train import reinforce
 
     config = proof_config(options, name, *overrides)
     with_prm = config.reward.prm_path is None
-    with open_run(config, with_prm=with_prm, resume=True) as run:
+    ready = check_before_start(config, with_prm=with_prm, resume=True)
+    with open_run(config, ready, with_prm=with_prm, resume=True) as run:
         cold_start(run)
         if with_prm:
             collected = collect(run)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from configs.run import RunConfig
 from configs.spelling import did_you_mean
-from configs.wording import describe
+from configs.wording import describe, reason
 
 RECIPES = Path(__file__).with_name("recipes")
 
@@ -90,7 +90,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{did_you_mean(path.stem, built_in)}"
         ) from None
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {error}") from None
+        raise ConfigError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
     except OSError as error:
         raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 

@@ -73,6 +73,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))} {_message(first)}"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
     if isinstance(error, KeyError):
         return f"{error} is missing in it"
     if isinstance(error, json.JSONDecodeError):

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from configs.loading import with_changes
 from configs.run import RunConfig
 from ray_jobs.bottleneck import LIMITS, Limit
-from ray_jobs.preflight import PreflightError, check_machine, check_recipe
+from ray_jobs.machine import check_machine
+from ray_jobs.model_folder import PreflightError
+from ray_jobs.preflight import check_recipe
 
 Changes = Mapping[str, Any]
 

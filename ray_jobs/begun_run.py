@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from configs.run import RunConfig
 from configs.wording import reason
+from ray_jobs.preflight import check_same_run
 from ray_jobs.run_folder import RunFolderError, run_path
 
 
@@ -28,6 +30,15 @@ def started_in(path: Path) -> Path:
     written, here = run_path(_written_config(path)), path.resolve()
     depth = len(written.parts)
     return Path.cwd() if written.is_absolute() or here.parts[-depth:] != written.parts else here.parents[depth - 1]
+
+
+def finished_summary(config: RunConfig) -> dict[str, Any] | None:
+    """The summary of this very run where it ended already; None where there is something left to do."""
+    path = run_path(config) / "summary.json"
+    if not path.exists():
+        return None
+    check_same_run(config, run_path(config))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _written_config(path: Path) -> RunConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ray_jobs import commands
-from ray_jobs.command_parser import CommandParser
+from ray_jobs.command_parser import CommandParser, whole_number
 from ray_jobs.evaluation_options import add_compare_options, add_evaluation_options
 from ray_jobs.export_options import add_export_options
 from ray_jobs.plan_options import add_plan_options
@@ -197,7 +197,7 @@ def _add_jobs(adding: Adding) -> None:
 def _add_chaos(adding: Adding) -> None:
     chaos = adding.add_parser("chaos", help="run a small job, kill its parts at random, and see whether it is sound")
     add_recipe(chaos, positional=True)
-    chaos.add_argument("--kills", type=int, default=20, help="how many processes to kill (default 20)")
+    chaos.add_argument("--kills", type=whole_number, default=20, help="how many processes to kill (default 20)")
     chaos.add_argument("--seed", type=int, default=0, help="which parts are hit, and when")
     chaos.add_argument("--part", action="append", dest="parts", help="only this part: driver (with all), rollout, ...")
     chaos.set_defaults(run=commands.chaos)

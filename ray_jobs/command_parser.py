@@ -34,3 +34,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def _end(self, message: str) -> NoReturn:
         self.exit(2, f"agentflow: error: {message}\n")
+
+
+def whole_number(text: str) -> int:
+    """The type of an option that counts something. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got '{text}'")
+    return int(text)

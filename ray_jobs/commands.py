@@ -62,10 +62,7 @@ def train(options: argparse.Namespace) -> int:
         ready = check_before_start(config, with_prm=options.with_prm, resume=options.resume, download=False)
         _tell_of_sandbox(ready.sandbox)
         return 0
-    from ray_jobs.train import run_training
-
-    run_training(config, with_prm=options.with_prm, resume=options.resume)
-    return 0
+    return _run(config, with_prm=options.with_prm, resume=options.resume)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -74,9 +71,26 @@ def resume(options: argparse.Namespace) -> int:
     config, with_prm = begun_run(options.run_folder)
     # Its relative paths start there: data, a local model, tools of one's own.
     os.chdir(started_in(options.run_folder))
+    return _run(config, with_prm=with_prm, resume=True)
+
+
+def _run(config: "RunConfig", *, with_prm: bool, resume: bool) -> int:
+    """Checked before torch and Ray are imported; a run that has ended already is only shown."""
+    from ray_jobs.begun_run import finished_summary
+
+    if resume and (summary := finished_summary(config)):
+        from ray_jobs.console import print_summary
+        from ray_jobs.report import write_report
+        from ray_jobs.run_folder import run_path
+
+        print_summary(summary, write_report(run_path(config)))
+        return 0
+    from ray_jobs.preflight import check_before_start
+
+    ready = check_before_start(config, with_prm=with_prm, resume=resume)
     from ray_jobs.train import run_training
 
-    run_training(config, with_prm=with_prm, resume=True)
+    run_training(config, ready, with_prm=with_prm, resume=resume)
     return 0
 
 
@@ -107,9 +121,13 @@ def stop(options: argparse.Namespace) -> int:
 
 def chaos(options: argparse.Namespace) -> int:
     config = _config(options)
+    from ray_jobs.preflight import check_before_start
+
+    with_prm = config.reward.credit != "outcome"
+    check_before_start(config, with_prm=with_prm, resume=True)
     from ray_jobs.chaos import run_chaos
 
-    job = "train" if config.reward.credit == "outcome" else "pipeline"
+    job = "pipeline" if with_prm else "train"
     start = [sys.executable, "-m", "ray_jobs.cli", job, str(options.recipe), *options.overrides]
     return run_chaos(config, start, kills=options.kills, seed=options.seed, parts=options.parts)
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from learner.demo_model import demo_model_dir
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 MIN_MEMORY_GIB = 8
+MIN_DISK_GIB = 1
+"""For the checkpoints and logs of runs; the set-up itself takes more, and is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +63,26 @@ def _packages() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
+    """What `.ci/setup` checks, and what only makes a run slower."""
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding(state="ok" if system == "Linux x86_64" else "fail", what="system", found=system)
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    # vLLM compiles a small kernel while it samples its first token.
+    yield Finding(
+        state="ok" if compiler else "fail",
+        what="C++ compiler",
+        found=compiler or "none: install g++, or name one with CXX=...",
+    )
+    disk = shutil.disk_usage(".").free / 2**30
+    yield Finding(
+        state="ok" if disk >= MIN_DISK_GIB else "warn", what="disk", found=f"{disk:.1f} GiB free here for runs"
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     yield Finding(state="ok" if (os.cpu_count() or 1) > 1 else "warn", what="CPU cores", found=str(os.cpu_count()))
     yield Finding(
-        state="ok" if memory >= MIN_MEMORY_GIB else "warn",
+        state="ok" if round(memory) >= MIN_MEMORY_GIB else "warn",
         what="memory",
-        found=f"{memory:.1f} GiB (the demo wants {MIN_MEMORY_GIB})",
+        found=f"{memory:.1f} GiB (the demo needs {MIN_MEMORY_GIB})",
     )
     bf16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
     yield Finding(

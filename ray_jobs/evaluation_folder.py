@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.run import RunConfig
+from configs.wording import reason
 from envs.types import Task
 from ray_jobs.begun_run import begun_run
 from ray_jobs.evaluation_identity import FIXED, identity_of_phase
@@ -169,8 +170,7 @@ def _facts(path: Path) -> dict[str, Any]:
         facts = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EvaluationError(
-            f"'{path}' holds no evaluation ({IDENTITY}: {type(error).__name__}); name a folder that "
-            "`agentflow evaluate` wrote"
+            f"'{path}' holds no evaluation ({reason(error)}); name a folder that `agentflow evaluate` wrote"
         ) from error
     if facts.get("schema") != SCHEMA:
         raise EvaluationError(f"'{path}' has schema {facts.get('schema')}, this version reads {SCHEMA}; evaluate again")

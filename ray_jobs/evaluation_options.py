@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from ray_jobs.command_parser import whole_number
+
 
 def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
     names = "bamboogle, 2wiki, hotpotqa, musique, gaia, aime24, amc23, game24, gpqa, medqa, or all; none: the recipe's"
@@ -16,8 +18,8 @@ def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="local benchmark files; none downloads them")
     parser.add_argument("--part", action="store_true", help="take files that hold only a part of a benchmark")
-    parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="tries at every item (default 1, greedy)")
-    parser.add_argument("--limit", type=_count, metavar="K", help="so many items of each benchmark, always the same")
+    parser.add_argument("--seeds", type=whole_number, default=1, metavar="N", help="tries at every item (default 1)")
+    parser.add_argument("--limit", type=whole_number, metavar="K", help="so many items of each benchmark")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results; one that is begun goes on")
 
 
@@ -34,9 +36,3 @@ def _names(text: str) -> tuple[str, ...]:
 
         return tuple(BENCHMARKS)
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got '{text}'")
-    return int(text)

@@ -1,6 +1,5 @@
 """A run: its configuration, folder, console and actors; and which of its phases are done."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
 from ray_jobs.metrics import DESCRIPTIONS
 from ray_jobs.model_folder import resolve_model
-from ray_jobs.preflight import check_before_start, check_same_run, notes_before_start
-from ray_jobs.run_folder import RunFolder, run_path
+from ray_jobs.preflight import Ready, notes_before_start
+from ray_jobs.run_folder import RunFolder
 from reward.alarms import Alarm
 from reward.prm import prm_settings
 
@@ -71,12 +70,9 @@ class PhaseRecord:
 
 
 @contextmanager
-def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run]:
-    """Check, open the folder, start the actors; end them in order. Raises PreflightError before anything starts.
-
-    With `resume` a folder that holds an unfinished run of the same configuration is continued.
-    """
-    ready = check_before_start(config, with_prm=with_prm, resume=resume)
+def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -> Iterator[Run]:
+    """Open the folder, start the actors; end them in order. With `resume` a folder that holds an unfinished run of the
+    same configuration is continued."""
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
     for note in notes_before_start(config):
@@ -103,15 +99,6 @@ def open_run(config: RunConfig, *, with_prm: bool, resume: bool) -> Iterator[Run
             raise KeyboardInterrupt(f"{resume_it} goes on from here") from None
         finally:
             stop_ray()
-
-
-def finished_summary(config: RunConfig) -> dict[str, Any] | None:
-    """The summary of this very run where it ended already; None where there is something left to do."""
-    path = run_path(config) / "summary.json"
-    if not path.exists():
-        return None
-    check_same_run(config, run_path(config))
-    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _prm_base(config: RunConfig) -> Path:

@@ -10,11 +10,11 @@ from configs.run import RunConfig
 from learner.checkpoint import newest_checkpoint, oldest_kept_step
 from ray_jobs.console import print_summary
 from ray_jobs.phases import cold_start, evaluate, load_cold_start
+from ray_jobs.preflight import Ready
 from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
 from ray_jobs.progress import StepTimes, Training, step_metrics
 from ray_jobs.report import write_report
-from ray_jobs.run import Run, finished_summary, open_run
-from ray_jobs.run_folder import run_path
+from ray_jobs.run import Run, open_run
 from ray_jobs.step_records import step_records
 from ray_jobs.summary import summarize
 from ray_jobs.supervisor import LearnerLostError, Supervisor
@@ -23,13 +23,10 @@ from reward.stored import scored_group_of
 REFUSED = "the guard refused its step, just before the run was cut off"
 
 
-def run_training(config: RunConfig, *, with_prm: bool = False, resume: bool = False) -> None:
-    """The main job, from a checked configuration to a report in the run folder. `with_prm` is the pipeline: it
+def run_training(config: RunConfig, ready: Ready, *, with_prm: bool = False, resume: bool = False) -> None:
+    """The main job, from what preflight found `ready` to a report in the run folder. `with_prm` is the pipeline: it
     collects, labels and trains a process reward model of its own first. `resume` continues a run that was cut off."""
-    if resume and (summary := finished_summary(config)):
-        print_summary(summary, write_report(run_path(config)))
-        return
-    with open_run(config, with_prm=with_prm, resume=resume) as run:
+    with open_run(config, ready, with_prm=with_prm, resume=resume) as run:
         untouched = evaluate(run, "eval_untouched")
         demonstrations = cold_start(run)
         before = evaluate(run, "eval_before")

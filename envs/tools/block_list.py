@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 
+from configs.wording import reason
 from envs.leakage import word_grams
 
 GRAM_WORDS = 13
@@ -45,7 +46,7 @@ def read_questions(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the questions to block cannot be read from '{path}': {type(error).__name__}") from None
+        raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
     return [_question(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
 
 

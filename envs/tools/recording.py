@@ -28,6 +28,8 @@ class Recording:
             raise ToolSetupError(
                 f"there is no recording '{path}' to replay; record one first: envs.recording.mode=record"
             )
+        if path.is_dir():
+            raise ToolSetupError(f"envs.recording.path = '{path}' is a folder; name a file in it")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._read_on()

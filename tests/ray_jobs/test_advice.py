@@ -6,10 +6,11 @@ from pydantic import BaseModel
 
 from configs.loading import RECIPES, load_run_config, with_changes
 from configs.run import RunConfig
-from ray_jobs import preflight
 from ray_jobs.advice import NO_ROOM, followable, hints
 from ray_jobs.bottleneck import LIMITS
-from ray_jobs.preflight import check_before_acting, check_machine
+from ray_jobs.machine import check_machine
+from ray_jobs.model_folder import PreflightError
+from ray_jobs.preflight import check_before_acting
 
 CPU_RECIPES = ["demo_cpu", "sync_cpu", "chaos_cpu"]
 
@@ -19,7 +20,7 @@ def machine(monkeypatch):
     def of(cores, gpus=0):
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
-        monkeypatch.setattr(preflight, "_num_gpus", lambda: gpus)
+        monkeypatch.setattr("ray_jobs.machine._num_gpus", lambda: gpus)
 
     return of
 
@@ -63,7 +64,7 @@ def test_whatever_is_advised_is_a_recipe_that_starts_where_this_one_does(recipe,
     run = load_run_config(recipe)
     try:
         check_machine(run)
-    except preflight.PreflightError:
+    except PreflightError:
         return
     for limit in LIMITS:
         for advice, changes in followable(run, limit):
@@ -90,5 +91,5 @@ def test_every_hint_names_settings_that_exist(machine):
 
 def test_a_prm_on_a_card_that_is_not_there_is_refused(machine):
     machine(2)
-    with pytest.raises(preflight.PreflightError, match="no CUDA GPU"):
+    with pytest.raises(PreflightError, match="no CUDA GPU"):
         check_before_acting(load_run_config(RECIPES / "demo_cpu.toml", ["prm.device=cuda"]), draws_tasks=False)

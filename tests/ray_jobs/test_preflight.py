@@ -8,7 +8,7 @@ import pytest
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
-from ray_jobs import model_folder, preflight
+from ray_jobs import machine, model_folder
 from ray_jobs.model_folder import SMALL_FILES, resolve_model
 from ray_jobs.preflight import (
     PreflightError,
@@ -214,16 +214,16 @@ def test_unmerged_adapters_have_ranks_that_the_engine_can_reserve(config):
 def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):
     everything = ("rollout.engine.device=cuda", "learner.device=cuda", "rollout.num_workers=2")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(preflight, "_num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 0)
     assert "has no CUDA GPU" in refusal(config(*everything))
-    monkeypatch.setattr(preflight, "_num_gpus", lambda: 1)
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 1)
     assert "set rollout.num_workers to at most 1" in refusal(config(*everything))
-    monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 2)
     check_before_start(config(*everything))
 
 
 def test_another_clusters_machines_are_not_judged_by_this_one(config, monkeypatch):
-    monkeypatch.setattr(preflight, "_num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 0)
     check_before_start(config("cluster.address=auto", "rollout.engine.device=cuda", "learner.num_threads=64"))
 
 

@@ -39,8 +39,9 @@ def test_folder_says_what_the_run_is_before_it_does_anything(tmp_path):
 def resumed(monkeypatch):
     """What `agentflow resume RUN` would go on with: its configuration, and the folder it works in."""
     seen = []
+    monkeypatch.setattr("ray_jobs.preflight.check_before_start", lambda config, **_: None)
     monkeypatch.setattr(
-        "ray_jobs.train.run_training", lambda config, *, with_prm, resume: seen.append((config, Path.cwd()))
+        "ray_jobs.train.run_training", lambda config, ready, *, with_prm, resume: seen.append((config, Path.cwd()))
     )
 
     def resume(path):
