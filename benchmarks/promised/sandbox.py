@@ -66,19 +66,19 @@ def _held_mb(sandbox: Sandbox) -> int:
 PROMISES = (
     Promise(
         name="sandbox-namespaces",
-        said="no attack of the corpus comes through the tier 'namespaces', with the import check off",
+        said="No attack of the corpus comes through the tier 'namespaces', with the import check off",
         where="docs/sandbox.md",
         measure=partial(_attacks_held, "namespaces"),
     ),
     Promise(
         name="sandbox-landlock",
-        said="no attack of the corpus comes through the tier 'landlock', which a default container allows",
+        said="No attack of the corpus comes through the tier 'landlock', which a default container allows",
         where="docs/sandbox.md",
         measure=partial(_attacks_held, "landlock"),
     ),
     Promise(
         name="sandbox-memory",
-        said="idle episodes hold at most envs.sandbox.idle_memory_mb together; one that was ended says so",
+        said="Idle episodes hold at most envs.sandbox.idle_memory_mb together; one that was ended says so",
         where="docs/sandbox.md",
         measure=_idle_memory_bounded,
     ),

@@ -189,19 +189,19 @@ def _write(folder: Path, numbers: range, word: str) -> None:
 PROMISES = [
     Promise(
         name="planted-keys",
-        said="No API key is written to the run folder, to Ray's logs or to the viewer.",
+        said="No API key is written to the run folder, to Ray's logs or to the viewer",
         where="docs/tools.md",
         measure=planted_keys,
     ),
     Promise(
         name="viewer-token",
-        said="Only who has the token of the printed address sees the run.",
+        said="Only who has the token of the printed address sees the run",
         where="docs/viewer.md",
         measure=viewer_token,
     ),
     Promise(
         name="torn-line",
-        said="A line that cannot be read is counted, and what follows it is shown.",
+        said="A line that cannot be read is counted, and what follows it is shown",
         where="docs/viewer.md",
         measure=torn_line,
     ),
