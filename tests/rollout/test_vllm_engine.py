@@ -326,6 +326,43 @@ async def test_grammar_binds_what_is_sampled_and_logprobs_are_after_it(engine, p
     assert len(completion.logprobs) == len(completion.token_ids)
 
 
+async def test_learner_replays_the_engines_grammar_masks_token_by_token(engine, learner, prompt, monkeypatch):
+    """The very rows of allowed tokens that the engine sampled under, and what both say of each token of its own."""
+    import numpy as np
+    import torch
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+    from learner.grammar import GrammarMasks
+    from learner.samples import scoring_sample
+    from learner.types import GrammarSpan
+    from rollout.decision import planner_grammar
+
+    masks, fill = [], XgrammarGrammar.fill_bitmask
+
+    def recorded(grammar, bitmask, index):
+        fill(grammar, bitmask, index)
+        masks.append(bitmask[index].clone())
+
+    monkeypatch.setattr(XgrammarGrammar, "fill_bitmask", recorded)
+    asked = request(prompt, grammar=planner_grammar(("think", "answer")), max_tokens=60, temperature=1.0)
+    completion = await engine.generate(asked)
+    tokens = np.array(completion.token_ids)
+    policy = learner.policy
+    allowed = GrammarMasks(policy.tokenizer, policy.vocab_size).allowed(asked.grammar, tokens)
+    assert torch.equal(torch.stack(masks[: len(tokens)])[:, : allowed.shape[1]], allowed)
+
+    span = GrammarSpan(start=len(prompt), end=len(prompt) + len(tokens), grammar=asked.grammar)
+    one = replace(scoring_sample((*prompt, *completion.token_ids)), grammar_spans=(span,))
+    with torch.no_grad(), policy.model.disable_adapter():
+        found = policy.logprobs([one])[0, span.start :].numpy()
+    choices = np.array([sum(bin(word & 0xFFFFFFFF).count("1") for word in row) for row in allowed.tolist()])
+    gaps = np.abs(found - np.array(completion.logprobs))
+    assert (gaps[choices == 1] == 0).all()
+    assert (choices == 1).any()
+    assert (choices > 1).any()
+    assert gaps[choices > 1].max() < OTHER_WEIGHTS
+
+
 @pytest.mark.usefixtures("endless")
 async def test_released_trajectory_no_longer_occupies_the_engine(engine, prompt):
     running = asyncio.create_task(engine.generate(request(prompt, trajectory_id="gone", max_tokens=800)))
