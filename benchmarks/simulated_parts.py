@@ -168,6 +168,9 @@ class SimulatedLearner:
         self.optimizer = self._torch.optim.SGD([self._weights], lr=1.0)
         self.num_steps_done = 0
 
+    def set_reference(self) -> None:
+        """There is no KL term."""
+
     def train_step(self, batch: "TrainBatch") -> "StepResult":
         from learner.types import StepResult
 
