@@ -169,7 +169,7 @@ class SimulatedLearner:
         self.num_steps_done = 0
 
     def set_reference(self) -> None:
-        """Nothing: its loss has no KL term."""
+        """There is no KL term."""
 
     def train_step(self, batch: "TrainBatch") -> "StepResult":
         from learner.types import StepResult
