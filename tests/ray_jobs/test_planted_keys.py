@@ -60,7 +60,9 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
     def submit_train(name, *more):
         settings = (RECIPE, f"name={name}", f"output_dir={tmp_path}/runs", *SMALL, *keyed_tools(pages))
         code, output = agentflow("submit", *settings, "--phase", "train", *more)
-        return code, re.search(r"submitted (\S+)", output)[1]
+        submitted = re.search(r"submitted (\S+)", output)
+        assert submitted, output
+        return code, submitted[1]
 
     try:
         machines.start_head(num_cpus=2)
