@@ -73,7 +73,8 @@ def main() -> NoReturn:
         link.close()
         _watch(host, zygote, scratch)
     os.close(host)
-    kernel.die_with_parent(signal.SIGKILL)
+    if scratch is None:
+        kernel.die_with_parent(signal.SIGKILL)
     ground = Ground(tier=tier, layers=frozenset(layers), scratch=scratch)
     _be_zygote(link, settings, ground, order["packages"])
 
@@ -105,11 +106,16 @@ def _be_zygote(link: socket.socket, settings: SandboxSettings, ground: Ground, p
         send_frame(link, READY)
         readable = directories if ground.tier == "namespaces" else [*_standard_files(), *packages.values()]
         plan = CellPlan(settings=settings, tier=ground.tier, layers=ground.layers, readable=tuple(readable))
-        _Wardens(link, plan, ground.scratch).fork_on_demand()
+        wardens = _Wardens(link, plan, ground.scratch)
+        if ground.scratch is not None:
+            wardens.watch_parent()
+        wardens.fork_on_demand()
+        wardens.kill()
     except Exception:
         with contextlib.suppress(OSError):
             send_frame(link, traceback.format_exc().encode())
     finally:
+        _remove(ground.scratch)
         os._exit(0)
 
 
@@ -121,17 +127,29 @@ class _Wardens:
         self._plan = plan
         self._scratch = scratch
         self._folders: dict[int, str | None] = {}
+        self._parent: int | None = None
         self._poll = select.poll()
 
+    def watch_parent(self) -> None:
+        """End in order when the watcher is gone, and not with it: whoever is left of the two removes the files. Both
+        can go at once with the host, whose cluster ends the children of a process with it."""
+        self._parent = os.pidfd_open(os.getppid())
+        self._poll.register(self._parent, select.POLLIN)
+
+    def kill(self) -> None:
+        for warden in self._folders:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(warden, signal.SIGKILL)
+
     def fork_on_demand(self) -> None:
-        """Returns when the host hangs up."""
+        """Returns when the host hangs up, or the parent that is watched is gone."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps, orphaned cells too
         self._poll.register(self._link, select.POLLIN)
         while True:
             for ready, _ in self._poll.poll():
                 if ready in self._folders:
                     self._bury(ready)
-                elif not self._serve():
+                elif ready == self._parent or not self._serve():
                     return
 
     def _serve(self) -> bool:
@@ -157,7 +175,7 @@ class _Wardens:
         pid = os.fork()
         if pid == 0:
             try:
-                for inherited in (self._link.fileno(), *self._folders):
+                for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):
                     os.close(inherited)
                 run_warden(socket.socket(fileno=descriptor), self._plan, folder)
             finally:  # never back into the zygote's loop

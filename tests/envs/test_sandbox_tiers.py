@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -325,7 +326,9 @@ def test_a_removed_folder_is_gone_while_files_still_come(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed() -> None:
+@pytest.mark.parametrize("killed", [("host",), ("watcher", "host"), ("host", "watcher"), ("zygote", "host")])
+def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed(killed: tuple[str, ...]) -> None:
+    """Ray kills the children of a worker that it ends, too."""
     program = """
         from envs.sandbox import Sandbox, SandboxSettings
         sandbox = Sandbox(SandboxSettings(tier="landlock"))
@@ -341,7 +344,9 @@ def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed() -> None:
     pid, folder = int(host.stdout.readline().split()[0]), Path(host.stdout.readline().strip())
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     assert folder.is_dir()
-    host.kill()
+    pids = {"host": host.pid, "watcher": pid, "zygote": processes[1].pid}
+    for part in killed:
+        os.kill(pids[part], signal.SIGKILL)
     host.wait()
     host.stdout.close()
     deadline = time.monotonic() + 60
