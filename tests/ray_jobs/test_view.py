@@ -180,7 +180,10 @@ def test_a_torn_line_is_counted_and_what_is_written_later_still_appears(folder, 
         append(folder / "metrics.jsonl", [metric_row(4)])
         append(folder / "trajectories.jsonl", [evaluation_row(77, "eval_after", right=True)])
         deadline = time.monotonic() + 60
-        while (state := ask(client, "state")[0])["trajectories"] < 20 and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            state = ask(client, "state")[0]
+            if state["trajectories"] == 20 and state["metrics"] == 4:
+                break
             time.sleep(0.05)
     finally:
         stop.set()
