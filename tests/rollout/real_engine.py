@@ -89,6 +89,13 @@ def request(prompt, **changes):
     )
 
 
+async def generate_from_cache(engine, asked):
+    """The second answer. Its prompt comes from the cache, as that of every later one does; the first one's is computed,
+    in other shapes, which some processors round differently."""
+    await engine.generate(asked)
+    return await engine.generate(asked)
+
+
 def sampling_requests(prompts, **changes):
     """Each with a seed of its own."""
     return [

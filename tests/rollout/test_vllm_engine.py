@@ -10,6 +10,7 @@ from real_engine import (
     ROUNDING,
     build_engine,
     engine_logprobs,
+    generate_from_cache,
     in_engine_thread,
     learner_logprobs,
     load,
@@ -145,7 +146,7 @@ async def test_grammar_goes_on_where_it_was_when_an_adapter_comes(engine, adapte
 
 async def test_version_that_is_not_newer_is_refused_and_nothing_changes(engine, adapters, prompt):
     await load(engine, adapters[1])
-    before = await engine.generate(request(prompt))
+    before = await generate_from_cache(engine, request(prompt))
     for version in (1, 0, -1):
         with pytest.raises(ValueError, match=f"adapter version {version} is not newer than 1, which is loaded"):
             await engine.load_adapter(version, adapters[2].data)
@@ -171,7 +172,7 @@ async def test_adapter_of_another_model_is_refused_before_any_weight_is_replaced
     engine, adapters, prompt, change, complaint
 ):
     await load(engine, adapters[0])
-    before = await engine.generate(request(prompt))
+    before = await generate_from_cache(engine, request(prompt))
     with pytest.raises(ValueError, match=complaint):
         await engine.load_adapter(1, with_other_tensors(adapters[1], change))
     with pytest.raises(ValueError, match="these bytes are no adapter"):

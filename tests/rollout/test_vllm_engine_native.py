@@ -8,6 +8,7 @@ from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
     build_engine,
+    generate_from_cache,
     in_engine_thread,
     learner_logprobs,
     load,
@@ -80,7 +81,7 @@ async def test_running_requests_keep_their_adapter_and_new_ones_take_the_new(eng
 
 
 async def test_the_frozen_base_stays_beside_the_adapters(engine, adapters, prompt):
-    before = await engine.generate(request(prompt))
+    before = await generate_from_cache(engine, request(prompt))
     await load(engine, adapters[0])
     changed = await engine.generate(request(prompt))
     frozen = await engine.generate(request(prompt, use_adapter=False))
@@ -106,7 +107,7 @@ async def test_unused_adapters_leave_vllm_and_shared_memory_and_those_in_use_nev
 
 async def test_pinned_trajectory_samples_with_one_version_until_it_is_released(pinning, adapters, prompt):
     await load(pinning, adapters[0])
-    first = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
+    first = await generate_from_cache(pinning, request(prompt, max_tokens=3, trajectory_id="pinned"))
     await load(pinning, adapters[1])
     second = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
     other = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="other"))
