@@ -27,19 +27,6 @@ def test_one_scored_trajectory_is_no_comparison():
     assert not has_signal([])
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "ending"),
-    [
-        ([1, 0, None, None], "ready"),
-        ([1, 1] + [None] * 6, "all_right"),
-        ([0, 0, None], "all_wrong"),
-        ([1, None, None], None),
-    ],
-)
-def test_only_scored_trajectories_are_compared(outcomes, ending):
-    assert ending_of(outcomes) == ending
-
-
 def test_equal_rewards_with_inexact_floats_have_no_signal():
     assert not has_signal([0.1] * 3)
     assert not has_signal([0.35] * 7, min_std=1e-12)
@@ -50,6 +37,7 @@ def test_equal_rewards_with_inexact_floats_have_no_signal():
     [
         ((None, 1, 0, None), "ready"),
         ((None, 1, 1), "all_right"),
+        ((1, 1, *[None] * 6), "all_right"),
         ((None, 0, 0), "all_wrong"),
         ((None, 1), None),
         ((), None),
