@@ -37,6 +37,7 @@ def test_equal_rewards_with_inexact_floats_have_no_signal():
     [
         ((None, 1, 0, None), "ready"),
         ((None, 1, 1), "all_right"),
+        ((1, 1, *[None] * 6), "all_right"),
         ((None, 0, 0), "all_wrong"),
         ((None, 1), None),
         ((), None),
