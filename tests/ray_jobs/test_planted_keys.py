@@ -1,6 +1,7 @@
 """Keys that are planted in the environment of the machines, and then looked for in all that jobs write, print and
 answer: after a job that ends, one that fails and one that crashes."""
 
+import contextlib
 import json
 import os
 import random
@@ -128,7 +129,10 @@ def test_the_search_finds_what_is_there(keys, tmp_path):
 
 def end_abruptly(machines, name):
     """Kill the processes whose command line holds the name."""
-    found = [one for one in machines.processes() if any(name in word for word in one.cmdline())]
-    assert found, name
-    for one in found:
-        one.kill()
+    killed = 0
+    for one in machines.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(name in word for word in one.cmdline()):
+                one.kill()
+                killed += 1
+    assert killed, name
