@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ray_jobs import commands
-from ray_jobs.command_parser import CommandParser, whole_number
+from ray_jobs.command_parser import CommandParser, seconds, whole_number
 from ray_jobs.evaluation_options import add_compare_options, add_evaluation_options
 from ray_jobs.export_options import add_export_options
 from ray_jobs.plan_options import add_plan_options
@@ -268,7 +268,7 @@ def _add_policies(adding: Adding) -> None:
 def _add_tools(adding: Adding) -> None:
     run_code = adding.add_parser("run-code", help="run a Python file in the sandbox")
     run_code.add_argument("file")
-    run_code.add_argument("--timeout", type=float, default=5.0, help="seconds (default 5)")
+    run_code.add_argument("--timeout", type=seconds, default=5.0, help="seconds (default 5)")
     run_code.set_defaults(run=commands.run_code)
 
     serve_tools = adding.add_parser("serve-tools", help="serve a recipe's tools to any MCP client")

@@ -1,6 +1,7 @@
 """argparse, with errors of one line, and a guess at what was meant."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -41,3 +42,14 @@ def whole_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got '{text}'")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a time. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got '{text}'")
+    return value

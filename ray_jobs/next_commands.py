@@ -10,10 +10,9 @@ def next_commands(run: Path) -> list[tuple[str, str]]:
     """Each with what it does; one is left out where the folder lacks what it needs."""
     folder = shlex.quote(str(run))
     commands = [(f"agentflow view {folder}", "why each step got its advantage")]
-    checkpoint = max((run / "checkpoints").glob("v*/manifest.json"), default=None)
     question = _solved_question(run / "trajectories.jsonl")
-    if checkpoint and question:
-        policy = shlex.join(["--recipe", str(run / "config.json"), "--adapter", str(checkpoint.parent)])
+    if question:
+        policy = shlex.join(["--recipe", str(run / "config.json"), "--adapter", str(run)])
         commands.append((f"agentflow solve {shlex.quote(question)} {policy}", "ask the trained planner"))
     return commands
 

@@ -1,5 +1,6 @@
 """Keeps the rollouts of a run going: starts them, replaces workers that die, adds workers where there is room."""
 
+import shlex
 import time
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -42,6 +43,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._runs: dict[Any, int] = {}
         self._deaths: list[str] = []
         self._tended_at = time.monotonic()
+        self._folder = run.folder.path
         self._wanted_file = run.folder.wanted_workers
         self.num_restarts = 0
 
@@ -168,5 +170,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         if len(self._deaths) > MAX_DEATHS:
             raise CrashLoopError(
                 f"{len(self._deaths)} parts died since the last train step (bound {MAX_DEATHS}): "
-                f"{'; '.join(self._deaths[-3:])}; read the actors' logs, mend the cause and `agentflow resume` the run"
+                f"{'; '.join(self._deaths[-3:])}; read the actors' logs, mend the cause and "
+                f"go on with `agentflow resume {shlex.quote(str(self._folder))}`"
             ) from error

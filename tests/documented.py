@@ -5,9 +5,9 @@
     <!-- runs: server -->    as slow: must print its address and answer there, and is then stopped
     <!-- needs: gpu -->      parsed, its recipe and settings loaded, but not executed: see NEEDS
 
-After a `;` may follow `with: ARGUMENTS`, added to each of its commands so that it takes seconds instead of minutes, and
-`by: PAGE`, whose slow block has the same commands. `<!-- file: NAME -->` before another block makes a file of it, which
-the page's commands find in their folder.
+After a `;` may follow `with: ARGUMENTS`, added to each of its commands so that it takes seconds instead of minutes,
+`by: PAGE`, whose slow block has the same commands, and `prints: TEXT`, which a slow block must then say.
+`<!-- file: NAME -->` before another block makes a file of it, which the page's commands find in their folder.
 """
 
 import os

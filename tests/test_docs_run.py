@@ -49,6 +49,7 @@ def test_slow_command_does_what_the_page_says(block, folder, done):
     finally:
         end(process)
     assert process.returncode == 0, f"{script}\n{said[-4000:]}"
+    assert block.marks.get("prints", "") in said, f"{script}\n{said[-4000:]}"
     done.update(block.script.splitlines())
 
 

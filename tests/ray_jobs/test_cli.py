@@ -3,11 +3,12 @@ import sys
 
 import pytest
 
-from configs.loading import RECIPES
+from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs import commands
 from ray_jobs.cli import main
 from ray_jobs.policy_options import DEFAULT_RECIPE
+from ray_jobs.preflight import Ready
 
 ROOT = RECIPES.parents[1]
 
@@ -215,6 +216,38 @@ def test_error_of_an_actor_is_said_in_its_own_words(monkeypatch, capsys):
 def test_interrupt_ends_with_130(monkeypatch, capsys):
     assert failing_with(KeyboardInterrupt(), monkeypatch) == 130
     assert capsys.readouterr().err == "agentflow: interrupted\n"
+
+
+def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+    from ray_jobs.run import open_run
+
+    for name in ("start_ray", "stop_ray", "start_cast"):
+        monkeypatch.setattr(f"ray_jobs.run.{name}", lambda *_: None)
+    monkeypatch.setattr("ray_jobs.run.RunFolder.keep_tokenizer", lambda *_: None)
+    config = load_run_config(None, [f"output_dir={tmp_path}/my runs", "reward.credit=outcome"])
+
+    def interrupted(options):
+        with open_run(config, Ready(model_path=tmp_path, sandbox=None), with_prm=False, resume=False):
+            raise AssertionError("a run that was interrupted while it started has begun")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ray_jobs.run.start_cast", interrupt)
+    monkeypatch.setattr(commands, "doctor", interrupted)
+    assert main(["doctor"]) == 130
+    said = capsys.readouterr().err
+    assert said == f"agentflow: interrupted; `agentflow resume '{tmp_path}/my runs/run'` goes on from here\n"
+
+
+@pytest.mark.parametrize(
+    "error", [NotADirectoryError(20, "Not a directory", "a/b"), OSError(28, "No space left", "/x")]
+)
+def test_a_place_that_cannot_be_used_is_one_line(error, monkeypatch, capsys):
+    assert failing_with(error, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"agentflow: error: cannot use '{error.filename}': {error.strerror}; ")
+    assert "Errno" not in said
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(2, "No such file", "surprise")])

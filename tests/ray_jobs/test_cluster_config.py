@@ -50,3 +50,21 @@ def test_in_a_job_the_head_nodes_devices_say_nothing_about_where_models_run(tmp_
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     monkeypatch.setattr("ray_jobs.preflight.check_model", lambda config, download: tmp_path)
     check_before_start(load_run_config(None, [f"output_dir={tmp_path}/runs", "learner.num_threads=64"]))
+
+
+def test_a_machine_that_is_too_busy_for_ray_is_one_line(monkeypatch):
+    def late(**_):
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr("actors.cluster.ray.init", late)
+    with pytest.raises(ClusterError, match="give the command again"):
+        start_ray(ClusterConfig())
+
+
+def test_another_fault_of_ray_keeps_its_traceback(monkeypatch):
+    def broken(**_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("actors.cluster.ray.init", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        start_ray(ClusterConfig())

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
@@ -18,7 +19,6 @@ from ray_jobs.preflight import (
     notes_before_start,
 )
 from ray_jobs.recipe_keys import check_judge_key
-from tests.rollout.templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 
 @pytest.fixture

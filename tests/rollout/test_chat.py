@@ -1,6 +1,6 @@
 import pytest
-from templates import GEMMA2, NO_ROLE, ROLES, tokenizer_of
 
+from benchmarks.chat_templates import GEMMA2, NO_ROLE, ROLES, tokenizer_of
 from rollout.building import check_chat
 from rollout.chat import ChatFormat, ChatTemplateError, chat_pieces
 

@@ -88,3 +88,21 @@ def test_adapter_folder_is_what_peft_reads(model, tmp_path):
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (1, 2.0, ["q_proj"])
     assert (folder / "adapter_model.safetensors").read_bytes() == query_adapter()
+
+
+@pytest.mark.parametrize(
+    ("bytes_of", "said"),
+    [
+        (adapter(other_proj__A=[[1.0]], other_proj__B=[[1.0]]), "has weights the base model lacks"),
+        (adapter(q_proj__A=[[1.0] * 3] * 2, q_proj__B=[[1.0] * 2] * 2), r"its rank is \[2\], .* model.lora_rank = 1"),
+        (
+            adapter(q_proj__A=[[1.0] * 4], q_proj__B=[[1.0]] * 2),
+            r"has the shape \[2, 3\] .* and \[2, 4\]",
+        ),
+        (b"no adapter", "these bytes are no adapter"),
+    ],
+)
+def test_an_adapter_of_another_model_or_rank_is_found_without_merging(model, bytes_of, said):
+    with pytest.raises(ValueError, match=said):
+        AdapterMerger(model, scale=0.5).check(bytes_of, rank=1)
+    AdapterMerger(model, scale=0.5).check(query_adapter(), rank=1)
