@@ -48,7 +48,7 @@ class RunConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
     memory: MemoryConfig = MemoryConfig()
     backend: BackendConfig = BackendConfig()
-    """What `solve` and `evaluate` ask; training samples in its own engines, whatever stands here."""
+    """What `solve` and `evaluate` ask; training always samples in its own engines."""
 
     @property
     def shares_card(self) -> bool:

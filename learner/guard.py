@@ -83,6 +83,8 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
     `metrics` are those of `off_policy_metrics`, with `loss` and `grad_norm`.
     """
     if not batch.num_loss_tokens:
+        if not batch.num_masked_tokens:
+            return "step skipped: the batch has no sampled tokens to train on; look for empty completions in its trajectories"
         return (
             f"step skipped: the batch has no loss tokens, {batch.num_masked_tokens} were masked as too old; "
             "raise the staleness cap or lower pipeline_depth"
