@@ -12,13 +12,14 @@ repeated steps, which are of no use, score 1.
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from before_rl import copy_before_rl
 
 from configs.loading import load_run_config
 from configs.run import RunConfig
@@ -46,8 +47,6 @@ ABLATIONS = {
     ),
     "trust-region": (AS_SHIPPED, Arm("no trust region", ("learner.clip_low=0.999", "learner.clip_high=1000"))),
 }
-FROM_RL = ("tb", "checkpoints", "adapters", "ledger.sqlite*", "summary.json", "report.html", ".lock")
-"""What the RL phase and those after it write."""
 WINDOW = 3
 
 
@@ -88,20 +87,11 @@ def _run(options: argparse.Namespace, seed: int, arm: Arm) -> None:
         if arm == AS_SHIPPED:
             command = ["pipeline", str(DEFAULT_RECIPE), *overrides]
         else:
-            _branch_off(_folder(options, seed, AS_SHIPPED), folder, load_run_config(DEFAULT_RECIPE, overrides), arm.prm)
+            config = load_run_config(DEFAULT_RECIPE, overrides)
+            copy_before_rl(_folder(options, seed, AS_SHIPPED), folder, config)
+            if arm.prm != "own":
+                _replace_prm(config, folder, arm.prm)
     subprocess.run([sys.executable, "-m", "ray_jobs.cli", *command], check=True)
-
-
-def _branch_off(base: Path, folder: Path, config: RunConfig, prm: str) -> None:
-    """A copy of the base run from before its RL phase, with the arm's settings and PRM."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("config.json", *FROM_RL))
-    phases = json.loads((folder / "phases.json").read_text())
-    kept = {name: phase for name, phase in phases.items() if name not in ("reinforce", "eval_after")}
-    (folder / "phases.json").write_text(json.dumps(kept))
-    if prm != "own":
-        _replace_prm(config, folder, prm)
-    (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
 
 
 def _replace_prm(config: RunConfig, folder: Path, kind: str) -> None:
