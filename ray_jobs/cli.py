@@ -46,6 +46,7 @@ USER_ERRORS = (
     "CheckpointError",
     "RunCutOffError",
     "RunFolderError",
+    "RunLockError",
     "BackendError",
     "ExportError",
     "TraceError",

@@ -79,7 +79,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
         console.note(note)
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
-    with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox) as folder:
+    with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note) as folder:
         folder.keep_tokenizer(ready.model_path)
         resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
         start_ray(config.cluster)

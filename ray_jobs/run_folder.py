@@ -1,22 +1,22 @@
 """The folder of a run: configuration, provenance, metrics, trajectories, checkpoints, summary."""
 
-import fcntl
 import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics_distributions import StepDistributions
 from ray_jobs.metrics_texts import StepTexts
 from ray_jobs.provenance import provenance
+from ray_jobs.run_lock import RunLock
 from ray_jobs.tensorboard import Board, rewind_board
 from rollout.records import TOKENIZER, head_of, read_records, whole_lines
 
@@ -31,9 +31,11 @@ class RunFolderError(RuntimeError):
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Writes below one folder; every file is useful on its own after a crash."""
+    """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
+    crash."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = print) -> None:
+        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for."""
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.cold_start = path / "cold_start"
@@ -46,33 +48,53 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.wanted_workers = path / "workers"
         self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
-        self._lock = _lock(path)
         with _writing(path):
-            self._metrics = (path / METRICS).open("a", encoding="utf-8")
-            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-            self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
-            self._board = Board(path / TENSORBOARD)
+            self._lock = RunLock(path, tell)
+        self._files = ExitStack()
+        try:
+            self._open_files()
+        except BaseException:
+            self._lock.release()
+            raise
 
     @classmethod
-    def create(cls, config: RunConfig, *, with_prm: bool = False, sandbox: SandboxState | None = None) -> "RunFolder":
+    def create(
+        cls,
+        config: RunConfig,
+        *,
+        with_prm: bool = False,
+        sandbox: SandboxState | None = None,
+        tell: Callable[[str], None] = print,
+    ) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
         path = run_path(config)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path, tell)
         walls = asdict(sandbox) if sandbox else None
-        write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
-        write_json(path / "config.json", config.model_dump(mode="json"))
-        return cls(path)
+        try:
+            write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
+            write_json(path / "config.json", config.model_dump(mode="json"))
+        except BaseException:
+            folder.close()
+            raise
+        return folder
 
     @classmethod
     def open(
-        cls, config: RunConfig, *, with_prm: bool, resume: bool, sandbox: SandboxState | None = None
+        cls,
+        config: RunConfig,
+        *,
+        with_prm: bool,
+        resume: bool,
+        sandbox: SandboxState | None = None,
+        tell: Callable[[str], None] = print,
     ) -> "RunFolder":
         """A new folder, or with `resume` the one of an unfinished run."""
         path = run_path(config)
         if not (resume and (path / "config.json").exists()):
-            return cls.create(config, with_prm=with_prm, sandbox=sandbox)
-        folder = cls(path)
+            return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
+        folder = cls(path, tell)
         folder.rewind(sys.maxsize)
         return folder
 
@@ -85,12 +107,26 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.close()
 
     def close(self) -> None:
-        """Close every file, even when one of them cannot be."""
-        with _writing(self.path), ExitStack() as files:
-            files.callback(self._lock.close)
-            files.callback(self._board.close)
-            files.callback(self._trajectories.close)
-            files.callback(self._metrics.close)
+        """Close every file, even when one of them cannot be, and let go of the folder."""
+        try:
+            self._close_files()
+        finally:
+            self._lock.release()
+
+    def _open_files(self) -> None:
+        with _writing(self.path), ExitStack() as opened:
+            self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
+            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+            self._trajectories = opened.enter_context(
+                (self.path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
+            )
+            self._board = Board(self.path / TENSORBOARD)
+            opened.callback(self._board.close)
+            self._files = opened.pop_all()
+
+    def _close_files(self) -> None:
+        with _writing(self.path):
+            self._files.close()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
@@ -129,8 +165,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
-        again, and must not stand there twice. Returns the metrics that stay of the train steps."""
-        self.close()
+        again, and must not stand there twice. The folder stays locked. Returns the metrics that stay of the train
+        steps."""
+        self._close_files()
         metrics, trajectories = self.path / METRICS, self.path / TRAJECTORIES
         kept = [row for row in read_records(metrics) if self._metrics_stay(row, step)]
         with _writing(self.path):
@@ -138,7 +175,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             _rewrite(trajectories, (line for line in whole_lines(trajectories) if self._stays(head_of(line), step)))
             rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
         elapsed_s = max([time.monotonic() - self._started, *(row["wall_s"] for row in kept)])
-        self.__init__(self.path)  # type: ignore[misc]
+        self._open_files()
         self._started = time.monotonic() - elapsed_s
         return [row for row in kept if _is_train_step(row)]
 
@@ -159,18 +196,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 def _is_train_step(row: Mapping[str, Any]) -> bool:
     return "policy/loss" in row
-
-
-def _lock(path: Path) -> TextIO:
-    """Held as long as the file is open. The system lets go of it when the process ends, however it ends."""
-    with _writing(path):
-        lock = (path / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise RunFolderError(f"another process works on the run in '{path}'; wait for it, or stop it first") from error
-    return lock
 
 
 @contextmanager
