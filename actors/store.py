@@ -19,7 +19,7 @@ from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedA
 from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
 from rollout.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult
+from rollout.lifecycle import GroupCounts, GroupResult, TrainedGroups
 from rollout.read_back import ReadBack
 from rollout.records import append_record, read_records
 
@@ -94,9 +94,14 @@ class StoreActor:
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         await self._buffer.mark_trained(step, policy_version, refused=refused)
 
-    async def rewind(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
-        """The policy is that of a checkpoint after `step`; what was trained since is ready again."""
-        await self._buffer.rewind(step, policy_version, refused=refused)
+    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
+        """The policy is that of a checkpoint after `step`, which was `trained` on that; what was trained since is ready
+        again. Returns what the ledger had lost of it, in sentences."""
+        return await self._buffer.rewind(step, policy_version, trained)
+
+    async def sync(self) -> TrainedGroups:
+        """What was written so far survives a power cut. Returns what was trained until now."""
+        return self._ledger.sync()
 
     async def forget(self, step: int) -> None:
         """No checkpoint from before this step is left."""

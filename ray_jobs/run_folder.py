@@ -18,6 +18,7 @@ from ray_jobs.metrics_texts import StepTexts
 from ray_jobs.provenance import provenance
 from ray_jobs.run_lock import RunLock
 from ray_jobs.tensorboard import Board, rewind_board
+from rollout.disk import sync, sync_tree, write_whole
 from rollout.records import TOKENIZER, head_of, read_records, whole_lines
 
 PHASES = "phases.json"
@@ -151,6 +152,14 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._trajectories.flush()
 
+    def sync(self) -> None:
+        """What was logged so far survives a power cut."""
+        with _writing(self.path):
+            sync(self.path / METRICS)
+            sync(self.path / TRAJECTORIES)
+            sync_tree(self.path / TENSORBOARD)
+            sync(self.path)
+
     def keep_tokenizer(self, model_path: Path) -> None:
         """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
         source, own = model_path / TOKENIZER, self.path / TOKENIZER
@@ -159,7 +168,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 shutil.copyfile(source, own)
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Mark a phase as done; what it brought stands with it."""
+        """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
+        with _writing(self.path):
+            sync_tree(self.path)
         self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
         write_json(self.path / PHASES, self.finished_phases)
 
@@ -211,11 +222,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomic: a reader sees the old file or the new one."""
-    partial = path.with_suffix(".partial")
+    """Atomic: a reader sees the old file or the new one, also after a power cut."""
     with _writing(path):
-        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.rename(path)
+        write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def run_path(config: RunConfig) -> Path:
@@ -231,4 +240,6 @@ def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.writelines(lines)
+    sync(partial)
     partial.rename(path)
+    sync(path.parent)

@@ -1,12 +1,12 @@
 """Published adapters on disk: every version once, its digest for ever, the newest bytes as long as they are needed."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollout.canary import Canary
+from rollout.disk import partial_of, sweep_partials, sync
 from rollout.engine import BASE_VERSION
 from rollout.records import append_record, read_records
 
@@ -37,6 +37,7 @@ class AdapterStore:
         self._folder = folder
         self._index = folder / "index.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+        sweep_partials(folder)
         self._published: list[PublishedAdapter] = []
         if self._index.exists():
             self._published = [_published(row) for row in read_records(self._index)]
@@ -68,8 +69,9 @@ class AdapterStore:
         return said
 
     def publish(self, published: PublishedAdapter, data: bytes) -> bool:
-        """Write the bytes, then the version's line: a version that is listed is whole. False where the very same was
-        published already. Raises ValueError when the number is not new or the bytes are not what the digest says."""
+        """Write the bytes, then the version's line, both synced: a version that is listed is whole. False where the
+        very same was published already. Raises ValueError when the number is not new or the bytes are not what the
+        digest says."""
         digest = hashlib.sha256(data).hexdigest()
         if digest != published.digest:
             raise ValueError(f"version {published.policy_version}: sha256 {digest[:12]} != {published.digest[:12]}")
@@ -79,11 +81,14 @@ class AdapterStore:
             raise ValueError(
                 f"version {published.policy_version} was published before; the next is {self.next_version}"
             )
-        partial = self._folder / f".{published.digest}.{os.getpid()}.partial"
+        file = self._file(published)
         try:
-            partial.write_bytes(data)
-            partial.rename(self._file(published))
+            partial_of(file).write_bytes(data)
+            sync(partial_of(file))
+            partial_of(file).rename(file)
             append_record(self._index, asdict(published))
+            sync(self._index)
+            sync(self._folder)
         except OSError as error:
             raise AdapterStoreError(
                 f"cannot write version {published.policy_version} to '{self._folder}': {error.strerror or error}; free "

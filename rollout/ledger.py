@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollout.ledger_file import LedgerError as LedgerError
-from rollout.ledger_file import LedgerFile
+from rollout.ledger_mending import LedgerMending
 from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
 
 SHOWN_UNTRAINED = 4
@@ -22,7 +22,7 @@ _UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
-class Ledger(LedgerFile):
+class Ledger(LedgerMending):
     """All calls are short transactions, made from one thread."""
 
     # --- drawing and running ---------------------------------------------------------------------
@@ -134,15 +134,19 @@ class Ledger(LedgerFile):
             for (ordinal,) in self._db.execute(query, (step,)).fetchall():
                 self._move(ordinal, "in_batch", state, reason=refused)
 
-    def rewind(self, step: int, *, refused: str | None = None) -> None:
-        """The policy is that of a checkpoint after `step`: a batch that it knows is trained, or refused for the reason
-        given, later ones are ready again."""
-        self.mark_trained(step, refused=refused)
+    def rewind(self, step: int) -> None:
+        """The policy is that of a checkpoint after `step`: batches that it knows are trained, later ones are ready
+        again."""
+        self.mark_trained(step)
         with self._transaction():
             query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
-                    raise LedgerError(f"group {ordinal}, of a step after {step}, is lost: its bytes were forgotten")
+                    raise LedgerError(
+                        f"group {ordinal}, of a step after {step}, is lost: its bytes were forgotten once a checkpoint "
+                        "knew it, and that checkpoint is gone; put a newer one back into the run's checkpoints/, or "
+                        "begin anew under another name=..."
+                    )
                 self._move(ordinal, state, "ready", step=None)
             self._db.execute("UPDATE groups SET reported_step = NULL WHERE reported_step > ?", (step,))
 

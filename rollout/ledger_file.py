@@ -52,18 +52,16 @@ class LedgerFile:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_SCHEMA)
-            self._counts: Counter[str] = Counter(self._counted())
+            counted = self._counted()
         except sqlite3.DatabaseError as error:
             raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
-        if unknown := self._counts.keys() - MOVES.keys():
+        if unknown := counted.keys() - MOVES.keys():
             raise LedgerError(f"{path} is of another release: it has groups in states {sorted(unknown)}")
-        self._drawn = sum(self._counts.values())
-        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
-        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+        self._count_again()
 
     @property
     def counts(self) -> GroupCounts:
-        return GroupCounts(drawn=self._drawn, **self._counts)
+        return GroupCounts(drawn=self._counts.total(), **self._counts)
 
     def verify(self) -> GroupCounts:
         """The counts, after they were compared with the file. Raises LedgerError when they differ."""
@@ -83,7 +81,7 @@ class LedgerFile:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All of it or nothing, in the file and in what is kept beside it."""
-        kept = self._counts.copy(), self._drawn, self._next_task, self._rounds
+        kept = self._counts.copy(), self._next_ordinal, self._next_task, self._rounds
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -92,17 +90,17 @@ class LedgerFile:
             # A full or broken disk has made SQLite roll back by itself.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._counts, self._drawn, self._next_task, self._rounds = kept
+            self._counts, self._next_ordinal, self._next_task, self._rounds = kept
             if isinstance(error, sqlite3.DatabaseError):
                 raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
             raise
 
     def _insert(self, task: int, state: State, attempt: int) -> int:
-        ordinal = self._drawn
+        ordinal = self._next_ordinal
         row = (ordinal, task, state, attempt)
         self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
         self._counts[state] += 1
-        self._drawn += 1
+        self._next_ordinal += 1
         self._next_task = max(self._next_task, task + 1)
         return ordinal
 
@@ -121,6 +119,25 @@ class LedgerFile:
 
     def _row(self, ordinal: int) -> Any:
         return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+
+    def _count_again(self) -> None:
+        """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
+        self._counts: Counter[str] = Counter(self._counted())
+        self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
+        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+
+    def _sync(self) -> None:
+        """A commit is appended to the -wal file, and that is not synced each time. Here it is, and what it holds goes
+        into the main file. Nobody is waited for who reads."""
+        try:
+            self._db.execute("PRAGMA synchronous = FULL")
+            # Only a commit that writes something is synced: this number is nobody's.
+            self._db.execute(f"PRAGMA user_version = {self._scalar('PRAGMA user_version') % 2**30 + 1}")
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
 
     def _counted(self) -> dict[str, int]:
         rows = self._db.execute("SELECT state, COUNT(*) AS num FROM groups GROUP BY state")
