@@ -44,6 +44,11 @@ class LedgerFile:
     """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
     life of a group allows. `path` None keeps it in memory."""
 
+    _counts: Counter[str]
+    _next_ordinal: int
+    _next_task: int
+    _rounds: int
+
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         try:
@@ -122,7 +127,7 @@ class LedgerFile:
 
     def _count_again(self) -> None:
         """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
-        self._counts: Counter[str] = Counter(self._counted())
+        self._counts = Counter(self._counted())
         self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
         self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
         self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")

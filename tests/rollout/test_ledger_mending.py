@@ -143,7 +143,9 @@ def test_ledger_of_another_run_is_refused():
     ledger = Ledger()
     train(ledger, 1)
     other = TrainedGroups(next_task=9, steps=(TrainedStep(step=1, groups=((0, 8),)),))
-    with pytest.raises(LedgerError, match=r"not the ledger of the checkpoint after step 1: group g000000 has task 0, and"):
+    with pytest.raises(
+        LedgerError, match=r"not the ledger of the checkpoint after step 1: group g000000 has task 0, and"
+    ):
         ledger.follow(other, 1)
 
 
@@ -151,7 +153,9 @@ def test_checkpoint_that_does_not_say_what_it_was_trained_on_is_not_believed_bes
     ledger = Ledger()
     train(ledger, 1)
     assert ledger.follow(None, 1) == []
-    with pytest.raises(LedgerError, match=r"ends at step 1, and the newest checkpoint is of step 2: .* -wal file, or move"):
+    with pytest.raises(
+        LedgerError, match=r"ends at step 1, and the newest checkpoint is of step 2: .* -wal file, or move"
+    ):
         ledger.follow(None, 2)
 
 
