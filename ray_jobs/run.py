@@ -20,6 +20,7 @@ from ray_jobs.preflight import Ready, notes_before_start
 from ray_jobs.run_folder import RunFolder
 from reward.alarms import Alarm
 from reward.prm import prm_settings
+from rollout.file_system import file_system_of
 
 
 class RunCutOffError(RuntimeError):
@@ -81,6 +82,11 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
     with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note) as folder:
         folder.keep_tokenizer(ready.model_path)
+        if (place := file_system_of(folder.path)).networked:
+            console.note(
+                f"the run folder is on a network file system ({place.kind}): the store has the ledger for itself, and "
+                "`agentflow view` reads a copy of it, at most every 30 s"
+            )
         resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
         start_ray(config.cluster)
         try:

@@ -19,6 +19,7 @@ from ray_jobs.provenance import provenance
 from ray_jobs.run_lock import RunLock
 from ray_jobs.tensorboard import Board, rewind_board
 from rollout.disk import sync, sync_tree, write_whole
+from rollout.file_system import file_system_of
 from rollout.records import TOKENIZER, head_of, read_records, whole_lines
 
 PHASES = "phases.json"
@@ -74,7 +75,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         folder = cls(path, tell)
         walls = asdict(sandbox) if sandbox else None
         try:
-            write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
+            facts = {"with_prm": with_prm, "sandbox": walls, "file_system": file_system_of(path).kind}
+            write_json(path / "provenance.json", provenance(seed=config.seed, **facts))
             write_json(path / "config.json", config.model_dump(mode="json"))
         except BaseException:
             folder.close()

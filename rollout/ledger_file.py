@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rollout.file_system import file_system_of
 from rollout.lifecycle import MOVES, GroupCounts, State
 
 _SCHEMA = """
@@ -35,6 +36,17 @@ CREATE INDEX IF NOT EXISTS steps ON groups (step);
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
 
+BUSY_S = 5.0
+LEASE_S = 120.0
+"""On a network file system the lock of a machine that went down is kept by the server for so long at most."""
+
+_NOT_THE_FILES_FAULT = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
 
 class LedgerError(RuntimeError):
     """The ledger was asked for a move that no group may make, or its file does not add up."""
@@ -42,7 +54,8 @@ class LedgerError(RuntimeError):
 
 class LedgerFile:
     """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
-    life of a group allows. `path` None keeps it in memory."""
+    life of a group allows. `path` None keeps it in memory. On a network file system one process has it for itself;
+    others read a copy."""
 
     _counts: Counter[str]
     _next_ordinal: int
@@ -51,14 +64,31 @@ class LedgerFile:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
+        place = file_system_of(path) if path else None
+        shared = place is not None and place.networked
         try:
-            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path or ":memory:",
+                timeout=LEASE_S if shared else BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
             self._db.row_factory = sqlite3.Row
+            if shared:
+                # Before the -wal file is touched: SQLite then keeps its index in this process's memory. In a file that
+                # is mapped, processes on several machines would not see each other's.
+                self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_SCHEMA)
             counted = self._counted()
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF in _NOT_THE_FILES_FAULT:
+                kind = place.kind if place and place.kind else "unknown"
+                raise LedgerError(
+                    f"cannot open the ledger {path}: {error}; end what else has it open, free space on its disk, and "
+                    f"keep it on a file system with POSIX locks (this one: {kind})"
+                ) from error
             raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
         if unknown := counted.keys() - MOVES.keys():
             raise LedgerError(f"{path} is of another release: it has groups in states {sorted(unknown)}")
