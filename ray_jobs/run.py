@@ -12,6 +12,7 @@ import ray
 from actors.cluster import start_ray, stop_ray
 from actors.gauges import set_gauges
 from configs.run import RunConfig
+from ray_jobs.absolute_paths import shown, with_absolute_paths
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
 from ray_jobs.metrics import DESCRIPTIONS
@@ -87,7 +88,8 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
                 f"the run folder is on a network file system ({place.kind}): the store has the ledger for itself, and "
                 "`agentflow view` reads a copy of it, at most every 30 s"
             )
-        resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
+        resume_it = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
+        config = with_absolute_paths(config)
         start_ray(config.cluster)
         try:
             with console.phase("start"):

@@ -1,5 +1,6 @@
 """The folder of a run: configuration, provenance, metrics, trajectories, checkpoints, summary."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -34,10 +35,11 @@ class RunFolderError(RuntimeError):
 
 class RunFolder(AbstractContextManager["RunFolder"]):
     """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
-    crash."""
+    crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
 
     def __init__(self, path: Path, tell: Callable[[str], None] = print) -> None:
         """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for."""
+        path = path.absolute()
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.cold_start = path / "cold_start"
@@ -130,6 +132,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def _close_files(self) -> None:
         with _writing(self.path):
             self._files.close()
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this folder from others of the same name."""
+        return fingerprint_of(self.path)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
@@ -231,6 +238,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def run_path(config: RunConfig) -> Path:
     return Path(config.output_dir) / config.name
+
+
+def fingerprint_of(folder: Path) -> str:
+    """Of what a run wrote down at its beginning, with the time to the second; empty where there is nothing."""
+    written = folder / "provenance.json"
+    return hashlib.sha256(written.read_bytes()).hexdigest() if written.is_file() else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
+from ray_jobs.absolute_paths import shown
 from ray_jobs.console import print_summary
 from ray_jobs.phases import cold_start, evaluate, load_cold_start
 from ray_jobs.preflight import Ready
@@ -39,7 +41,7 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool = False, res
         run, untouched=untouched, before=before, after=after, cold_start=demonstrations, training=training
     )
     run.folder.write_summary(summary)
-    print_summary(summary, write_report(run.folder.path))
+    print_summary(summary, Path(shown(write_report(run.folder.path))))
 
 
 def reinforce(run: Run) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ def begun(tmp_path, monkeypatch):
     home.mkdir()
     monkeypatch.chdir(home)
     with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
-        assert folder.path == Path("runs/r")
+        assert folder.path == home / "runs" / "r"
     return home / "runs" / "r"
 
 
