@@ -82,14 +82,16 @@ class AdapterStore:
                 f"version {published.policy_version} was published before; the next is {self.next_version}"
             )
         file = self._file(published)
+        partial = partial_of(file)
         try:
-            partial_of(file).write_bytes(data)
-            sync(partial_of(file))
-            partial_of(file).rename(file)
+            partial.write_bytes(data)
+            sync(partial)
+            partial.rename(file)
             append_record(self._index, asdict(published))
             sync(self._index)
             sync(self._folder)
         except OSError as error:
+            partial.unlink(missing_ok=True)
             raise AdapterStoreError(
                 f"cannot write version {published.policy_version} to '{self._folder}': {error.strerror or error}; free "
                 "some space there and resume the run"

@@ -33,15 +33,31 @@ def sync_tree(folder: Path) -> None:
     sync(folder)
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the operating system says of a write names the file: of a full disk it says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """A reader sees the old file or the new one, also after a power cut. Raises OSError."""
     partial = path.with_suffix(_PARTIAL)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    sync(path.parent)
+    with named(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+            sync(path.parent)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
