@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from configs.wording import reason
 from rollout.canary import Canary
 from rollout.disk import partial_of, sweep_partials, sync
 from rollout.engine import BASE_VERSION
@@ -41,6 +42,11 @@ class AdapterStore:
         self._published: list[PublishedAdapter] = []
         if self._index.exists():
             self._published = [_published(row) for row in read_records(self._index)]
+        # A writer that died after it wrote the bytes and before their line has left them without a version.
+        known = {self._file(one) for one in self._published[-KEPT:]}
+        for file in folder.glob("v*.safetensors"):
+            if file not in known:
+                file.unlink(missing_ok=True)
 
     @property
     def newest(self) -> PublishedAdapter | None:
@@ -102,8 +108,14 @@ class AdapterStore:
         return True
 
     def read(self, published: PublishedAdapter) -> bytes:
-        """The bytes of a version that is kept still. Raises AdapterMismatchError when they changed on disk."""
-        data = self._file(published).read_bytes()
+        """The bytes of a version that is kept still. Raises AdapterMismatchError when they changed on disk, or are
+        gone."""
+        try:
+            data = self._file(published).read_bytes()
+        except OSError as error:
+            raise AdapterMismatchError(
+                f"{self._file(published)} was published and is not there: {reason(error)}"
+            ) from error
         digest = hashlib.sha256(data).hexdigest()
         if digest != published.digest:
             raise AdapterMismatchError(

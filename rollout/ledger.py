@@ -50,7 +50,7 @@ class Ledger(LedgerMending):
             self._end(
                 lease,
                 ending,
-                settled_at=now,
+                settled_at=self._after_the_last(now),
                 duration_s=result.duration_s,
                 num_tokens=sum(result.versions.values()),
                 versions=json.dumps(dict(result.versions)),
@@ -74,7 +74,12 @@ class Ledger(LedgerMending):
     def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
         facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
-        ended = {"settled_at": now, "duration_s": result.duration_s, "num_tokens": tokens, "facts": facts}
+        ended = {
+            "settled_at": self._after_the_last(now),
+            "duration_s": result.duration_s,
+            "num_tokens": tokens,
+            "facts": facts,
+        }
         ended["payload"] = self._shown(result)
         with self._transaction():
             self._end(lease, "failed", **ended, reason=result.reason)
@@ -219,6 +224,11 @@ class Ledger(LedgerMending):
     def trained_tasks(self) -> list[int]:
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
+
+    def _after_the_last(self, now: float) -> float:
+        """The time at which a group ends, later than all before it: the order must outlive a clock that is set back."""
+        latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
+        return now if latest is None or now >= latest else float(latest) + 1e-6
 
     def _shown(self, result: GroupResult) -> bytes | None:
         """The bytes of a group that is not trained, while there are not enough of them since the last batch."""

@@ -1,7 +1,7 @@
 """The ledger beside a checkpoint: what becomes durable before one is written, and what it puts right when a ledger has
 lost its end."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rollout.ledger_file import LedgerError, LedgerFile
@@ -77,6 +77,18 @@ class LedgerMending(LedgerFile):
             ),
             *([f"the ledger had lost {len(unknown)} tasks that were drawn; they are drawn again"] if unknown else []),
         ]
+
+    def fail_unreadable(self, is_readable: Callable[[bytes], bool]) -> list[str]:
+        """Groups that wait for training and whose bytes a broken disk has changed fail: cut into a batch they would end
+        the run, again at each resume. Returns what was done, in sentences."""
+        query = "SELECT ordinal, payload FROM groups WHERE state IN ('ready', 'in_batch')"
+        broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload)]
+        if broken:
+            with self._transaction():
+                for ordinal in broken:
+                    self._set(ordinal, state="failed", step=None, payload=None, reason="its bytes changed on disk")
+                self._count_again()
+        return _told(broken, "the disk has changed the bytes of %s; they failed and are not trained")
 
     def _check_reaches(self, step: int) -> None:
         """Without a list, what is missing cannot be mended."""

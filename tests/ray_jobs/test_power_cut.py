@@ -14,6 +14,7 @@ from benchmarks import power_cut
 from benchmarks.durable_disk import DurableDisk, PowerCutError
 from benchmarks.power_cut import TrainedTwiceError, cut_again_and_again, go_on, make_config
 from rollout import disk
+from rollout.ledger import Ledger
 from rollout.ledger_file import LedgerFile
 from rollout.records import read_records
 
@@ -134,6 +135,18 @@ def test_corrupt_newest_checkpoint_takes_no_place_among_those_kept(found):
     assert kept[0] == f"unusable-{newest.name}"
     assert len(kept) == 3
     assert older.name not in kept
+
+
+def test_group_whose_bytes_a_disk_changed_fails_once_and_the_run_goes_on(found):
+    with sqlite3.connect(found / "r" / "ledger.sqlite") as ledger:
+        (ordinal, payload) = ledger.execute("SELECT ordinal, payload FROM groups WHERE state = 'ready'").fetchone()
+        broken = bytearray(payload)
+        broken[len(broken) // 2] ^= 1
+        ledger.execute("UPDATE groups SET payload = ? WHERE ordinal = ?", (bytes(broken), ordinal))
+    ledger.close()
+    said = resume(found)
+    assert f"the disk has changed the bytes of 1 groups (g{ordinal:06d}); they failed and are not trained" in said
+    assert Ledger(found / "r" / "ledger.sqlite").reasons() == {"its bytes changed on disk": 1}
 
 
 def test_weights_that_were_trained_twice_would_be_noticed(found):

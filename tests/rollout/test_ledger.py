@@ -636,3 +636,13 @@ def test_state_that_this_release_does_not_know_is_one_clear_error(path):
 def test_path_that_cannot_be_opened_is_one_clear_error(tmp_path):
     with pytest.raises(LedgerError, match="is not a readable ledger"):
         Ledger(tmp_path / "no such folder" / "ledger.db")
+
+
+def test_groups_end_in_their_order_also_where_the_clock_is_set_back():
+    ledger = Ledger()
+    run(ledger, "ready", now=3600.0)
+    run(ledger, "all_wrong", now=0.0)
+    run(ledger, "all_wrong", now=1.0)
+    assert ledger.num_without_signal() == 2
+    run(ledger, "ready", now=2.0)
+    assert ledger.num_without_signal() == 0
