@@ -3,7 +3,7 @@
 The run is the real one but for its engine and model, in one process: loop, store, ledger, run folder and checkpoints
 are those of `agentflow train`; `DurableDisk` decides what each cut leaves.
 
-    python benchmarks/power_cut.py --cuts 20 --seed 1
+    python -m benchmarks.power_cut --cuts 20 --seed 1
 """
 
 import argparse

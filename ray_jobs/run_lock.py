@@ -50,8 +50,8 @@ def _take(file: TextIO, folder: Path, tell: Callable[[str], None]) -> None:
         file.seek(0)
         holder = file.read().strip() or "another process"
         if time.monotonic() >= deadline:
-            waited = f" (waited {patience_s:.0f} s)" if patience_s else ""
-            raise RunLockError(f"{holder} works on the run in '{folder}'{waited}; wait for it, or stop it first")
+            waited = f" ({patience_s:.0f} s of waiting were not enough)" if patience_s else ""
+            raise RunLockError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first{waited}")
         if not told:
             told = True
             tell(

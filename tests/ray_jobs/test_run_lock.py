@@ -97,7 +97,9 @@ def test_lock_of_a_machine_that_is_gone_is_waited_for(tmp_path, monkeypatch, net
 
 def test_lock_of_a_machine_that_lives_is_not_waited_for_without_end(tmp_path, networked):
     lock = RunLock(tmp_path)
-    with pytest.raises(RunLockError, match=r"works on the run in '.*' \(waited 120 s\); wait for it, or stop it first"):
+    with pytest.raises(
+        RunLockError, match=r"works on the run in '.*'; wait for it, or stop it first \(120 s of waiting"
+    ):
         RunLock(tmp_path, lambda _: None)
     assert 120.0 <= networked[0] < 125.0
     lock.release()
