@@ -19,8 +19,8 @@ from ray_jobs.begun_run import begun_run
 from ray_jobs.jobs_client import JobError, JobServer, connect, server_errors
 from ray_jobs.jobs_watch import follow
 from ray_jobs.preflight import check_labelling, check_recipe
+from ray_jobs.provenance import provenance
 from ray_jobs.recipe_keys import key_variables
-from ray_jobs.run_folder import provenance
 from ray_jobs.submit_options import ACTING_PHASES, SubmitOptions
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
