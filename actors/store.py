@@ -26,6 +26,10 @@ from rollout.records import append_record, read_records
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""
 
+MAX_OPEN_CALLS = 100_000
+"""Each worker has up to two calls that wait, for work and for weights. Those that wake them must find a slot as well.
+Not `concurrency_groups`: Ray gives each its own event loop, and what waits in one is not woken from another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterOffer:
@@ -47,7 +51,7 @@ class Acknowledgements:
     most_unmoved: int
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=MAX_OPEN_CALLS)
 class StoreActor:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._config = config

@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 import ray
-from stage import kill, local_ray, make_config
+from stage import PATIENCE_S, kill, local_ray, make_config
 
 from actors.store import StoreActor
 from learner.types import Adapter
@@ -67,6 +67,19 @@ def test_who_waits_for_a_version_gets_it_once_it_is_published(store):
     assert ray.wait([waiting], timeout=0.5)[0] == []
     publish(store, make_adapter(1))
     assert ray.get(waiting).published.policy_version == 1
+
+
+def test_calls_that_wait_keep_no_other_call_out(store):
+    publish(store, make_adapter(0))
+    # Nobody has proven version 9, so that none of them gets work.
+    ray.get(store.rewind.remote(0, 9))
+    newer = [store.wait_newer.remote(0) for _ in range(1200)]
+    statuses = (WorkerStatus(worker=index, policy_version=0, running=(), free_places=1) for index in range(600))
+    admitted = [store.admit.remote(status) for status in statuses]
+    assert ray.get(store.next_version.remote(), timeout=PATIENCE_S) == 1
+    ray.get(store.publish.remote(make_adapter(1)), timeout=PATIENCE_S)
+    assert {offer.published.policy_version for offer in ray.get(newer, timeout=PATIENCE_S)} == {1}
+    assert {admission.permits for admission in ray.get(admitted, timeout=PATIENCE_S)} == {()}
 
 
 def test_version_numbers_are_never_used_twice(store):
