@@ -26,6 +26,9 @@ from rollout.records import append_record, read_records
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""
 
+GATHER_S = 0.005
+"""Groups that come back within so long are written down in one transaction."""
+
 MAX_OPEN_CALLS = 100_000
 """Each worker has up to two calls that wait, for work and for weights. Those that wake them must find a slot as well.
 Not `concurrency_groups`: Ray gives each its own event loop, and what waits in one is not woken from another."""
@@ -51,7 +54,7 @@ class Acknowledgements:
     most_unmoved: int
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=MAX_OPEN_CALLS)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
 class StoreActor:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._config = config
@@ -70,6 +73,7 @@ class StoreActor:
             ),
             self._ledger,
             policy_version=newest.policy_version if newest else 0,
+            gather_s=GATHER_S,
         )
         self._published_at = time.time()
         self._offer: AdapterOffer | None = None

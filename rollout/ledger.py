@@ -7,7 +7,8 @@ transaction, so a process may be killed at any moment.
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from rollout.ledger_file import LedgerError as LedgerError
@@ -19,6 +20,7 @@ SHOWN_UNTRAINED = 4
 
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
 _UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
+"""As in the index `shown`, word for word."""
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
@@ -29,7 +31,7 @@ class Ledger(LedgerFile):
 
     def lease(self, worker: int, num: int, *, num_new: int, min_version: int) -> list[Permit]:
         """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks."""
-        with self._transaction():
+        with self.transaction():
             rows = list(self._db.execute("SELECT * FROM groups WHERE state = 'queued' ORDER BY task LIMIT ?", (num,)))
             ordinals = [row["ordinal"] for row in rows]
             num_new = min(num_new, num - len(ordinals))
@@ -46,7 +48,7 @@ class Ledger(LedgerFile):
 
     def settle(self, lease: tuple[int, int], ending: Ending, result: GroupResult, *, now: float) -> None:
         """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
-        with self._transaction():
+        with self.transaction():
             self._end(
                 lease,
                 ending,
@@ -62,13 +64,13 @@ class Ledger(LedgerFile):
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
         attempt = lease[1]
         state: State = "failed" if attempt >= max_attempts else "queued"
-        with self._transaction():
+        with self.transaction():
             self._end(lease, state, attempt=attempt + (state == "queued"), reason=reason)
         return state
 
     def run_again(self, lease: tuple[int, int]) -> None:
         """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
-        with self._transaction():
+        with self.transaction():
             self._end(lease, "queued")
 
     def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
@@ -76,7 +78,7 @@ class Ledger(LedgerFile):
         facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
         ended = {"settled_at": now, "duration_s": result.duration_s, "num_tokens": tokens, "facts": facts}
         ended["payload"] = self._shown(result)
-        with self._transaction():
+        with self.transaction():
             self._end(lease, "failed", **ended, reason=result.reason)
 
     # --- training --------------------------------------------------------------------------------
@@ -89,7 +91,7 @@ class Ledger(LedgerFile):
                 ordinal=row["ordinal"],
                 task=row["task"],
                 attempt=row["attempt"],
-                versions={int(version): num for version, num in json.loads(row["versions"]).items()},
+                versions=_versions(row["versions"]),
             )
             for row in rows
         ]
@@ -97,13 +99,13 @@ class Ledger(LedgerFile):
 
     def expire(self, group: ReadyGroup, reason: str) -> None:
         """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
-        with self._transaction():
+        with self.transaction():
             self._move(group.ordinal, "ready", "expired", payload=None, reason=reason)
             self._insert(group.task, "queued", group.attempt + 1)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
-        with self._transaction():
+        with self.transaction():
             for ordinal in ordinals:
                 self._move(ordinal, "ready", "in_batch", step=step)
             self._db.execute(
@@ -117,6 +119,10 @@ class Ledger(LedgerFile):
         )
         return [row["payload"] for row in rows]
 
+    def is_cut(self, step: int) -> bool:
+        """Whether a batch is in training for this step."""
+        return bool(self._scalar("SELECT EXISTS (SELECT 1 FROM groups WHERE state = 'in_batch' AND step = ?)", (step,)))
+
     def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
         """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
         rows = self._db.execute(
@@ -129,16 +135,14 @@ class Ledger(LedgerFile):
     def mark_trained(self, step: int, *, refused: str | None = None) -> None:
         """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
         state: State = "trained" if refused is None else "refused"
-        with self._transaction():
-            query = "SELECT ordinal FROM groups WHERE state = 'in_batch' AND step <= ?"
-            for (ordinal,) in self._db.execute(query, (step,)).fetchall():
-                self._move(ordinal, "in_batch", state, reason=refused)
+        with self.transaction():
+            self._move_all("in_batch", state, "step <= ?", (step,), reason=refused)
 
     def rewind(self, step: int, *, refused: str | None = None) -> None:
         """The policy is that of a checkpoint after `step`: a batch that it knows is trained, or refused for the reason
         given, later ones are ready again."""
         self.mark_trained(step, refused=refused)
-        with self._transaction():
+        with self.transaction():
             query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
@@ -148,7 +152,7 @@ class Ledger(LedgerFile):
 
     def publish(self, policy_version: int, step: int) -> None:
         """The weights after `step` have this number from now on."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (policy_version, step))
 
     def published(self) -> dict[int, int]:
@@ -157,7 +161,7 @@ class Ledger(LedgerFile):
 
     def forget(self, step: int) -> None:
         """No checkpoint from before this step is left: the bytes of what ended up to it are not needed."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute(
                 "UPDATE groups SET payload = NULL WHERE state IN ('trained', 'refused') AND step <= ?", (step,)
             )
@@ -168,7 +172,7 @@ class Ledger(LedgerFile):
         together, and only together they come out the same. Call it when nothing runs."""
         open_rounds = "SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0"
         undone = f"('ready', {_FILTERED}, 'running')"
-        with self._transaction():
+        with self.transaction():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
                 self._move(ordinal, state, "queued", **dict.fromkeys(_BROUGHT))
@@ -227,6 +231,12 @@ class Ledger(LedgerFile):
         if row is not None and row["attempt"] != lease[1]:
             raise LedgerError(f"group {lease[0]} is at attempt {row['attempt']}, not {lease[1]}")
         self._move(lease[0], "running", after, worker=None, **columns)
+
+
+@lru_cache(maxsize=65_536)
+def _versions(text: str) -> Mapping[int, int]:
+    """A ready group is looked at with every batch and every version; it is parsed once."""
+    return {int(version): num for version, num in json.loads(text).items()}
 
 
 def _permit(row: sqlite3.Row) -> Permit:
