@@ -13,14 +13,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
+from ray_jobs.backlog import Backlog
 from ray_jobs.metrics_distributions import StepDistributions
 from ray_jobs.metrics_texts import StepTexts
+from ray_jobs.step_records import StepRecord
 from ray_jobs.tensorboard import Board, rewind_board
 from rollout.records import TOKENIZER, head_of, read_records, whole_lines
 
@@ -44,6 +47,10 @@ TRAJECTORIES = "trajectories.jsonl"
 TENSORBOARD = "tb"
 
 
+STEPS_BEHIND = 2
+"""The trajectories of so many train steps may wait to be written."""
+
+
 class RunFolderError(RuntimeError):
     """A file of the run could not be written; the message says which one, why and what to do."""
 
@@ -65,10 +72,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
         self._lock = _lock(path)
+        self._backlog = Backlog(STEPS_BEHIND)
         with _writing(path):
             self._metrics = (path / METRICS).open("a", encoding="utf-8")
-            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-            self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
+            self._trajectories = (path / TRAJECTORIES).open("ab")
             self._board = Board(path / TENSORBOARD)
 
     @classmethod
@@ -109,6 +116,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             files.callback(self._board.close)
             files.callback(self._trajectories.close)
             files.callback(self._metrics.close)
+            files.callback(self._backlog.close)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
@@ -119,10 +127,25 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         with _writing(self.path / TENSORBOARD):
             self._board.add_scalars(step, metrics)
 
-    def log_step(self, step: int, records: Iterable[Mapping[str, Any]], *, version_ages: Mapping[int, int]) -> None:
-        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's."""
+    def log_step(self, step: int, records: Iterable[StepRecord], *, version_ages: Mapping[int, int]) -> None:
+        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's. Returns at
+        once: the records are made and written in a thread. What fails there is raised by the next call, by `catch_up`,
+        or when the folder is closed."""
+        self._backlog.add(partial(self._log_step, step, records, version_ages))
+
+    def catch_up(self) -> None:
+        """Returns when everything that was logged is written. Before a checkpoint: a run that goes on from it does not
+        make the step again."""
+        self._backlog.finish()
+
+    def _log_step(self, step: int, records: Iterable[StepRecord], version_ages: Mapping[int, int]) -> None:
         distributions, texts = StepDistributions(version_ages), StepTexts()
-        self.log_trajectories(texts.watch(distributions.watch(records)))
+        with _writing(self.path / TRAJECTORIES):
+            for record in records:
+                distributions.add(record.fields)
+                texts.add(record.fields)
+                self._trajectories.write(record.line + b"\n")
+            self._trajectories.flush()
         with _writing(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())
             self._board.add_texts(step, texts.texts())
@@ -130,7 +153,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
         with _writing(self.path / TRAJECTORIES):
             for record in records:
-                self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
+                # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+                self._trajectories.write(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
             self._trajectories.flush()
 
     def keep_tokenizer(self, model_path: Path) -> None:
@@ -142,6 +166,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
         """Mark a phase as done; what it brought stands with it."""
+        self.catch_up()
         self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
         write_json(self.path / PHASES, self.finished_phases)
 

@@ -75,8 +75,8 @@ class AdmissionQueue:
         except LedgerError as error:
             for waiter in shares:
                 waiter.answer.set_exception(error)
-            given = []
-        for waiter, permits in zip(shares, given, strict=False):
+            return
+        for waiter, permits in zip(shares, given, strict=True):
             waiter.answer.set_result(Admission(permits=tuple(permits)))
 
     def send_away(self, worker: int | None, answer: Admission) -> None:
