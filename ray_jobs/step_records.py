@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,16 @@ DIGITS = 6
 
 
 class StoredGroups(Iterable[VerbatimGroup]):
-    """The groups that a reference to their bytes stands for, fetched and parsed once, when they are first asked for."""
+    """The groups that a reference to their bytes stands for: fetched and parsed in a thread, from the moment that this
+    is made, while the learner trains on them. Who asks for them waits until that is done."""
 
     def __init__(self, payloads: Any) -> None:
-        self._payloads = payloads
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
+        self._groups = thread.submit(lambda: tuple(map(verbatim_group, ray.get(payloads))))
+        thread.shutdown(wait=False)
 
     def __iter__(self) -> Iterator[VerbatimGroup]:
-        return iter(self._groups)
-
-    @cached_property
-    def _groups(self) -> tuple[VerbatimGroup, ...]:
-        return tuple(map(verbatim_group, ray.get(self._payloads)))
+        return iter(self._groups.result())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     if (batch := rollouts.get(cut)) is None:
         return False
     batched = time.perf_counter()
+    groups = StoredGroups(payloads)
     prm_weight = training.monitor.prm_weight
     result = rollouts.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
     trained = time.perf_counter()
@@ -85,7 +86,6 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
     )
     metrics = step_metrics(batch, result, times, rollouts.readings())
-    groups = StoredGroups(payloads)
     metrics |= watch_prm(run, groups, step, prm_weight)
     run.log_metrics(step, metrics)
     records = step_records(batch, groups, result, credit=config.reward.credit, prm_weight=prm_weight)
