@@ -79,7 +79,7 @@ class Admitter:
     def lease(self, shares: Iterable[tuple[int, int]]) -> list[list[Permit]]:
         """Give groups to workers, to each as many as stand with it: all together at most what is available."""
         available, given = self.num_available(), []
-        with self._ledger.transaction():
+        with self._ledger.together():
             for worker, num in shares:
                 num_new = max(0, available - self._ledger.counts.queued)
                 given.append((worker, self._ledger.lease(worker, num, num_new=num_new, min_version=self.min_version)))

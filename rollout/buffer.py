@@ -122,7 +122,7 @@ class GroupBuffer:
         away, so that none of them takes work. Returns how many groups that were."""
         self._write_down()
         lost = self._admitter.runs_of(worker)
-        with self._ledger.transaction():
+        with self._ledger.together():
             for lease in lost:
                 if worker is None:
                     self._ledger.run_again(lease)
@@ -231,7 +231,7 @@ class GroupBuffer:
         self._ledger.publish(policy_version, step)
         self._look_at_versions()
         self._admitter.policy_version = max(policy_version, self._admitter.policy_version)
-        with self._ledger.transaction():
+        with self._ledger.together():
             for group in self._ledger.ready():
                 self._expire_if_stale(group)
         self._tell()
@@ -244,7 +244,7 @@ class GroupBuffer:
             if one.lease in self._admitter.runs:
                 first.setdefault(one.lease, one)
         try:
-            with self._ledger.transaction():
+            with self._ledger.together():
                 for one in first.values():
                     self._settle(one.lease, one.result)
         except Exception as error:

@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -27,11 +28,15 @@ _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_st
 class Ledger(LedgerFile):
     """All calls are short transactions, made from one thread."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """The moves within are one transaction."""
+        return self._transaction()
+
     # --- drawing and running ---------------------------------------------------------------------
 
     def lease(self, worker: int, num: int, *, num_new: int, min_version: int) -> list[Permit]:
         """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks."""
-        with self.transaction():
+        with self._transaction():
             rows = list(self._db.execute("SELECT * FROM groups WHERE state = 'queued' ORDER BY task LIMIT ?", (num,)))
             ordinals = [row["ordinal"] for row in rows]
             num_new = min(num_new, num - len(ordinals))
@@ -48,7 +53,7 @@ class Ledger(LedgerFile):
 
     def settle(self, lease: tuple[int, int], ending: Ending, result: GroupResult, *, now: float) -> None:
         """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
-        with self.transaction():
+        with self._transaction():
             self._end(
                 lease,
                 ending,
@@ -64,13 +69,13 @@ class Ledger(LedgerFile):
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
         attempt = lease[1]
         state: State = "failed" if attempt >= max_attempts else "queued"
-        with self.transaction():
+        with self._transaction():
             self._end(lease, state, attempt=attempt + (state == "queued"), reason=reason)
         return state
 
     def run_again(self, lease: tuple[int, int]) -> None:
         """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
-        with self.transaction():
+        with self._transaction():
             self._end(lease, "queued")
 
     def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
@@ -78,7 +83,7 @@ class Ledger(LedgerFile):
         facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
         ended = {"settled_at": now, "duration_s": result.duration_s, "num_tokens": tokens, "facts": facts}
         ended["payload"] = self._shown(result)
-        with self.transaction():
+        with self._transaction():
             self._end(lease, "failed", **ended, reason=result.reason)
 
     # --- training --------------------------------------------------------------------------------
@@ -99,13 +104,13 @@ class Ledger(LedgerFile):
 
     def expire(self, group: ReadyGroup, reason: str) -> None:
         """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
-        with self.transaction():
+        with self._transaction():
             self._move(group.ordinal, "ready", "expired", payload=None, reason=reason)
             self._insert(group.task, "queued", group.attempt + 1)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
-        with self.transaction():
+        with self._transaction():
             for ordinal in ordinals:
                 self._move(ordinal, "ready", "in_batch", step=step)
             self._db.execute(
@@ -135,14 +140,14 @@ class Ledger(LedgerFile):
     def mark_trained(self, step: int, *, refused: str | None = None) -> None:
         """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
         state: State = "trained" if refused is None else "refused"
-        with self.transaction():
+        with self._transaction():
             self._move_all("in_batch", state, "step <= ?", (step,), reason=refused)
 
     def rewind(self, step: int, *, refused: str | None = None) -> None:
         """The policy is that of a checkpoint after `step`: a batch that it knows is trained, or refused for the reason
         given, later ones are ready again."""
         self.mark_trained(step, refused=refused)
-        with self.transaction():
+        with self._transaction():
             query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
@@ -152,7 +157,7 @@ class Ledger(LedgerFile):
 
     def publish(self, policy_version: int, step: int) -> None:
         """The weights after `step` have this number from now on."""
-        with self.transaction():
+        with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (policy_version, step))
 
     def published(self) -> dict[int, int]:
@@ -161,7 +166,7 @@ class Ledger(LedgerFile):
 
     def forget(self, step: int) -> None:
         """No checkpoint from before this step is left: the bytes of what ended up to it are not needed."""
-        with self.transaction():
+        with self._transaction():
             self._db.execute(
                 "UPDATE groups SET payload = NULL WHERE state IN ('trained', 'refused') AND step <= ?", (step,)
             )
@@ -172,7 +177,7 @@ class Ledger(LedgerFile):
         together, and only together they come out the same. Call it when nothing runs."""
         open_rounds = "SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0"
         undone = f"('ready', {_FILTERED}, 'running')"
-        with self.transaction():
+        with self._transaction():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
                 self._move(ordinal, state, "queued", **dict.fromkeys(_BROUGHT))

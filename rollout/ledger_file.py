@@ -93,7 +93,7 @@ class LedgerFile:
         self._db.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         """All of it or nothing, in the file and in what is kept beside it. One within another is part of that."""
         if self._db.in_transaction:
             yield

@@ -1221,6 +1221,7 @@ class Life(RuleBasedStateMachine):
         self.in_batch = ()
         self.step, self.forgotten = 0, 0
         self.failed_with_facts = 0
+        self.calls = []
 
     def open(self):
         self.ledger = Ledger(self.path)
@@ -1256,6 +1257,35 @@ class Life(RuleBasedStateMachine):
         if not lost:
             self.known[worker] |= {permit.lease: permit for permit in permits}
 
+    @rule(worker=st.integers(0, 1), free_places=st.integers(1, 4))
+    def wait_for_work(self, worker, free_places):
+        status = make_status(
+            worker=worker,
+            policy_version=self.proven[worker],
+            running=tuple(self.known[worker]),
+            free_places=free_places,
+        )
+        self.calls.append((status, self.loop.create_task(self.buffer.admit(status))))
+
+    @invariant()
+    def who_waits_is_given_what_there_is(self):
+        for _ in range(3):
+            self.play(asyncio.sleep(0))
+        answered = [(status, call.result()) for status, call in self.calls if call.done()]
+        self.calls = [(status, call) for status, call in self.calls if not call.done()]
+        for status, admission in answered:
+            assert len(admission.permits) <= max(status.free_places, self.places)
+            self.known[status.worker] |= {permit.lease: permit for permit in admission.permits}
+        admitter = self.buffer._admitter
+        waiting = {status.worker for status, _ in self.calls}
+        assert not admitter.num_available() or all(admitter.room(worker) <= 0 for worker in waiting)
+
+    def forget_calls(self):
+        for _, call in self.calls:
+            call.cancel()
+        self.play(asyncio.sleep(0))
+        self.calls = []
+
     @precondition(lambda self: any(self.known.values()))
     @rule(data=st.data(), ending=st.sampled_from([MIXED, MIXED, RIGHT, WRONG, UNSCORABLE]))
     def complete(self, data, ending):
@@ -1288,7 +1318,11 @@ class Life(RuleBasedStateMachine):
         """Its successor has the same number and has proven nothing yet."""
         before = self.buffer.counts
         num = self.play(self.buffer.release(worker, "lost"))
-        assert before.running - num == self.buffer.counts.running
+        if self.calls:
+            # Others that wait may take over at once.
+            assert before.running - num <= self.buffer.counts.running
+        else:
+            assert before.running - num == self.buffer.counts.running
         self.old_leases += self.known[worker]
         self.known[worker], self.proven[worker] = {}, 0
 
@@ -1348,6 +1382,7 @@ class Life(RuleBasedStateMachine):
     def kill(self, learner_too, workers_too):
         """The buffer is killed, alone or with others."""
         counts = self.buffer.counts
+        self.forget_calls()
         self.path = killed(self.path)
         self.open()
         assert self.buffer.counts == counts
@@ -1409,6 +1444,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self):
         try:
             if hasattr(self, "buffer"):
+                self.forget_calls()
                 self.play_to_the_end()
         finally:
             for ledger in self.ledgers:
