@@ -26,6 +26,9 @@ from rollout.records import append_record, read_records
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""
 
+MAX_ASKED_AGAIN_PER_S = 50.0
+"""More than 250 workers ask again more seldom, so that waiting costs the same however many wait."""
+
 GATHER_S = 0.005
 """Groups that come back within so long are written down in one transaction."""
 
@@ -88,7 +91,10 @@ class StoreActor:
     # --- groups ----------------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus) -> Admission:
-        return Admission(closed=True) if self._closed else await self._buffer.admit(status, patience_s=PATIENCE_S)
+        if self._closed:
+            return Admission(closed=True)
+        patience_s = max(PATIENCE_S, self._buffer.num_workers / MAX_ASKED_AGAIN_PER_S)
+        return await self._buffer.admit(status, patience_s=patience_s)
 
     async def complete(self, lease: tuple[int, int], result: GroupResult) -> None:
         await self._buffer.complete(lease, result)

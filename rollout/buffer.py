@@ -72,6 +72,11 @@ class GroupBuffer:
     def counts(self) -> GroupCounts:
         return self._ledger.counts
 
+    @property
+    def num_workers(self) -> int:
+        """Those that roll out."""
+        return len(self._admitter.proven)
+
     # --- called for workers ----------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus, *, patience_s: float = float("inf")) -> Admission:
