@@ -1,9 +1,11 @@
 """Admission: which worker may begin how many groups now, and whether its weights are new enough."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollout.ledger import Ledger
-from rollout.lifecycle import Permit
+from rollout.lifecycle import Lease, Permit
 
 
 def admission_capacity(*, pipeline_depth: int, batch_groups: int, outstanding: int) -> int:
@@ -48,7 +50,7 @@ class Admission:
 
 class Admitter:
     """The rules of admission over a ledger. `proven`: the version that each worker has shown to sample with; `runs`:
-    who runs what."""
+    who runs what. Both are counted as they change: nothing here takes longer where more runs, or more workers are."""
 
     def __init__(self, settings: BufferSettings, ledger: Ledger, *, policy_version: int) -> None:
         self._settings = settings
@@ -56,7 +58,10 @@ class Admitter:
         self._left_in_round = 0
         self.policy_version = policy_version
         self.proven: dict[int, int] = {}
-        self.runs = {permit.lease: worker for worker, permit in ledger.leases()}
+        self.runs: dict[Lease, int] = {}
+        self._by_worker: defaultdict[int, dict[Lease, Permit]] = defaultdict(dict)
+        for worker, permit in ledger.leases():
+            self._begin(worker, permit)
 
     def meet(self, status: WorkerStatus) -> None:
         """A worker asks."""
@@ -64,48 +69,62 @@ class Admitter:
 
     def part_from(self, worker: int | None) -> None:
         """A worker is gone, with None all are."""
-        self.runs = {lease: one for lease, one in self.runs.items() if worker not in (None, one)}
-        self.proven = {one: version for one, version in self.proven.items() if worker not in (None, one)}
+        for lease in self.runs_of(worker):
+            self.end(lease)
+        if worker is None:
+            self.proven.clear()
+        else:
+            self.proven.pop(worker, None)
 
-    def may_work(self, status: WorkerStatus) -> bool:
-        """Whether there is anything for this worker now. Its proof may be newer than what it said when it asked."""
-        proven = self.proven.get(status.worker, -1) >= self._min_version()
-        return proven and self._num_places(status) > 0 and self._num_available() > 0
+    def lease(self, shares: Iterable[tuple[int, int]]) -> list[list[Permit]]:
+        """Give groups to workers, to each as many as stand with it: all together at most what is available."""
+        available, given = self.num_available(), []
+        with self._ledger.together():
+            for worker, num in shares:
+                num_new = max(0, available - self._ledger.counts.queued)
+                given.append((worker, self._ledger.lease(worker, num, num_new=num_new, min_version=self.min_version)))
+                available -= len(given[-1][1])
+        self._left_in_round = available
+        for worker, permits in given:
+            for permit in permits:
+                self._begin(worker, permit)
+        return [permits for _, permits in given]
 
-    def lease(self, status: WorkerStatus) -> list[Permit]:
-        available = self._num_available()
-        permits = self._ledger.lease(
-            status.worker,
-            min(self._num_places(status), available),
-            num_new=max(0, available - self._ledger.counts.queued),
-            min_version=self._min_version(),
-        )
-        self._left_in_round = available - len(permits)
-        self.runs |= {permit.lease: status.worker for permit in permits}
-        return permits
+    def end(self, lease: Lease) -> int:
+        """Nobody runs this group any more. Returns who did."""
+        worker = self.runs.pop(lease)
+        del self._by_worker[worker][lease]
+        if not self._by_worker[worker]:
+            del self._by_worker[worker]
+        return worker
 
-    def _min_version(self) -> int:
-        return max(0, self.policy_version - self._settings.pipeline_depth)
+    def permit(self, lease: Lease) -> Permit:
+        """That of a group that runs."""
+        return self._by_worker[self.runs[lease]][lease]
+
+    def runs_of(self, worker: int | None) -> list[Lease]:
+        """What this worker runs, with None what all run, in the order of drawing."""
+        return sorted(self.runs if worker is None else self._by_worker.get(worker, ()))
 
     def lost(self, status: WorkerStatus) -> list[Permit]:
         """What the ledger believes this worker runs, and it does not."""
-        mine = {lease for lease, worker in self.runs.items() if worker == status.worker}
-        if mine <= set(status.running):
-            return []
-        return [
-            one for worker, one in self._ledger.leases() if worker == status.worker and one.lease not in status.running
-        ]
+        mine = self._by_worker.get(status.worker, {})
+        return [mine[lease] for lease in sorted(mine.keys() - set(status.running))]
 
-    def _num_running(self, worker: int) -> int:
-        return sum(one == worker for one in self.runs.values())
+    def num_running(self, worker: int) -> int:
+        """Counted by the ledger, which knows of what has ended since the worker asked."""
+        return len(self._by_worker.get(worker, ()))
 
-    def _num_places(self, status: WorkerStatus) -> int:
-        """Free places, within the worker's share of all that may be live: otherwise who asks first runs everything and
-        the others idle. What it runs is counted by the ledger, which knows of what has ended since it asked."""
+    def room(self, worker: int) -> int:
+        """How many groups more this worker may run: up to its share of all that may be live, otherwise who asks first
+        runs everything and the others idle. None where its weights are too old; its proof may be newer than what it
+        said when it asked."""
+        if self.proven.get(worker, -1) < self.min_version:
+            return 0
         live = (self._settings.pipeline_depth + 1) * self._settings.batch_groups
-        return min(status.free_places, -(-live // len(self.proven)) - self._num_running(status.worker))
+        return -(-live // len(self.proven)) - self.num_running(worker)
 
-    def _num_available(self) -> int:
+    def num_available(self) -> int:
         """Groups that may begin: queued ones, and new ones where places are left. A synchronous run plays round after
         round, in one that has begun only what is left of it, and none while it trains."""
         counts = self._ledger.counts
@@ -124,3 +143,12 @@ class Admitter:
         if self._settings.max_tasks is not None:
             new = max(0, min(new, self._settings.max_tasks - self._ledger.next_task))
         return again + new
+
+    @property
+    def min_version(self) -> int:
+        """The oldest version that a group may begin with."""
+        return max(0, self.policy_version - self._settings.pipeline_depth)
+
+    def _begin(self, worker: int, permit: Permit) -> None:
+        self.runs[permit.lease] = worker
+        self._by_worker[worker][permit.lease] = permit
