@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from promised.promise import Measured, Promise
-from ray_jobs.chaos import Job, audit
+from ray_jobs.chaos.audit import audit
+from ray_jobs.chaos.job import Job
 
 NUM_STEPS = 2
 LIMIT_S = 240
