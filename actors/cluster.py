@@ -44,23 +44,28 @@ def start_ray(config: ClusterConfig) -> None:
     # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
     # of several machines needs; with this it stays on loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        ray.init(
-            # Without this Ray would join whatever cluster was started on this machine last.
-            address="local",
-            num_cpus=max(2, os.cpu_count() or 1),
-            include_dashboard=config.dashboard,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-        )
-    except Exception as error:
-        # Ray has no class of its own for this.
-        if "timed out during startup" not in str(error):
-            raise
-        raise ClusterError(
-            "Ray did not start in its 30 s: this machine is too busy; see `uptime`, and give the command again"
-        ) from error
+    for last in (False, False, True):
+        try:
+            ray.init(
+                # Without this Ray would join whatever cluster was started on this machine last.
+                address="local",
+                num_cpus=max(2, os.cpu_count() or 1),
+                include_dashboard=config.dashboard,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+            )
+            return
+        except Exception as error:
+            # Ray has no class of its own for this, and no setting for how long it waits.
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if last:
+                raise ClusterError(
+                    "Ray did not start within its 30 s, three times: this machine is too busy; see `uptime`, and give "
+                    "the command again"
+                ) from error
 
 
 def stop_ray() -> None:

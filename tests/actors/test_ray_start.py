@@ -1,0 +1,37 @@
+"""Ray gives its own processes 30 s to start, which a busy machine may need longer for."""
+
+import pytest
+import ray
+
+from actors.cluster import ClusterError, start_ray
+from configs.cluster import ClusterConfig
+
+BUSY = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """How often Ray is started; `failing` says how many of these time out."""
+    seen = {"starts": 0, "failing": 0}
+
+    def init(**_):
+        seen["starts"] += 1
+        if seen["starts"] <= seen["failing"]:
+            raise Exception(BUSY)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return seen
+
+
+def test_ray_that_was_too_slow_to_start_is_started_again(starts):
+    starts["failing"] = 2
+    start_ray(ClusterConfig())
+    assert starts["starts"] == 3
+
+
+def test_machine_on_which_ray_never_starts_is_one_line(starts):
+    starts["failing"] = 9
+    with pytest.raises(ClusterError, match="did not start within its 30 s, three times: this machine is too busy"):
+        start_ray(ClusterConfig())
+    assert starts["starts"] == 3
