@@ -1,5 +1,6 @@
 """The actors of one run: how they are started, where they are placed, and what all of them are asked."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from ray_jobs.claims import (
     training_env,
     worker_claim,
 )
+from ray_jobs.deaths import Deaths
 from ray_jobs.model_folder import resolve_model
 from ray_jobs.run_folder import RunFolder
 from reward.prm import prm_settings
@@ -58,7 +60,12 @@ class Cast:
         self._build_worker = build_worker
         self._placements: dict[int, PlacementGroup] = {}
         self._by_index: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
         self._lives: Counter[str] = Counter()
+        self.deaths = Deaths(
+            advice="read the actors' logs, mend the cause and go on with "
+            f"`agentflow resume {shlex.quote(str(folder.path))}`"
+        )
         self.prm: Any = None
         self.store: Any = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
             config, folder.path
@@ -97,15 +104,15 @@ class Cast:
             runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
         ).remote(settings, base, self._config.seed, trained or self._folder.prm)
 
-    def has_place(self, index: int, *, patience_s: float = 0.0) -> bool:
-        """Whether the cluster keeps room for this worker on one of its machines. It is asked for once and the wish
-        stands, so that a cluster that starts machines on demand knows of it."""
-        if index not in self._placements and not self._beside_learner(index):
-            self._placements[index] = placement_group([self._bundle])
-        place = self._place_of(index)
-        if not patience_s:  # `wait` would give up before Ray has answered
-            return bool(placement_group_table(place)["state"] == "CREATED")
-        return bool(place.wait(patience_s))
+    def with_place(self, indices: Sequence[int]) -> list[int]:
+        """Those of these workers for which the cluster keeps room on one of its machines. It is asked for once and the
+        wish stands, so that a cluster that starts machines on demand knows of it."""
+        for index in indices:
+            if index not in self._placements and not self._beside_learner(index):
+                self._placements[index] = placement_group([self._bundle])
+        # One question for all, however many they are.
+        states = placement_group_table() if indices else {}
+        return [index for index in indices if states.get(self._place_of(index).id.hex(), {}).get("state") == "CREATED"]
 
     def forget_places(self, wanted: int) -> None:
         """Give back the room that was asked for and not used, of workers beyond so many."""
@@ -117,13 +124,12 @@ class Cast:
         stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
         `cluster.patience_s`."""
         bundle = self._bundle
-        if not self.has_place(index, patience_s=self._config.cluster.patience_s):
+        self.with_place([index])
+        if not self._place_of(index).wait(self._config.cluster.patience_s):
             self._leave(index)
-            raise NoRoomError(
-                f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
-                f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
-                "cluster.patience_s to as long as a node takes to start"
-            )
+            raise self.no_room(index)
+        # Now: a place whose machine is lost has forgotten it.
+        (self._nodes[index],) = {*placement_group_table(self._place_of(index))["bundles_to_node_id"].values()}
         self._by_index[index] = RolloutWorkerActor.options(
             name=self._name(f"rollout-{index}"),
             num_cpus=bundle["CPU"],
@@ -134,6 +140,19 @@ class Cast:
             self._config, index, self.store, self.prm if self.prm_judges else None, partial(self._build_worker, index)
         )
         return self._by_index[index]
+
+    def no_room(self, index: int) -> "NoRoomError":
+        """What to say where a worker has no place."""
+        bundle = self._bundle
+        return NoRoomError(
+            f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
+            f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
+            "cluster.patience_s to as long as a node takes to start"
+        )
+
+    def node_of(self, index: int) -> str | None:
+        """The machine on which a worker was started, by its id."""
+        return self._nodes.get(index)
 
     def stop_worker(self, index: int) -> None:
         """End a worker's process and free its place."""
@@ -243,9 +262,8 @@ def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base:
     )
     if prm_base:
         cast.start_prm(prm_base)
-    for index in range(config.rollout.num_workers):
-        # All are asked for before one is waited for: a cluster that starts machines starts them together.
-        cast.has_place(index)
+    # All are asked for before one is waited for: a cluster that starts machines starts them together.
+    cast.with_place(range(config.rollout.num_workers))
     for index in range(config.rollout.num_workers):
         cast.start_worker(index)
     cast.wait_until_ready()

@@ -63,7 +63,7 @@ def reinforce(run: Run) -> Mapping[str, Any]:
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, rollouts, error)
         cast.sync_weights()
-        phase.facts.update(training.facts(cast, rollouts.num_restarts))
+        phase.facts.update(training.facts(cast, cast.deaths.total))
     return phase.facts
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rollout.casualties import Casualties
 from rollout.ledger import Ledger
 from rollout.lifecycle import Permit
 
@@ -57,6 +58,11 @@ class Admitter:
         self.policy_version = policy_version
         self.proven: dict[int, int] = {}
         self.runs = {permit.lease: worker for worker, permit in ledger.leases()}
+        self.casualties = Casualties()
+
+    def known(self) -> set[int]:
+        """The workers that asked for work, and those that run any."""
+        return {*self.proven, *self.runs.values()}
 
     def meet(self, status: WorkerStatus) -> None:
         """A worker asks."""

@@ -6,11 +6,12 @@ group gives its place back at once; otherwise rollouts would wait for a batch th
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
+from rollout.casualties import Loss
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult, State
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -107,28 +108,35 @@ class GroupBuffer:
             ending = result.ending
             if ending is not None:
                 self._ledger.settle(lease, ending, result, now=self._clock())
-            elif lease[1] < self._settings.max_attempts:
-                self._ledger.give_back(lease, result.reason, max_attempts=self._settings.max_attempts)
+            elif lease[1] < self._max_attempts(lease):
+                self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
             else:
                 self._ledger.fail(lease, result, now=self._clock())
-            del self._admitter.runs[lease]
+            self._admitter.casualties.survived(self._admitter.runs.pop(lease), lease[0])
             self._guard.observe(signal=ending == "ready")
             self._expire_stale()
             self._changed.notify_all()
         return ending == "ready"
 
-    async def release(self, worker: int | None, reason: str) -> int:
-        """The worker is gone, with None all are: what they ran is queued again. Returns how many groups that were."""
+    async def release(self, worker: int | None, reason: str) -> Loss:
+        """The worker is gone, with None all are: what they ran is queued again. An attempt that ended in the death of a
+        worker counts only where the group ran alone."""
         async with self._changed:
             lost = [lease for lease, one in self._admitter.runs.items() if worker in (None, one)]
-            for lease in lost:
-                if worker is None:
+            if worker is None:
+                for lease in lost:
                     self._ledger.run_again(lease)
-                else:
-                    self._ledger.give_back(lease, reason, max_attempts=self._settings.max_attempts)
+                loss = Loss(num_groups=len(lost))
+            else:
+                loss = self._lose(worker, lost, reason)
             self._admitter.part_from(worker)
             self._changed.notify_all()
-        return len(lost)
+        return loss
+
+    async def roll_call(self, workers: Collection[int]) -> None:
+        """These workers are there. Whoever else has a share of the places or a group is gone: it asked too late."""
+        for stranger in self._admitter.known() - set(workers):
+            await self.release(stranger, "its worker is gone")
 
     # --- called for the learner ------------------------------------------------------------------
 
@@ -185,6 +193,20 @@ class GroupBuffer:
             self._changed.notify_all()
 
     # --- rules -----------------------------------------------------------------------------------
+
+    def _max_attempts(self, lease: tuple[int, int]) -> int:
+        """Without those that do not count."""
+        return self._settings.max_attempts + self._admitter.casualties.excused(lease[0])
+
+    def _lose(self, worker: int, lost: Sequence[tuple[int, int]], reason: str) -> Loss:
+        casualties = self._admitter.casualties
+        fruitless = casualties.is_fruitless(worker)
+        explained = casualties.died(worker, [ordinal for ordinal, _ in lost])
+        for lease in lost:
+            if self._ledger.give_back(lease, reason, max_attempts=self._max_attempts(lease)) == "failed":
+                casualties.forget(lease[0])
+                explained = True
+        return Loss(num_groups=len(lost), fruitless=fruitless, explained=explained)
 
     def _is_cut(self, step: int) -> bool:
         """Another call for this step may have cut the batch while this one waited."""

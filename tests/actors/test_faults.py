@@ -36,7 +36,8 @@ from stage import (
 from benchmarks.simulated_parts import SimulatedWorker
 from configs.learner import LearnerConfig
 from envs.datasets.sampler import TaskSampler
-from ray_jobs.supervisor import MAX_DEATHS, CrashLoopError, Supervisor
+from ray_jobs.deaths import MAX_DEATHS, CrashLoopError
+from ray_jobs.supervisor import Supervisor
 from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
 from reward.types import PrmError
@@ -185,7 +186,9 @@ def test_group_whose_tool_hangs_is_ended_by_the_time_limit_and_run_again(tmp_pat
 def test_worker_that_always_dies_ends_the_run_with_the_reason(tmp_path):
     config = make_config(tmp_path, "rollout.max_attempts=100")
     with open_stage(config, build_worker=partial(DyingWorker, folder=tmp_path)) as stage:
-        with pytest.raises(CrashLoopError, match=r"6 parts died .* rollout worker 0: .* `agentflow resume`"):
+        with pytest.raises(
+            CrashLoopError, match=r"the rollout worker 0 died 6 times .* rollout worker 0: .* `agentflow resume"
+        ):
             stage.finish(stage.reinforce())
         assert len({one["pid"] for one in events(tmp_path, "begin")}) == MAX_DEATHS + 1
 
