@@ -21,6 +21,7 @@ from rollout.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.casualties import Loss
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult
+from rollout.pulse import Pulse
 from rollout.read_back import ReadBack
 from rollout.records import append_record, read_records
 
@@ -76,6 +77,10 @@ class StoreActor:
 
     def __repr__(self) -> str:
         return "Store"
+
+    async def heartbeat(self) -> Pulse:
+        """Whoever asks learns that this event loop goes round."""
+        return Pulse()
 
     # --- groups ----------------------------------------------------------------------------------
 

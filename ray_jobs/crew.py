@@ -13,6 +13,7 @@ class Crew:
     def __init__(self, cast: Cast) -> None:
         self._cast = cast
         self._runs: dict[Any, int] = {}
+        self._prm_digest = cast.prm_digest
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -25,7 +26,7 @@ class Crew:
 
     def roll_out(self, index: int) -> None:
         """Set to work one that is up, or will be."""
-        self._runs[self._cast.worker(index).run.remote()] = index
+        self._runs[self._cast.worker(index).run.remote(self._prm_digest)] = index
 
     def join(self, index: int) -> None:
         """Start one for which the cluster has a place."""

@@ -11,6 +11,7 @@ import ray
 
 from actors.cluster import start_ray, stop_ray
 from actors.gauges import set_gauges
+from actors.lives import reason_of
 from configs.run import RunConfig
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
@@ -18,6 +19,7 @@ from ray_jobs.metrics import DESCRIPTIONS
 from ray_jobs.model_folder import resolve_model
 from ray_jobs.preflight import Ready, notes_before_start
 from ray_jobs.run_folder import RunFolder
+from ray_jobs.watch import Watch
 from reward.alarms import Alarm
 from reward.prm import prm_settings
 
@@ -82,18 +84,22 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
     with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox) as folder:
         folder.keep_tokenizer(ready.model_path)
         resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
-        start_ray(config.cluster)
+        watch = Watch(config.liveness, resume=resume_it, note=console.note)
+        console.late = watch.late
+        with console.waiting("Ray to start"):
+            start_ray(config.cluster)
         try:
-            with console.phase("start"):
-                cast = start_cast(config, folder, ready.model_path, prm_path)
-            for sandbox in cast.sandboxes():
-                console.note(f"code sandbox: {sandbox}")
-            yield Run(config=config, console=console, folder=folder, cast=cast)
-            cast.close()
+            with watch:
+                with console.phase("start"):
+                    cast = start_cast(config, folder, ready.model_path, prm_path, watch)
+                for sandbox in cast.sandboxes():
+                    console.note(f"code sandbox: {sandbox}")
+                yield Run(config=config, console=console, folder=folder, cast=cast)
+            with console.waiting("the engines to end"):
+                cast.close()
         except ray.exceptions.RayActorError as error:
             raise RunCutOffError(
-                f"a part of the run died where it is not replaced: {' '.join(str(error).split())[:300]} ... "
-                f"{resume_it} goes on from here"
+                f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"
             ) from error
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"{resume_it} goes on from here") from None

@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from actors.lives import reason_of
 from ray_jobs.bottleneck import WorkerReading
 from ray_jobs.crew import Crew
 from ray_jobs.deaths import Death
@@ -35,7 +36,9 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def __init__(self, run: Run) -> None:
         self._cast = run.cast
         self._crew = Crew(run.cast)
-        self._deaths = run.cast.deaths
+        self._deaths = run.cast.watch.deaths
+        self._watch = run.cast.watch
+        self._waiting = run.console.waiting
         self._note = run.console.note
         config = run.config.rollout
         self._num_workers = max(config.num_workers, config.max_workers or 0)
@@ -55,31 +58,42 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._cast.forget_places(0)
-        while exc is None and (self._crew.runs or self._hopes()):
-            # Again each time: a store that was killed meanwhile has forgotten it.
-            ray.get(self._cast.store.close.remote())
-            self._replace_lost()
-            for run in self._ended_runs(self._crew.runs):
-                self._ended(run, closing=True)
+        with self._waiting("the rollout workers to end"):
+            while exc is None and (self._crew.runs or self._hopes()):
+                # Again each time: a store that was killed meanwhile has forgotten it.
+                ray.get(self._cast.store.close.remote())
+                self._replace_lost()
+                for run in self._ended_runs(self._crew.runs):
+                    self._ended(run, closing=True)
         self._cast.forget_places(0)
 
     def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
+        learner, what = self._cast.learner, method.replace("_", " ")
         try:
-            return self.get(getattr(self._cast.learner, method).remote(*arguments, **options))
+            with self._watch.call("learner", learner, what):
+                return self.get(getattr(learner, method).remote(*arguments, **options), f"the learner's {what}")
         except ray.exceptions.RayActorError as error:
             raise LearnerLostError(str(error)) from error
 
-    def get(self, reference: Any) -> Any:
-        """The value of `reference`. Workers that die meanwhile are replaced, and new ones join. Raises what the call
-        raises."""
-        while True:
-            self._tend()
-            done = self._ended_runs((reference, *self._crew.runs))
-            if reference in done:
-                return ray.get(reference)
-            for run in done:
-                self._ended(run)
+    def get(self, reference: Any, what: str) -> Any:
+        """The value of `reference`; `what` it is, in words. Workers that die meanwhile are replaced, and new ones join.
+        Raises what the call raises."""
+        with self._waiting(what):
+            while True:
+                self._tend()
+                done = self._ended_runs((reference, *self._crew.runs))
+                if reference in done:
+                    return self._value(reference)
+                for run in done:
+                    self._ended(run)
+
+    def _value(self, reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayActorError:
+            self._deaths.check()
+            raise
 
     def progressed(self) -> None:
         """A train step ended: what died before it did no lasting harm."""
@@ -87,7 +101,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def replace_learner(self, error: Exception) -> None:
         """Start another learner in the place of one that died."""
-        self._count(Death(part="learner", reason=_reason(error)))
+        self._count(Death(part="learner", reason=self._why("learner", error)))
         self._cast.restart_learner()
 
     def readings(self) -> list[WorkerReading]:
@@ -127,10 +141,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """A worker died, or is given up; it is replaced as soon as there is a place."""
         node = self._cast.node_of(index)
         loss = self._crew.part_from(index, f"its worker was lost ({type(error).__name__})")
+        part = f"rollout worker {index}"
         self._count(
             Death(
-                part=f"rollout worker {index}",
-                reason=_reason(error),
+                part=part,
+                reason=self._why(part, error),
                 node=node,
                 fruitless=loss.fruitless,
                 explained=loss.explained,
@@ -194,7 +209,5 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._note(f"the {death.part} was lost and is replaced ({death.reason})")
         self._deaths.add(death)
 
-
-def _reason(error: Exception) -> str:
-    """An error in one line."""
-    return next(iter(str(getattr(error, "cause", error)).strip().splitlines()), type(error).__name__)[:200]
+    def _why(self, part: str, error: Exception) -> str:
+        return self._watch.why(part) or reason_of(error)

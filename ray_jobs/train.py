@@ -63,7 +63,7 @@ def reinforce(run: Run) -> Mapping[str, Any]:
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, rollouts, error)
         cast.sync_weights()
-        phase.facts.update(training.facts(cast, cast.deaths.total))
+        phase.facts.update(training.facts(cast, cast.watch.num_deaths()))
     return phase.facts
 
 
@@ -73,7 +73,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     the checkpoint before."""
     config, cast, step = run.config, run.cast, training.num_steps + 1
     started = time.perf_counter()
-    if (batch := rollouts.get(cast.store.next_batch.remote(step))) is None:
+    if (batch := rollouts.get(cast.store.next_batch.remote(step), f"the groups of step {step}")) is None:
         return False
     batched = time.perf_counter()
     prm_weight = training.monitor.prm_weight
@@ -102,8 +102,8 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
 def continue_with_new_learner(run: Run, rollouts: Supervisor, error: Exception) -> Training:
     """As `continue_training`, with another learner in the place of the one that died, and of those that die over it."""
     while True:
-        rollouts.replace_learner(error)
         try:
+            rollouts.replace_learner(error)
             return continue_training(run, new_learner=True)
         except ray.exceptions.RayActorError as again:
             error = again
@@ -117,7 +117,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     if new_learner:
         load_cold_start(run)
     if checkpoint:
-        ray.get(run.cast.learner.load_checkpoint.remote(checkpoint.folder))
+        run.cast.ask_learner("load_checkpoint", checkpoint.folder)
     version = run.cast.publish_anew() if checkpoint or new_learner else run.cast.newest_version()
     step = checkpoint.step if checkpoint else 0
     rows = run.folder.rewind(step)

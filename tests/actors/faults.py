@@ -15,6 +15,7 @@ from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, Simula
 from reward.types import StepScores
 from rollout.engine import EngineError
 from rollout.group import run_group
+from rollout.pulse import Pulse
 
 GATE = "gate"
 
@@ -111,6 +112,14 @@ class PoisonedWorker(WatchedWorker):
             raise ValueError("no agent survives this question")
 
 
+class KilledWorker(WatchedWorker):
+    """One task ends the process of whoever runs it."""
+
+    async def meet_fault(self, task):
+        if task.id.endswith("-3"):
+            os._exit(1)
+
+
 class BrokenEngineWorker(WatchedWorker):
     """Its engine breaks during the first group ever."""
 
@@ -184,6 +193,19 @@ class HangingEngine(WatchedEngine):
         return await super().take_up(version, adapter)
 
 
+class SleepingEngine(WatchedEngine):
+    """Its thread hangs over a request that is open, while the worker around it goes on."""
+
+    async def take_up(self, version, adapter):
+        digest = await super().take_up(version, adapter)
+        if self.meets_fault(version):
+            self.asleep = True
+        return digest
+
+    async def pulse(self):
+        return Pulse(done=7, num_open=1) if getattr(self, "asleep", False) else Pulse()
+
+
 class LateEngine(WatchedEngine):
     """Takes long over every version."""
 
@@ -192,8 +214,16 @@ class LateEngine(WatchedEngine):
         return await super().take_up(version, adapter)
 
 
+class WaitingWorker(WatchedWorker):
+    """Its groups wait for an engine that sleeps."""
+
+    async def meet_fault(self, task):
+        if getattr(self.engine, "asleep", False):
+            await asyncio.Event().wait()
+
+
 def worker_with(engine: type[WatchedEngine], index: int, *, folder: Path, from_version: int = 2) -> WatchedWorker:
-    return WatchedWorker(index, folder=folder, engine=engine(folder, from_version))
+    return WaitingWorker(index, folder=folder, engine=engine(folder, from_version))
 
 
 class GatedLearner(SimulatedLearner):
@@ -215,6 +245,20 @@ class GatedLearner(SimulatedLearner):
 
 def samples_of(batch) -> Iterator[Any]:
     return (sample for microbatch in batch.microbatches for sample in microbatch)
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class DyingStore:
+    """Has the beginning of the store, and no more."""
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        os._exit(1)
+
+    async def next_version(self) -> int:
+        return 0
+
+    async def heartbeat(self) -> Pulse:
+        return Pulse()
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)

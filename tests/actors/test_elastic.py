@@ -21,6 +21,7 @@ from stage import (
 from actors.cluster import start_ray, stop_ray
 from configs.cluster import ClusterConfig
 from ray_jobs import supervisor, train
+from ray_jobs.cast import NoRoomError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
@@ -55,6 +56,29 @@ def test_worker_joins_a_run_where_a_machine_is_added_and_its_groups_go_back_when
     assert (counts.trained, counts.outstanding, facts["restarts"]) == (16, 0, 1)
     assert {row["ordinal"] for row in rows if row["attempt"] > 1} == lost
     assert {one["worker"] for one in events(tmp_path, "end")} == {0}
+
+
+def test_learner_whose_machine_is_lost_ends_the_run_where_no_other_has_room(tmp_path):
+    config = make_config(tmp_path, "num_steps=50", "cluster.patience_s=30")
+    learner = partial(GatedLearner, folder=tmp_path, step=2)
+    with doubles_found():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        learners_machine = cluster.add_node(num_cpus=1)
+        start_ray(ClusterConfig(address=cluster.address))
+        # The learner is placed first.
+        workers_machine = threading.Timer(8.0, cluster.add_node, kwargs={"num_cpus": 1})
+        workers_machine.start()
+        try:
+            with open_stage(config, build_learner=learner) as stage:
+                training = stage.reinforce()
+                wait_until(lambda: events(tmp_path, "gated"))
+                cluster.remove_node(learners_machine, allow_graceful=False)
+                with pytest.raises(NoRoomError, match="no room for the learner"):
+                    stage.finish(training)
+        finally:
+            workers_machine.join()
+            stop_ray()
+            cluster.shutdown()
 
 
 @pytest.fixture
