@@ -76,19 +76,44 @@ class Admitter:
     def may_work(self, status: WorkerStatus) -> bool:
         """Whether there is anything for this worker now. Its proof may be newer than what it said when it asked."""
         proven = self.proven.get(status.worker, -1) >= self._min_version()
-        return proven and self._num_places(status) > 0 and self._num_available() > 0
+        return proven and self._num_for(status) > 0
 
     def lease(self, status: WorkerStatus) -> list[Permit]:
-        available = self._num_available()
+        available, suspects = self._num_available(), self._waiting_suspects()
         permits = self._ledger.lease(
             status.worker,
-            min(self._num_places(status), available),
+            self._num_for(status),
             num_new=max(0, available - self._ledger.counts.queued),
             min_version=self._min_version(),
+            only=suspects[:1] if self._tries_suspects(status.worker) else None,
+            without=suspects,
         )
         self._left_in_round = available - len(permits)
         self.runs |= {permit.lease: status.worker for permit in permits}
         return permits
+
+    def _num_for(self, status: WorkerStatus) -> int:
+        """Groups that this worker may begin: its free places, or one suspect and nothing beside it."""
+        suspects = self._waiting_suspects()
+        if self._tries_suspects(status.worker):
+            alone = not self._num_running(status.worker)
+            return min(1, self._num_places(status), self._num_available()) if alone else 0
+        return min(self._num_places(status), self._num_available() - len(suspects))
+
+    def _waiting_suspects(self) -> list[int]:
+        """Groups that run alone, and wait for it."""
+        if not self.casualties.suspects:
+            return []
+        running = {ordinal for ordinal, _ in self.runs}
+        return self.casualties.by_suspicion(self.casualties.suspects - running)
+
+    def _tries_suspects(self, worker: int) -> bool:
+        """One worker runs the suspects, one at a time; the others go on."""
+        if not (suspects := self.casualties.suspects):
+            return False
+        if any(one == worker and ordinal in suspects for (ordinal, _), one in self.runs.items()):
+            return True
+        return worker == min(self.proven) and bool(self._waiting_suspects())
 
     def _min_version(self) -> int:
         return max(0, self.policy_version - self._settings.pipeline_depth)

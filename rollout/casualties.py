@@ -58,8 +58,8 @@ class Casualties:
             self._excused[group] += len(groups) > 1
             if self._deaths[group] >= SUSPECT_AFTER:
                 self._suspected_at.setdefault(group, self._num_ended)
-        return any(self._num_ended > self._suspected_at.get(group, self._num_ended) for group in groups) and (
-            len(groups) == 1
+        return len(groups) == 1 and all(
+            self._num_ended > self._suspected_at.get(one, self._num_ended) for one in groups
         )
 
     def survived(self, worker: int, group: int) -> None:
