@@ -50,6 +50,11 @@ def note(folder: Path, kind: str, **facts: Any) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def is_task_3(task) -> bool:
+    """Whether it is the fourth task. Those that show a number of a held-out one are drawn again, higher up."""
+    return int(task.id.rpartition("-")[2]) % 10**9 == 3
+
+
 class WatchedWorker(SimulatedWorker):
     """Notes when groups begin and end."""
 
@@ -91,7 +96,7 @@ class HangingToolWorker(WatchedWorker):
     """The agent's tool hangs in all trajectories of one task, the first time."""
 
     async def run_group(self, task, group_id, group_size):
-        if not (task.id.endswith("-3") and first_time(self.folder, "hanging tool")):
+        if not (is_task_3(task) and first_time(self.folder, "hanging tool")):
             return await super().run_group(task, group_id, group_size)
         agent = make_agent([decision("code", "6*7")] * group_size, tools=[HangingTool()], timeout_s=1.0)
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
@@ -108,7 +113,7 @@ class PoisonedWorker(WatchedWorker):
     """One task raises whenever it is run."""
 
     async def meet_fault(self, task):
-        if task.id.endswith("-3"):
+        if is_task_3(task):
             raise ValueError("no agent survives this question")
 
 
@@ -116,7 +121,7 @@ class KilledWorker(WatchedWorker):
     """One task ends the process of whoever runs it."""
 
     async def meet_fault(self, task):
-        if task.id.endswith("-3"):
+        if is_task_3(task):
             os._exit(1)
 
 
