@@ -15,6 +15,7 @@ from learner.types import StepResult
 from reward.compose import group_samples
 from reward.stored import scored_group_of
 from rollout.buffer import Batch
+from rollout.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
 
 
@@ -72,8 +73,8 @@ class LearnerCalls:
         """The weights as they are get another version number: theirs was given out before."""
         self._learner.policy_version = policy_version
 
-    def save_checkpoint(self, folder: Path) -> Path:
-        return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints)
+    def save_checkpoint(self, folder: Path, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
+        return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints, trained=trained)
 
 
 @ray.remote

@@ -16,6 +16,7 @@ from learner.learner import Learner
 from learner.optim import Ranks
 from learner.types import StepResult
 from rollout.buffer import Batch
+from rollout.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
 
 GRACE_S = 15.0
@@ -101,8 +102,8 @@ class LearnerGroupActor:
     def renumber(self, policy_version: int) -> None:
         self._all("renumber", policy_version)
 
-    def save_checkpoint(self, folder: Path) -> Path:
-        return self._all("save_checkpoint", folder)
+    def save_checkpoint(self, folder: Path, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
+        return self._all("save_checkpoint", folder, trained)
 
     def _all(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What the first rank returns, once all have. Raises what a rank raises; ends the process where one is dead."""

@@ -15,12 +15,13 @@ import ray
 
 from configs.run import RunConfig
 from learner.types import Adapter
+from reward.stored import is_readable
 from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
 from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
 from rollout.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.casualties import Loss
 from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult
+from rollout.lifecycle import GroupCounts, GroupResult, TrainedGroups
 from rollout.pulse import Pulse
 from rollout.read_back import ReadBack
 from rollout.records import append_record, read_records
@@ -69,7 +70,7 @@ class StoreActor:
             self._ledger,
             policy_version=newest.policy_version if newest else 0,
         )
-        self._published_at = time.time()
+        self._published_at = time.monotonic()
         self._offer: AdapterOffer | None = None
         self._changed = asyncio.Condition()
         self._behind_since: dict[int, float] = {}
@@ -101,9 +102,15 @@ class StoreActor:
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         await self._buffer.mark_trained(step, policy_version, refused=refused)
 
-    async def rewind(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
-        """The policy is that of a checkpoint after `step`; what was trained since is ready again."""
-        await self._buffer.rewind(step, policy_version, refused=refused)
+    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
+        """The policy is that of a checkpoint after `step`, which was `trained` on that; what was trained since is ready
+        again. Returns what the ledger had lost of it, in sentences."""
+        mended = await self._buffer.rewind(step, policy_version, trained)
+        return mended + self._ledger.fail_unreadable(is_readable)
+
+    async def sync(self) -> TrainedGroups:
+        """What was written so far survives a power cut. Returns what was trained until now."""
+        return self._ledger.sync()
 
     async def forget(self, step: int) -> None:
         """No checkpoint from before this step is left."""
@@ -136,7 +143,7 @@ class StoreActor:
             policy_version=adapter.policy_version, digest=adapter.digest, canary=adapter.canary
         )
         async with self._changed:
-            self._published_at = time.time()
+            self._published_at = time.monotonic()
             self._adapters.publish(published, adapter.data)
             self._offer = None
             self._changed.notify_all()
@@ -173,7 +180,7 @@ class StoreActor:
             raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {fault}")
         has_moved = now is not None and bool(known) and moved(now, known[-1])
         unmoved = 0 if has_moved or not before else policy_version - before[-1].policy_version
-        latency_s = round(time.time() - self._published_at, 4)
+        latency_s = round(time.monotonic() - self._published_at, 4)
         proof = {"worker": worker, "policy_version": policy_version, "latency_s": latency_s, "unmoved": unmoved}
         append_record(self._acks, proof)
         self._behind_since.pop(worker, None)
@@ -184,7 +191,7 @@ class StoreActor:
         """These workers roll out, and no others. Returns those of them that were behind the newest version at every
         call for so long, and proved none meanwhile. New versions that come while they are behind are no excuse."""
         await self._buffer.roll_call(workers)
-        newest, now = self._adapters.newest, time.time()
+        newest, now = self._adapters.newest, time.monotonic()
         late = self._buffer.unproven(newest.policy_version) if newest else []
         self._behind_since = {one: self._behind_since.get(one, now) for one in late}
         return [one for one, since in self._behind_since.items() if now - since > patience_s]

@@ -153,7 +153,7 @@ def _worded(plan: Sequence[PlanStep], index: int) -> list[PlanStep]:
 
 def recorded_samples(config: RunConfig, folder: Path) -> list[TrainingSample]:
     """The groups that a run logged as trained, one per train step, with the advantages that they had."""
-    rows = [row for row in read_records(folder / "trajectories.jsonl") if row["phase"] == "train"]
+    rows = [row for row in read_records(folder / "trajectories.jsonl") if "advantages" in row]
     samples = []
     for _, records in groupby(rows, key=lambda row: row["step"]):
         group_rows = list(records)

@@ -50,7 +50,7 @@ class RunConfig(Config):
     liveness: LivenessConfig = LivenessConfig()
     memory: MemoryConfig = MemoryConfig()
     backend: BackendConfig = BackendConfig()
-    """What `solve` and `evaluate` ask; training samples in its own engines, whatever stands here."""
+    """What `solve` and `evaluate` ask; training always samples in its own engines."""
 
     @property
     def shares_card(self) -> bool:

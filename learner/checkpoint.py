@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,12 @@ import torch
 from configs.wording import reason
 from learner.learner import Learner
 from learner.types import Adapter
+from rollout.disk import sweep_partials, whole_folder
+from rollout.lifecycle import NOTHING_TRAINED, TrainedGroups, TrainedStep
 
 MANIFEST = "manifest.json"
+TRAINED = "trained.json"
+_SET_ASIDE = "unusable-"
 SCHEMA = 2
 
 
@@ -23,31 +26,27 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be trusted; the message says which file and why."""
 
 
-def save_checkpoint(learner: Learner, parent: Path, *, keep: int) -> Path:
-    """Write adapter, optimizer and random state of the current version below `parent`, atomically. Of several ranks,
-    which all call this, one writes; its files are those of a learner in one process.
+def save_checkpoint(learner: Learner, parent: Path, *, keep: int, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
+    """Write adapter, optimizer and random state of the current version below `parent`, with what they were `trained`
+    on, atomically. Of several ranks, which all call this, one writes; its files are those of a learner in one process.
 
-    The manifest is written last, the folder renamed after everything is on disk. Older checkpoints beyond
-    `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
+    The manifest is written last, the folder renamed after everything is on disk, as a power cut would leave it. Older
+    checkpoints beyond `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
     """
     adapter, optimizer = learner.adapter(), learner.optimizer.state_dict()
     target = parent / f"v{adapter.policy_version:06d}"
     if not learner.writes:
         return target
-    partial = parent / f".{target.name}.{os.getpid()}.partial"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        (partial / "adapter.safetensors").write_bytes(adapter.data)
-        state = {"optimizer": optimizer, "torch_rng": torch.get_rng_state()}
-        torch.save(state, partial / "optimizer.pt")
-        write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        sweep_partials(parent)
+        with whole_folder(target) as partial:
+            (partial / "adapter.safetensors").write_bytes(adapter.data)
+            (partial / TRAINED).write_text(json.dumps(asdict(trained)))
+            torch.save({"optimizer": optimizer, "torch_rng": torch.get_rng_state()}, partial / "optimizer.pt")
+            write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
+    except (OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"cannot write checkpoint {target}: {error.strerror}; free space or change output_dir"
+            f"cannot write checkpoint {target}: {_disk_fault(error)}; free space or change output_dir"
         ) from error
     for old in sorted(parent.glob("v*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -73,24 +72,56 @@ def load_checkpoint(learner: Learner, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose files all match its manifest, after so many optimizer steps."""
+    """A checkpoint whose files all match its manifest, after so many optimizer steps. `trained`: what its weights were
+    trained on; None where an earlier release did not write it down."""
 
     folder: Path
     step: int
+    trained: TrainedGroups | None
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint below `parent` that can be trusted, None where there is none; and what is wrong with newer
     ones, which are left where they are."""
-    faults: list[str] = []
+    checkpoint, unusable = _search(parent)
+    return checkpoint, list(unusable.values())
+
+
+def continue_from_newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
+    """As `newest_checkpoint`, for the one process that goes on from there: it renames the newer ones, so that they
+    neither count among those that are kept nor hide what is missing."""
+    checkpoint, unusable = _search(parent)
+    for folder in unusable:
+        shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
+        with suppress(OSError):
+            folder.rename(folder.with_name(_SET_ASIDE + folder.name))
+    return checkpoint, list(unusable.values())
+
+
+def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
+    unusable: dict[Path, str] = {}
     for folder in sorted(parent.glob("v*"), reverse=True):
         try:
-            return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
+            step = read_manifest(folder)["step"]
+            return Checkpoint(folder=folder, step=step, trained=_read_trained(folder)), unusable
         except CheckpointError as error:
-            faults.append(str(error))
+            unusable[folder] = str(error)
         except KeyError as missing:
-            faults.append(f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}")
-    return None, faults
+            unusable[folder] = f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}"
+    return None, unusable
+
+
+def _read_trained(folder: Path) -> TrainedGroups | None:
+    if not (folder / TRAINED).exists():
+        return None
+    said = json.loads((folder / TRAINED).read_text())
+    steps = [
+        TrainedStep(
+            step=one["step"], groups=tuple((ordinal, task) for ordinal, task in one["groups"]), refused=one["refused"]
+        )
+        for one in said["steps"]
+    ]
+    return TrainedGroups(next_task=said["next_task"], steps=tuple(steps))
 
 
 def oldest_kept_step(parent: Path) -> int:
@@ -119,9 +150,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, **facts: Any) -> None:
-    """The hash of every file in `folder`, and the facts given; synced to disk."""
+    """The hash of every file in `folder`, and the facts given."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-    with (folder / MANIFEST).open("w") as stream:
-        json.dump({"schema": SCHEMA, **facts, "files": files}, stream, indent=2)
-        stream.flush()
-        os.fsync(stream.fileno())
+    (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=2))
+
+
+def _disk_fault(error: Exception) -> str:
+    """torch says of a full disk only that it wrote less than it meant to."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"the disk does not take all of it ({reason(error)[:100]})"

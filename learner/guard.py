@@ -15,6 +15,10 @@ DECIDED = 0.999
 to go on. Such tokens are most of a planner's reply, they agree whatever the policies do, and a mean over them hides
 how far the others are off-policy."""
 
+LEAST_EVIDENCE = 64
+"""Choice tokens over which engine and learner are compared on the same weights. Where a batch has fewer, the missing
+ones count as agreeing: among eight tokens one whose log-prob is rounded by 0.5 nats would refuse the whole batch."""
+
 
 def off_policy_sums(
     learner_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, ages: Tensor
@@ -70,6 +74,7 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
     }
     for suffix in ("", "_age0", "_stale"):
         if count := sums.get(f"choice_tokens{suffix}"):
+            metrics[f"choice_tokens{suffix}"] = count
             metrics[f"mismatch_k3{suffix}"] = sums[f"mismatch_k3{suffix}"] / count
             metrics[f"effective_sample_size{suffix}"] = _effective_share(sums, suffix, count)
     if "kl_ref_k3" in sums:
@@ -83,6 +88,8 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
     `metrics` are those of `off_policy_metrics`, with `loss` and `grad_norm`.
     """
     if not batch.num_loss_tokens:
+        if not batch.num_masked_tokens:
+            return "step skipped: the batch has no sampled tokens to train on; look for empty completions in it"
         return (
             f"step skipped: the batch has no loss tokens, {batch.num_masked_tokens} were masked as too old; "
             "raise the staleness cap or lower pipeline_depth"
@@ -93,10 +100,10 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
                 f"step skipped: policy/{name} must be finite, it is {metrics[name]}; look for log-probs that are "
                 "not finite in this batch's trajectories, or lower learner.learning_rate"
             )
-    mismatch = metrics.get("mismatch_k3_age0", 0.0)
-    if not mismatch <= guard.max_mismatch_k3_age0:
+    mismatch, tokens = metrics.get("mismatch_k3_age0", 0.0), metrics.get("choice_tokens_age0", 0.0)
+    if not mismatch * min(1.0, tokens / LEAST_EVIDENCE) <= guard.max_mismatch_k3_age0:
         return (
-            f"step skipped: policy/mismatch_k3_age0 = {mismatch:.3g} is above "
+            f"step skipped: policy/mismatch_k3_age0 = {mismatch:.3g} over {tokens:.0f} tokens is above "
             f"learner.guard.max_mismatch_k3_age0 = {guard.max_mismatch_k3_age0:g}; engine and learner disagree on the "
             "same weights: check the adapter the engine serves, its log-prob mode and temperature"
         )

@@ -29,7 +29,7 @@ from ray_jobs.claims import (
     worker_claim,
 )
 from ray_jobs.model_folder import resolve_model
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.run_folder import RunFolder, fingerprint_of
 from ray_jobs.watch import Watch
 from reward.prm import WEIGHTS, prm_settings, read_prm_manifest
 from rollout.adapter_store import AdapterMismatchError
@@ -227,7 +227,7 @@ class Cast:
         writing = {"learner": self.learner} | ({"PRM": self.prm} if self.prm else {})
         ray.get([actor.ready.remote() for actor in (*writing.values(), *self.workers)])
         for name, actor in writing.items():
-            if not ray.get(actor.__ray_call__.remote(_sees, self._folder.path)):
+            if not ray.get(actor.__ray_call__.remote(_sees, self._folder.path, self._folder.fingerprint)):
                 raise NoRoomError(
                     f"the {name} runs on a machine that does not see the run folder '{self._folder.path}', where it "
                     "keeps its checkpoints; set output_dir to a folder that all machines share"
@@ -339,8 +339,9 @@ def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:
     return Worker(config, _model_here(config.model.path, model_path), index=index)
 
 
-def _sees(_: Any, folder: Path) -> bool:
-    return folder.is_dir()
+def _sees(_: Any, folder: Path, fingerprint: str) -> bool:
+    """Whether the folder is there, and is the driver's: another machine may have one of the same name."""
+    return fingerprint_of(folder) == fingerprint
 
 
 def _model_here(name: str, drivers: Path) -> Path:

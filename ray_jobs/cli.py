@@ -46,6 +46,7 @@ USER_ERRORS = (
     "CheckpointError",
     "RunCutOffError",
     "RunFolderError",
+    "RunLockError",
     "BackendError",
     "ExportError",
     "TraceError",
@@ -64,7 +65,7 @@ USER_ERRORS = (
 )
 
 MENDABLE = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
 )
 """What the system refuses because of the place, and not because of a fault in this code."""
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _for_the_user(error: BaseException) -> str | None:
     """One line, for an error whose message says what to do; None for one whose traceback is needed."""
     # Ray wraps what an actor raised, and its own text is the actor's traceback.
-    error = getattr(error, "cause", error)
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
     # Python's own have a number and say nothing of what to do; ours are a sentence.
     missing_file = type(error) is FileNotFoundError and error.errno is None
     if missing_file or type(error).__name__ in USER_ERRORS:

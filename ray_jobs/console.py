@@ -228,7 +228,8 @@ def _rate_cells(rate: float | None, count: int | None) -> tuple[str, str, str]:
 
 def _work_line(summary: Mapping[str, Any]) -> str:
     groups, staleness = summary.get("groups", {}), summary.get("staleness", {})
-    counts = ", ".join(f"{groups[kind]} {kind}" for kind in ("trained", "filtered", "failed") if kind in groups)
+    kinds = ("trained", *(("refused",) if groups.get("refused") else ()), "filtered", "failed")
+    counts = ", ".join(f"{groups[kind]} {kind}" for kind in kinds if kind in groups)
     parts = [f"{summary.get('num_steps', '?')} train steps", f"{summary.get('num_trajectories', '?')} trajectories"]
     if "trajectories_per_s" in summary:
         parts[-1] += f" ({summary['trajectories_per_s']:.2f}/s)"

@@ -11,7 +11,8 @@ from configs.wording import reason
 from envs.types import Task
 from ray_jobs.begun_run import begun_run
 from ray_jobs.evaluation_identity import FIXED, identity_of_phase
-from ray_jobs.run_folder import TRAJECTORIES, RunFolderError, provenance, write_json
+from ray_jobs.provenance import provenance
+from ray_jobs.run_folder import TRAJECTORIES, RunFolderError, write_json
 from rollout.engine import BASE_VERSION
 from rollout.records import append_record, read_records
 

@@ -58,6 +58,8 @@ LOGGED: tuple[Metric, ...] = (
         ("grad_norm", "number", "Norm of the gradient before it was clipped"),
         ("skipped", "count", "1 where the guard refused the step: the weights are those of before"),
         ("choice_tokens", "count", "Loss tokens that sampler or learner gave a probability below 0.999"),
+        ("choice_tokens_age0", "count", "Those sampled by the very weights that are updated"),
+        ("choice_tokens_stale", "count", "Those sampled by older weights"),
         ("ratio", "number", "Mean ratio of the learner's probability to the sampler's, over choice tokens"),
         ("clip_high", "share", "Loss tokens without gradient: already 1 + clip_high times as likely, and pushed up"),
         ("clip_low", "share", "Loss tokens without gradient: already below 1 - clip_low, and pushed down"),

@@ -64,7 +64,7 @@ LOGGED_ROWS: tuple[Row, ...] = (
         Effective_sample_size=(
             "policy/effective_sample_size policy/effective_sample_size_age0 policy/effective_sample_size_stale"
         ),
-        Choice_tokens="policy/choice_tokens",
+        Choice_tokens="policy/choice_tokens policy/choice_tokens_age0 policy/choice_tokens_stale",
         Left_out_of_the_loss="policy/stale_masked_share policy/correction_masked_share",
     ),
     _row(

@@ -64,6 +64,17 @@ def step_metrics(
     }
 
 
+def lost_rows(rows: Iterable[Mapping[str, float]], num_steps: int) -> str | None:
+    """What to say where metrics.jsonl has no row of some train step that a checkpoint knows."""
+    missing = sorted({*range(1, num_steps + 1)} - {int(row["step"]) for row in rows})
+    if not missing:
+        return None
+    return (
+        f"metrics.jsonl has lost {len(missing)} of the {num_steps} train steps that the checkpoint knows (first: step "
+        f"{missing[0]}); they are not made again, and the curves have a gap there"
+    )
+
+
 @dataclass(slots=True)
 class Training:
     """The RL phase so far: its train steps' metrics, the monitor that watches them."""
@@ -71,21 +82,20 @@ class Training:
     monitor: HackingMonitor
     hints: Mapping[Limit, str]
     """What to do about each limit, here."""
+    num_steps: int = 0
+    """Train steps that the weights have behind them; `rows` may lack some that were lost."""
     rows: list[Mapping[str, float]] = field(default_factory=list)
     told: Limit | None = None
     """What `news` said last."""
 
     @classmethod
-    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]]) -> "Training":
-        """As if these rows had just been added one by one."""
+    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> "Training":
+        """As if these rows had just been added one by one, after so many train steps."""
         training = cls(monitor=HackingMonitor(config.reward.alarms, config.reward.prm_weight), hints=hints(config))
         for row in rows:
             training.add(row)
+        training.num_steps = num_steps
         return training
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.rows)
 
     @property
     def seconds(self) -> float:
@@ -99,6 +109,7 @@ class Training:
     def add(self, row: Mapping[str, float]) -> list[Alarm]:
         """Take a step in; returns the alarms that it raised."""
         self.rows.append(row)
+        self.num_steps += 1
         return self.monitor.observe(self.num_steps, row)
 
     @property
@@ -139,7 +150,7 @@ class Training:
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
             "staleness": {
-                "mean": sum(row["policy/age_mean"] for row in self.rows) / max(self.num_steps, 1),
+                "mean": sum(row["policy/age_mean"] for row in self.rows) / max(len(self.rows), 1),
                 "max": max(staleness, default=0.0),
             },
             "groups": {

@@ -15,6 +15,7 @@ from ray_jobs.page import page_of, percent, shown, table
 from ray_jobs.prm_page import like_with_like, render_prm_section
 from ray_jobs.report_curves import learning_curve, training_curves
 from reward.paired import wilson_interval
+from rollout.disk import write_whole
 from rollout.records import read_records
 
 Record = Mapping[str, Any]
@@ -76,7 +77,7 @@ def write_report(run_dir: Path) -> Path:
     )
     page = page_of(f"{run_dir.name}: report", f"{opening}{body}{_footer(run)}")
     path = run_dir / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page.encode())
     return path
 
 

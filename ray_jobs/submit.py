@@ -19,8 +19,8 @@ from ray_jobs.begun_run import begun_run
 from ray_jobs.jobs_client import JobError, JobServer, connect, server_errors
 from ray_jobs.jobs_watch import follow
 from ray_jobs.preflight import check_labelling, check_recipe
+from ray_jobs.provenance import provenance
 from ray_jobs.recipe_keys import key_variables
-from ray_jobs.run_folder import provenance
 from ray_jobs.submit_options import ACTING_PHASES, SubmitOptions
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
@@ -119,6 +119,7 @@ def _config(options: SubmitOptions) -> RunConfig:
 
 def _check(config: RunConfig, options: SubmitOptions) -> None:
     check_recipe(config)
+    _check_nothing_secret_travels(options)
     if options.phase in ("pipeline", "label"):
         check_labelling(config)
     if not options.working_dir.is_dir():
@@ -138,6 +139,18 @@ def _check(config: RunConfig, options: SubmitOptions) -> None:
             )
 
 
+def _check_nothing_secret_travels(options: SubmitOptions) -> None:
+    """Ray writes a job's environment to its logs on every machine, for all to read. Raises JobError where a key is in
+    what --runtime-env adds."""
+    own = options.runtime_env.get("env_vars", {})
+    name = next(filter(names_a_secret, own), None) or written_secret(json.dumps(options.runtime_env, default=str))
+    if name:
+        raise JobError(
+            f"--runtime-env holds {name}, and Ray writes a job's environment to logs that all users of its machines "
+            f"can read; on the machines of the cluster {how_to_set(name)}"
+        )
+
+
 def _output_dir(config: RunConfig, options: SubmitOptions, here: bool) -> str:
     """Where the job writes: never below its working directory, which Ray removes."""
     written = Path(config.output_dir).expanduser()
@@ -152,16 +165,9 @@ def _output_dir(config: RunConfig, options: SubmitOptions, here: bool) -> str:
 
 
 def _runtime_env(options: SubmitOptions, key_files: Mapping[str, str], commit: str, here: bool) -> dict[str, Any]:
-    """The working directory and the environment, with what --runtime-env adds. Ray writes all of it to its logs on
-    every machine, for all to read. Raises JobError where a key would be among it."""
+    """The working directory and the environment, with what --runtime-env adds."""
     added = dict(options.runtime_env)
     own = added.pop("env_vars", {})
-    name = next(filter(names_a_secret, own), None) or written_secret(json.dumps(options.runtime_env, default=str))
-    if name:
-        raise JobError(
-            f"--runtime-env holds {name}, and Ray writes a job's environment to logs that all users of its machines "
-            f"can read; on the machines of the cluster {how_to_set(name)}"
-        )
     files = {f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}
     env = {**WORKER_ENV, **files, "AGENTFLOW_COMMIT": commit, **own}
     if here and sys.prefix != sys.base_prefix:

@@ -2,25 +2,26 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from configs.run import RunConfig
-from learner.checkpoint import newest_checkpoint, oldest_kept_step
+from learner.checkpoint import continue_from_newest, oldest_kept_step
+from ray_jobs.absolute_paths import shown
 from ray_jobs.console import print_summary
 from ray_jobs.phases import cold_start, evaluate, load_cold_start
 from ray_jobs.preflight import Ready
 from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
-from ray_jobs.progress import StepTimes, Training, step_metrics
+from ray_jobs.progress import StepTimes, Training, lost_rows, step_metrics
 from ray_jobs.report import write_report
 from ray_jobs.run import Run, open_run
 from ray_jobs.step_records import step_records
 from ray_jobs.summary import summarize
 from ray_jobs.supervisor import LearnerLostError, Supervisor
 from reward.stored import scored_group_of
-
-REFUSED = "the guard refused its step, just before the run was cut off"
+from rollout.lifecycle import NOTHING_TRAINED
 
 
 def run_training(config: RunConfig, ready: Ready, *, with_prm: bool = False, resume: bool = False) -> None:
@@ -40,7 +41,7 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool = False, res
         run, untouched=untouched, before=before, after=after, cold_start=demonstrations, training=training
     )
     run.folder.write_summary(summary)
-    print_summary(summary, write_report(run.folder.path))
+    print_summary(summary, Path(shown(write_report(run.folder.path))))
 
 
 def reinforce(run: Run) -> Mapping[str, Any]:
@@ -91,12 +92,21 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     run.folder.log_step(step, records, version_ages=batch.version_ages)
     alarms = training.add(metrics)
     run.tell(batch.warning, result.skipped, training.news(), *(alarms if cast.prm_judges else ()))
-    if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
-        rollouts.learn("save_checkpoint", run.folder.checkpoints)
-        ray.get(cast.store.forget.remote(oldest_kept_step(run.folder.checkpoints)))
     ray.get(cast.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
+    if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
+        keep(run, rollouts)
     rollouts.progressed()
     return True
+
+
+def keep(run: Run, rollouts: Supervisor) -> None:
+    """A checkpoint, in an order in which a power cut at any point leaves no checkpoint that knows of more than logs and
+    ledger do, and no byte forgotten that a checkpoint which is left may ask for."""
+    store, checkpoints = run.cast.store, run.folder.checkpoints
+    run.folder.sync()
+    trained = ray.get(store.sync.remote())
+    rollouts.learn("save_checkpoint", checkpoints, trained)
+    ray.get(store.forget.remote(oldest_kept_step(checkpoints)))
 
 
 def continue_with_new_learner(run: Run, rollouts: Supervisor, error: Exception) -> Training:
@@ -112,15 +122,15 @@ def continue_with_new_learner(run: Run, rollouts: Supervisor, error: Exception) 
 def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     """Learner, ledger and logs brought to the newest checkpoint that can be trusted, or to the cold-started policy; and
     the training up to there. A run that begins is at step 0, with the cold-started policy in place already."""
-    checkpoint, faults = newest_checkpoint(run.folder.checkpoints)
+    checkpoint, faults = continue_from_newest(run.folder.checkpoints)
     run.tell(*(f"passed over a checkpoint: {fault}" for fault in faults))
     if new_learner:
         load_cold_start(run)
     if checkpoint:
         run.cast.ask_learner("load_checkpoint", checkpoint.folder)
     version = run.cast.publish_anew() if checkpoint or new_learner else run.cast.newest_version()
-    step = checkpoint.step if checkpoint else 0
+    step, trained = (checkpoint.step, checkpoint.trained) if checkpoint else (0, NOTHING_TRAINED)
+    run.tell(*ray.get(run.cast.store.rewind.remote(step, version, trained)))
     rows = run.folder.rewind(step)
-    refused = REFUSED if rows and rows[-1]["policy/skipped"] else None
-    ray.get(run.cast.store.rewind.remote(step, version, refused=refused))
-    return Training.of(run.config, rows)
+    run.tell(lost_rows(rows, step))
+    return Training.of(run.config, rows, num_steps=step)

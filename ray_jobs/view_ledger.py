@@ -2,11 +2,17 @@
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from rollout.file_system import file_system_of
+from rollout.ledger_copy import LedgerMovedOnError, readable_ledger
 from rollout.lifecycle import group_id
+
+COPY_EVERY_S = 30.0
+"""On a network file system the whole ledger is copied to be read, so not at every look."""
 
 _COLUMNS = (
     "ordinal, task, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, versions, facts, "
@@ -20,6 +26,7 @@ class LedgerRows:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, ...] = ()
+        self._copied_at = float("-inf")
         self.rows: list[dict[str, Any]] = []
         self.version = 0
 
@@ -31,12 +38,16 @@ class LedgerRows:
         )
         if not stamp or stamp == self._seen:
             return
+        networked = file_system_of(self._path).networked
+        if networked and time.monotonic() - self._copied_at < COPY_EVERY_S:
+            return
         try:
-            self.rows = [_group(row) for row in _read(self._path)]
-        except sqlite3.DatabaseError:
+            with readable_ledger(self._path) as path:
+                self.rows = [_group(row) for row in _read(path)]
+        except (sqlite3.DatabaseError, LedgerMovedOnError):
             # The run holds it at this moment, or a copy of it is not whole; it is read the next time.
             return
-        self._seen = stamp
+        self._seen, self._copied_at = stamp, time.monotonic()
         self.version += 1
 
 

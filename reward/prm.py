@@ -3,8 +3,6 @@
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from learner.checkpoint import CheckpointError, read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
 from reward.step_text import RENDERER_VERSION, StepText, StepTooLongError, encode_step
 from reward.types import PrmError
+from rollout.disk import whole_folder
 
 VALID_FLOOR = 0.05
 WEIGHTS = "prm.safetensors"
@@ -118,19 +117,14 @@ class ProcessRewardModel:
 
         `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.
         """
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         data = _to_bytes(self._state())
         self.digest = hashlib.sha256(data).hexdigest()
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            (partial / WEIGHTS).write_bytes(data)
-            (partial / "prm.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
-            write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, **facts)
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
+            with whole_folder(folder) as partial:
+                (partial / WEIGHTS).write_bytes(data)
+                (partial / "prm.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
+                write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, **facts)
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write PRM {folder}: {error.strerror}; free space or change output_dir"
             ) from error

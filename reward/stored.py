@@ -5,6 +5,7 @@ import zlib
 from typing import Any
 
 from reward.types import Reward, ScoredGroup, StepScores
+from rollout.ledger_file import LedgerError
 from rollout.records import trajectory_of, trajectory_record
 from rollout.types import TrajectoryGroup
 
@@ -27,9 +28,23 @@ def stored_group(scored: ScoredGroup) -> bytes:
     return zlib.compress(json.dumps(record).encode(), level=1)
 
 
+def is_readable(data: bytes) -> bool:
+    """Whether these are the very bytes that `stored_group` wrote: zlib keeps a checksum of them."""
+    try:
+        zlib.decompress(data)
+    except zlib.error:
+        return False
+    return True
+
+
 def scored_group_of(data: bytes) -> ScoredGroup:
-    """The group that `stored_group` wrote. Raises ValueError for another schema."""
-    record = json.loads(zlib.decompress(data))
+    """The group that `stored_group` wrote. Raises ValueError for another schema, LedgerError when its bytes changed."""
+    try:
+        record = json.loads(zlib.decompress(data))
+    except zlib.error as error:
+        raise LedgerError(
+            f"the disk has changed the bytes of a group in the ledger ({error}); a resume fails this group and goes on"
+        ) from error
     if record["schema"] != SCHEMA:
         raise ValueError(f"a stored group has schema {record['schema']}, this version reads {SCHEMA}")
     trajectories = tuple(map(trajectory_of, record["trajectories"]))

@@ -1,12 +1,13 @@
 """Published adapters on disk: every version once, its digest for ever, the newest bytes as long as they are needed."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from configs.wording import reason
 from rollout.canary import Canary
+from rollout.disk import partial_of, sweep_partials, sync
 from rollout.engine import BASE_VERSION
 from rollout.records import append_record, read_records
 
@@ -37,9 +38,15 @@ class AdapterStore:
         self._folder = folder
         self._index = folder / "index.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+        sweep_partials(folder)
         self._published: list[PublishedAdapter] = []
         if self._index.exists():
             self._published = [_published(row) for row in read_records(self._index)]
+        # A writer that died after it wrote the bytes and before their line has left them without a version.
+        known = {self._file(one) for one in self._published[-KEPT:]}
+        for file in folder.glob("v*.safetensors"):
+            if file not in known:
+                file.unlink(missing_ok=True)
 
     @property
     def newest(self) -> PublishedAdapter | None:
@@ -68,8 +75,9 @@ class AdapterStore:
         return said
 
     def publish(self, published: PublishedAdapter, data: bytes) -> bool:
-        """Write the bytes, then the version's line: a version that is listed is whole. False where the very same was
-        published already. Raises ValueError when the number is not new or the bytes are not what the digest says."""
+        """Write the bytes, then the version's line, both synced: a version that is listed is whole. False where the
+        very same was published already. Raises ValueError when the number is not new or the bytes are not what the
+        digest says."""
         digest = hashlib.sha256(data).hexdigest()
         if digest != published.digest:
             raise ValueError(f"version {published.policy_version}: sha256 {digest[:12]} != {published.digest[:12]}")
@@ -79,12 +87,17 @@ class AdapterStore:
             raise ValueError(
                 f"version {published.policy_version} was published before; the next is {self.next_version}"
             )
-        partial = self._folder / f".{published.digest}.{os.getpid()}.partial"
+        file = self._file(published)
+        partial = partial_of(file)
         try:
             partial.write_bytes(data)
-            partial.rename(self._file(published))
+            sync(partial)
+            partial.rename(file)
             append_record(self._index, asdict(published))
+            sync(self._index)
+            sync(self._folder)
         except OSError as error:
+            partial.unlink(missing_ok=True)
             raise AdapterStoreError(
                 f"cannot write version {published.policy_version} to '{self._folder}': {error.strerror or error}; free "
                 "some space there and resume the run"
@@ -95,8 +108,14 @@ class AdapterStore:
         return True
 
     def read(self, published: PublishedAdapter) -> bytes:
-        """The bytes of a version that is kept still. Raises AdapterMismatchError when they changed on disk."""
-        data = self._file(published).read_bytes()
+        """The bytes of a version that is kept still. Raises AdapterMismatchError when they changed on disk, or are
+        gone."""
+        try:
+            data = self._file(published).read_bytes()
+        except OSError as error:
+            raise AdapterMismatchError(
+                f"{self._file(published)} was published and is not there: {reason(error)}"
+            ) from error
         digest = hashlib.sha256(data).hexdigest()
         if digest != published.digest:
             raise AdapterMismatchError(

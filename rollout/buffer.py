@@ -13,7 +13,7 @@ from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
 from rollout.casualties import Loss
 from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult, State
+from rollout.lifecycle import GroupCounts, GroupResult, State, TrainedGroups
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 from rollout.starvation import StarvationGuard, StarvedError
 
@@ -180,12 +180,14 @@ class GroupBuffer:
             self._guard.begin_batch()
             self._move_on(step, policy_version)
 
-    async def rewind(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
-        """The policy is that of a checkpoint after `step`, published as `policy_version`. `refused` says why the step
-        itself was not taken, None where it was."""
+    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
+        """The policy is that of a checkpoint after `step`, published as `policy_version`, and was `trained` on that.
+        Returns what the ledger had lost of it, in sentences."""
         async with self._changed:
-            self._ledger.rewind(step, refused=refused)
+            mended = self._ledger.follow(trained, step)
+            self._ledger.rewind(step)
             self._move_on(step, policy_version)
+        return mended
 
     async def close(self) -> None:
         async with self._changed:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from rollout.ledger_file import LedgerError as LedgerError
-from rollout.ledger_file import LedgerFile
+from rollout.ledger_mending import LedgerMending
 from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
 
 SHOWN_UNTRAINED = 4
@@ -22,7 +22,7 @@ _UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
-class Ledger(LedgerFile):
+class Ledger(LedgerMending):
     """All calls are short transactions, made from one thread."""
 
     # --- drawing and running ---------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Ledger(LedgerFile):
             self._end(
                 lease,
                 ending,
-                settled_at=now,
+                settled_at=self._after_the_last(now),
                 duration_s=result.duration_s,
                 num_tokens=sum(result.versions.values()),
                 versions=json.dumps(dict(result.versions)),
@@ -86,7 +86,12 @@ class Ledger(LedgerFile):
     def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
         facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
-        ended = {"settled_at": now, "duration_s": result.duration_s, "num_tokens": tokens, "facts": facts}
+        ended = {
+            "settled_at": self._after_the_last(now),
+            "duration_s": result.duration_s,
+            "num_tokens": tokens,
+            "facts": facts,
+        }
         ended["payload"] = self._shown(result)
         with self._transaction():
             self._end(lease, "failed", **ended, reason=result.reason)
@@ -146,15 +151,19 @@ class Ledger(LedgerFile):
             for (ordinal,) in self._db.execute(query, (step,)).fetchall():
                 self._move(ordinal, "in_batch", state, reason=refused)
 
-    def rewind(self, step: int, *, refused: str | None = None) -> None:
-        """The policy is that of a checkpoint after `step`: a batch that it knows is trained, or refused for the reason
-        given, later ones are ready again."""
-        self.mark_trained(step, refused=refused)
+    def rewind(self, step: int) -> None:
+        """The policy is that of a checkpoint after `step`: batches that it knows are trained, later ones are ready
+        again."""
+        self.mark_trained(step)
         with self._transaction():
             query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
-                    raise LedgerError(f"group {ordinal}, of a step after {step}, is lost: its bytes were forgotten")
+                    raise LedgerError(
+                        f"group {ordinal}, of a step after {step}, is lost: its bytes were forgotten once a checkpoint "
+                        "knew it, and that checkpoint is gone; put a newer one back into the run's checkpoints/, or "
+                        "begin anew under another name=..."
+                    )
                 self._move(ordinal, state, "ready", step=None)
             self._db.execute("UPDATE groups SET reported_step = NULL WHERE reported_step > ?", (step,))
 
@@ -227,6 +236,11 @@ class Ledger(LedgerFile):
     def trained_tasks(self) -> list[int]:
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
+
+    def _after_the_last(self, now: float) -> float:
+        """The time at which a group ends, later than all before it: the order must outlive a clock that is set back."""
+        latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
+        return now if latest is None or now >= latest else float(latest) + 1e-6
 
     def _shown(self, result: GroupResult) -> bytes | None:
         """The bytes of a group that is not trained, while there are not enough of them since the last batch."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rollout.file_system import file_system_of
 from rollout.lifecycle import MOVES, GroupCounts, State
 
 _SCHEMA = """
@@ -35,6 +36,17 @@ CREATE INDEX IF NOT EXISTS steps ON groups (step);
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
 
+BUSY_S = 5.0
+LEASE_S = 120.0
+"""On a network file system the lock of a machine that went down is kept by the server for so long at most."""
+
+_NOT_THE_FILES_FAULT = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
 
 class LedgerError(RuntimeError):
     """The ledger was asked for a move that no group may make, or its file does not add up."""
@@ -42,28 +54,49 @@ class LedgerError(RuntimeError):
 
 class LedgerFile:
     """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
-    life of a group allows. `path` None keeps it in memory."""
+    life of a group allows. `path` None keeps it in memory. On a network file system one process has it for itself;
+    others read a copy."""
+
+    _counts: Counter[str]
+    _next_ordinal: int
+    _next_task: int
+    _rounds: int
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
+        place = file_system_of(path) if path else None
+        shared = place is not None and place.networked
         try:
-            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path or ":memory:",
+                timeout=LEASE_S if shared else BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
             self._db.row_factory = sqlite3.Row
+            if shared:
+                # Before the -wal file is touched: SQLite then keeps its index in this process's memory. In a file that
+                # is mapped, processes on several machines would not see each other's.
+                self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_SCHEMA)
-            self._counts: Counter[str] = Counter(self._counted())
+            counted = self._counted()
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF in _NOT_THE_FILES_FAULT:
+                kind = place.kind if place and place.kind else "unknown"
+                raise LedgerError(
+                    f"cannot open the ledger {path}: {error}; end what else has it open, free space on its disk, and "
+                    f"keep it on a file system with POSIX locks (this one: {kind})"
+                ) from error
             raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
-        if unknown := self._counts.keys() - MOVES.keys():
+        if unknown := counted.keys() - MOVES.keys():
             raise LedgerError(f"{path} is of another release: it has groups in states {sorted(unknown)}")
-        self._drawn = sum(self._counts.values())
-        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
-        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+        self._count_again()
 
     @property
     def counts(self) -> GroupCounts:
-        return GroupCounts(drawn=self._drawn, **self._counts)
+        return GroupCounts(drawn=self._counts.total(), **self._counts)
 
     def verify(self) -> GroupCounts:
         """The counts, after they were compared with the file. Raises LedgerError when they differ."""
@@ -83,7 +116,7 @@ class LedgerFile:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All of it or nothing, in the file and in what is kept beside it."""
-        kept = self._counts.copy(), self._drawn, self._next_task, self._rounds
+        kept = self._counts.copy(), self._next_ordinal, self._next_task, self._rounds
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -92,17 +125,17 @@ class LedgerFile:
             # A full or broken disk has made SQLite roll back by itself.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._counts, self._drawn, self._next_task, self._rounds = kept
+            self._counts, self._next_ordinal, self._next_task, self._rounds = kept
             if isinstance(error, sqlite3.DatabaseError):
                 raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
             raise
 
     def _insert(self, task: int, state: State, attempt: int) -> int:
-        ordinal = self._drawn
+        ordinal = self._next_ordinal
         row = (ordinal, task, state, attempt)
         self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
         self._counts[state] += 1
-        self._drawn += 1
+        self._next_ordinal += 1
         self._next_task = max(self._next_task, task + 1)
         return ordinal
 
@@ -121,6 +154,25 @@ class LedgerFile:
 
     def _row(self, ordinal: int) -> Any:
         return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+
+    def _count_again(self) -> None:
+        """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
+        self._counts = Counter(self._counted())
+        self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
+        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+
+    def _sync(self) -> None:
+        """A commit is appended to the -wal file, and that is not synced each time. Here it is, and what it holds goes
+        into the main file. Nobody is waited for who reads."""
+        try:
+            self._db.execute("PRAGMA synchronous = FULL")
+            # Only a commit that writes something is synced: this number is nobody's.
+            self._db.execute(f"PRAGMA user_version = {self._scalar('PRAGMA user_version') % 2**30 + 1}")
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
 
     def _counted(self) -> dict[str, int]:
         rows = self._db.execute("SELECT state, COUNT(*) AS num FROM groups GROUP BY state")

@@ -86,6 +86,28 @@ class ReadyGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """The batch of a train step: ordinal and task number of each of its groups. `refused`: why the guard did not take
+    the step; None where it was taken."""
+
+    step: int
+    groups: tuple[tuple[int, int], ...]
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedGroups:
+    """All that a policy was trained on, in the order of steps; `next_task` is the number after the highest task that
+    was drawn by then."""
+
+    next_task: int
+    steps: tuple[TrainedStep, ...]
+
+
+NOTHING_TRAINED = TrainedGroups(next_task=0, steps=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
     """Where all groups ever drawn are. `refused` were in a batch whose step the guard did not take. `all_right`,
     `all_wrong` and `overlong` are the ways to be filtered."""

@@ -2,7 +2,8 @@
 
 A continuous batch depends on when each tool happens to finish, and with it the last bits of every logit. In
 lockstep the batches are the same from run to run, and each request has a seed of its own, so that a synchronous run
-is bit-reproducible, also when it was cut off and resumed.
+is bit-reproducible, also when it was cut off and resumed. A round begins with an empty prefix cache: how much of a
+prompt is cached decides in which shapes the rest is computed, and a resumed run has not seen what came before.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from rollout.types import Completion
 
 
 class BatchEngine(Engine, Protocol):
+    async def forget_prefixes(self) -> None: ...
+
     async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]: ...
 
 
@@ -31,6 +34,7 @@ class LockstepEngine:
         self._engine = engine
         self._seed = seed
         self._running = 0
+        self._begins = False
         self._waiting: list[_Waiting] = []
         self._batches: set[asyncio.Task[None]] = set()
 
@@ -38,6 +42,7 @@ class LockstepEngine:
         if self._running:
             raise RuntimeError(f"{self._running} trajectories of the round before are still running")
         self._running = num_trajectories
+        self._begins = True
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Waits until every running trajectory has asked or ended; the last of them wakes all."""
@@ -55,12 +60,15 @@ class LockstepEngine:
         if self._waiting and len(self._waiting) == self._running:
             batch = sorted(self._waiting, key=lambda one: one.request.trajectory_id)
             self._waiting = []
-            task = asyncio.get_running_loop().create_task(self._sample(batch))
+            task = asyncio.get_running_loop().create_task(self._sample(batch, first=self._begins))
+            self._begins = False
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
 
-    async def _sample(self, batch: list[_Waiting]) -> None:
+    async def _sample(self, batch: list[_Waiting], *, first: bool) -> None:
         try:
+            if first:
+                await self._engine.forget_prefixes()
             completions = await self._engine.generate_together([self._seeded(one.request) for one in batch])
         except Exception as error:
             for one in batch:

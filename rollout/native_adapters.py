@@ -1,8 +1,6 @@
 """The adapters that vLLM holds beside the base weights: one for each version that something samples with."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.engine import BASE_VERSION
+from rollout.memory_folder import MemoryFolder
 from rollout.merging import AdapterMerger
 from rollout.read_back import ReadBack, read_slots, together
 from rollout.vllm_parts import lora_request
@@ -28,7 +27,8 @@ class NativeAdapters:
     def __init__(self, llm: Any, merger: AdapterMerger) -> None:
         self._llm = llm
         self._merger = merger
-        self._root = Path(tempfile.mkdtemp(prefix=f"agentflow-{os.getpid()}-", dir=_shared_memory()))
+        self._memory = MemoryFolder()
+        self._root = self._memory.path
         self._held: dict[int, _Held] = {}
         self._next_id = 1
 
@@ -62,10 +62,4 @@ class NativeAdapters:
             shutil.rmtree(held.folder, ignore_errors=True)
 
     def close(self) -> None:
-        shutil.rmtree(self._root, ignore_errors=True)
-
-
-def _shared_memory() -> Path:
-    """A folder in memory where there is one: an adapter is read while others decode."""
-    memory = Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        self._memory.close()

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from envs.types import Task, ToolCall, ToolResult
+from rollout.disk import named
 from rollout.types import Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
 TOKENIZER = "tokenizer.json"
@@ -84,8 +85,8 @@ def head_of(line: bytes) -> dict[str, Any]:
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
     """One line, flushed before it returns. A line that a crash cut off before is taken away first, so that the new
-    one does not become its end."""
-    with path.open("ab+") as file:
+    one does not become its end. Raises OSError, which names the file."""
+    with named(path), path.open("ab+") as file:
         size = file.seek(0, os.SEEK_END)
         if size and not _ends_a_line(file, size):
             file.truncate(_end_of_last_line(file, size))

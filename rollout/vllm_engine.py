@@ -106,6 +106,10 @@ class VllmEngine:
         self._commands.submit(add)
         return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
 
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache. Open requests are computed anew up to where they are."""
+        await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
+
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """The log-prob of every token but the first under the newest weights, at temperature 1. Goes before everything
         that waits."""
@@ -263,10 +267,7 @@ class VllmEngine:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._merged.kept(weights)})
         except Exception as error:
             raise EngineError("the weights were replaced in part") from error
-        before = self._num_preemptions
-        if not self._llm.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("the prefix cache could not be reset after a weight update")
-        self._num_preemptions = before
+        self._forget_prefixes()
         for request_id, entry in self._open.items():
             (own_id,) = self._llm.output_processor.external_req_ids[request_id]
             num_sampled = self._scheduler.requests[own_id].num_output_tokens
@@ -274,6 +275,12 @@ class VllmEngine:
                 entry.switches.append(VersionSwitch(index=num_sampled, policy_version=version))
             else:
                 entry.policy_version = version
+
+    def _forget_prefixes(self) -> None:
+        before = self._num_preemptions
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise EngineError("the prefix cache could not be emptied")
+        self._num_preemptions = before
 
     def _count_preemptions(self) -> None:
         """vLLM counts them for its own log only."""

@@ -6,19 +6,24 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.before_rl import copy_before_rl
+from configs.loading import load_run_config
 from promised.promise import Measured, Promise
 from ray_jobs.chaos import Job, audit
 
+RECIPE = Path("configs/recipes/sync_cpu.toml")
 NUM_STEPS = 2
-LIMIT_S = 240
+LIMIT_S = 1800
 
 
 def reproduction(seed: int) -> Measured:
-    """Two real runs of the synchronous recipe, one of which is killed with all its processes after a train step."""
+    """A real run of the synchronous recipe, and another from the same cold start, which is killed with all its
+    processes after a train step and resumed."""
     with tempfile.TemporaryDirectory(prefix="agentflow-") as folder:
         undisturbed, killed = (_job(Path(folder), name, seed) for name in ("undisturbed", "killed"))
         undisturbed.ensure_running()
         _finish(undisturbed)
+        copy_before_rl(undisturbed.folder, killed.folder, load_run_config(RECIPE, _settings(killed.folder, seed)))
         killed.ensure_running()
         _wait_for_a_train_step(killed)
         killed.kill("driver", killed.process.pid)
@@ -32,10 +37,15 @@ def reproduction(seed: int) -> Measured:
     return Measured(text, same and sound)
 
 
-def _job(folder: Path, name: str, seed: int) -> Job:
-    command = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/sync_cpu.toml"]
-    settings = [f"name={name}", f"output_dir={folder}", f"seed={seed}", f"num_steps={NUM_STEPS}"]
-    return Job(start=[*command, *settings, "evaluation.num_tasks=2"], folder=folder / name, log=folder / f"{name}.log")
+def _settings(folder: Path, seed: int) -> list[str]:
+    own = [f"name={folder.name}", f"output_dir={folder.parent}", f"seed={seed}"]
+    return [*own, f"num_steps={NUM_STEPS}", "evaluation.num_tasks=2"]
+
+
+def _job(parent: Path, name: str, seed: int) -> Job:
+    folder = parent / name
+    command = [sys.executable, "-m", "ray_jobs.cli", "train", str(RECIPE), *_settings(folder, seed)]
+    return Job(start=command, folder=folder, log=parent / f"{name}.log")
 
 
 def _finish(job: Job) -> None:

@@ -37,8 +37,10 @@ def planted_keys(seed: int) -> Measured:
         folder = Path(name)
         keys = plant(rng, folder / "keys")
         os.environ.update(keys.variables)
-        refused, places = _refused(keys, rng, folder), 8
         machines = Machines(folder, keys.variables)
+        # Ray reads a token once in a process, also for the commands that are refused.
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(machines.token_path)
+        refused, places = _refused(keys, rng, folder), 8
         try:
             with _pages() as pages:
                 machines.start_head(num_cpus=2)
@@ -84,7 +86,6 @@ def _refused(keys: PlantedKeys, rng: random.Random, folder: Path) -> int:
 
 def _submitted(machines: Machines, folder: Path, pages: str) -> tuple[int, str]:
     submit.COMMAND = KEYED
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(machines.token_path)
     settings = [RECIPE, "name=planted", "num_steps=1", f"output_dir={folder}/runs", *SMALL, *keyed_tools(pages)]
     return _run(["submit", *settings, "--phase", "train", "--follow", "--address", machines.dashboard])
 

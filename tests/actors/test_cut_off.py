@@ -74,7 +74,8 @@ def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):
         assert second.wait(PATIENCE_S) != 0
         assert first.poll() is None
         said = (tmp_path / "log.txt").read_text()
-        assert "RunFolderError: another process works on the run in" in said
+        assert f"RunLockError: process {first.pid} on " in said
+        assert "works on the run in" in said
         assert "wait for it, or stop it first" in said
     finally:
         if first.poll() is None:

@@ -221,7 +221,7 @@ def test_batch_without_loss_tokens_changes_nothing_but_the_version_and_says_so(m
     result = learner.train_step(build_batch(samples, microbatch_tokens=100))
     assert learner.adapter().digest == before
     assert result.policy_version == 1
-    assert result.skipped.startswith("step skipped: the batch has no loss tokens, 0 were masked as too old")
+    assert result.skipped.startswith("step skipped: the batch has no sampled tokens to train on")
     assert (result.metrics["policy/staleness_max"], result.metrics["policy/logprob_gap_abs"]) == (0, 0)
 
 

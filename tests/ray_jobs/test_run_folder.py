@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs import run_folder
+from ray_jobs import provenance
 from ray_jobs.cli import main
 from ray_jobs.preflight import check_same_run
 from ray_jobs.run_folder import RunFolder, RunFolderError, run_path
@@ -58,7 +58,7 @@ def begun(tmp_path, monkeypatch):
     home.mkdir()
     monkeypatch.chdir(home)
     with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
-        assert folder.path == Path("runs/r")
+        assert folder.path == home / "runs" / "r"
     return home / "runs" / "r"
 
 
@@ -93,7 +93,7 @@ def test_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
 
 
 def test_without_git_the_commit_is_unknown_and_not_called_clean(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "_git", lambda *arguments: None)
+    monkeypatch.setattr(provenance, "_git", lambda *arguments: None)
     with make_folder(tmp_path) as folder:
         origin = read(folder.path / "provenance.json")
     assert origin["git_commit"] is None

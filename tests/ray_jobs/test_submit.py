@@ -177,6 +177,12 @@ def test_a_key_in_an_added_environment_is_refused_with_what_to_do(name, project,
     assert server.client.submitted == []
 
 
+def test_a_key_in_an_added_environment_is_refused_before_a_cluster_is_asked(project, capsys):
+    (project / "env.yaml").write_text(f"env_vars: {{TAVILY_API_KEY: {SECRET}}}")
+    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml", "--address", "http://127.0.0.1:9"]) == 2
+    assert "--runtime-env holds TAVILY_API_KEY" in capsys.readouterr().err
+
+
 def test_a_key_of_this_environment_anywhere_in_what_is_added_is_refused(project, server, monkeypatch, capsys):
     monkeypatch.setenv("INDEX_TOKEN", SECRET)
     (project / "env.yaml").write_text(f"pip: ['--index-url=https://me:{SECRET}@packages.example/simple', polars]")

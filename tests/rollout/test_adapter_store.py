@@ -1,6 +1,8 @@
 import hashlib
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +160,32 @@ def test_bytes_that_changed_on_disk_are_caught(tmp_path):
     file.write_bytes(b"weights of somebody else")
     with pytest.raises(AdapterMismatchError, match="published was"):
         store.read(store.newest)
+
+
+def test_bytes_that_are_gone_are_caught_as_those_that_changed(tmp_path):
+    store = make_store(tmp_path, versions=[0])
+    (file,) = tmp_path.glob("v000000-*.safetensors")
+    file.unlink()
+    with pytest.raises(AdapterMismatchError, match=r"v000000-.* was published and is not there: there is no v000000-"):
+        store.read(store.newest)
+
+
+def test_bytes_without_a_line_are_swept(tmp_path):
+    make_store(tmp_path, versions=[0, 1])
+    (tmp_path / "v000002-abcdef01.safetensors").write_bytes(b"its writer died before the line")
+    AdapterStore(tmp_path)
+    assert versions_with_bytes(tmp_path) == [0, 1]
+
+
+def test_line_is_written_and_synced_after_the_bytes(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fsync(fd))
+    )
+    make_store(tmp_path / "adapters", versions=[0])
+    assert synced[0].endswith(".partial")
+    assert synced[1:] == ["index.jsonl", "adapters"]
 
 
 def test_only_the_newest_bytes_are_kept_but_every_digest_is_remembered(tmp_path):

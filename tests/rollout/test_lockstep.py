@@ -12,6 +12,10 @@ class ScriptedBatchEngine(ScriptedEngine):
         super().__init__([])
         self.batches = []
         self.seeds = []
+        self.forgotten = []
+
+    async def forget_prefixes(self):
+        self.forgotten.append(len(self.batches))
 
     async def generate_together(self, requests):
         self.batches.append([request.trajectory_id for request in requests])
@@ -40,6 +44,19 @@ async def test_batches_are_the_same_whoever_asks_first():
         await asyncio.gather(*(play(name, 0.002 * place) for place, name in enumerate(order)))
         seen.append(engine.batches)
     assert seen == [[["a", "b", "c"]] * 2] * 2
+
+
+async def test_every_round_begins_with_an_empty_prefix_cache():
+    """Regression: a run that was cut off between its evaluation and its first step ended with other bytes, because a
+    prompt whose beginning is cached is computed in another shape, and so is a round that is played again."""
+    engine = ScriptedBatchEngine()
+    lockstep = LockstepEngine(engine, seed=0)
+    for _ in range(2):
+        lockstep.begin_round(1)
+        await lockstep.generate(ask("a"))
+        await lockstep.generate(ask("a", (1, 2)))
+        lockstep.release("a")
+    assert engine.forgotten == [0, 2]
 
 
 async def test_trajectory_that_ends_no_longer_holds_the_others_up():

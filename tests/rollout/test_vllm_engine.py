@@ -309,6 +309,16 @@ async def test_same_seeds_give_the_same_completions_even_if_the_prompts_need_sev
     assert await engine.generate_together(requests) == first
 
 
+async def test_without_the_prefix_cache_the_same_requests_are_computed_in_the_same_way(engine, chat):
+    """To the bit, whatever was asked before."""
+    requests = sampling_requests(distinct_prompts(chat, 2), max_tokens=8)
+    answers = []
+    for _ in range(2):
+        await engine.forget_prefixes()
+        answers.append(await engine.generate_together(requests))
+    assert answers[0] == answers[1]
+
+
 async def test_other_seeds_give_other_completions_and_no_seed_none_that_come_back(engine, prompt):
     texts = [
         (await engine.generate(request(prompt, temperature=1.0, seed=seed))).text for seed in (1, 2, 3, None, None)

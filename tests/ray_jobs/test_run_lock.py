@@ -1,0 +1,105 @@
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from configs.loading import load_run_config
+from ray_jobs import run_folder, run_lock
+from ray_jobs.run_folder import RunFolder
+from ray_jobs.run_lock import RunLock, RunLockError
+from rollout.file_system import FileSystem
+
+
+@pytest.fixture
+def networked(monkeypatch, tmp_path):
+    """The run's folder is as on a file server, and time passes only where somebody waits."""
+    now = [0.0]
+    monkeypatch.setattr(run_lock, "file_system_of", lambda path: FileSystem(kind="nfs4", mount=tmp_path))
+    monkeypatch.setattr(run_lock.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+def make_folder(tmp_path):
+    return RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
+
+
+def test_second_process_is_told_who_works_on_the_run(tmp_path):
+    lock = RunLock(tmp_path)
+    with pytest.raises(RunLockError, match=rf"process {os.getpid()} on \S+ works on the run in '.*'; wait for it, or"):
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_lock_goes_with_the_process_that_held_it(tmp_path):
+    script = f"from pathlib import Path; from ray_jobs.run_lock import RunLock; RunLock(Path({str(tmp_path)!r}));"
+    subprocess.run([sys.executable, "-c", f"{script} import os; os._exit(1)"], check=False)
+    RunLock(tmp_path).release()
+
+
+def test_folder_stays_locked_while_it_goes_back_to_a_step(tmp_path, monkeypatch):
+    refused = []
+
+    def second_process(*_):
+        with pytest.raises(RunLockError, match="works on the run"):
+            RunLock(tmp_path / "r")
+        refused.append(True)
+
+    monkeypatch.setattr(run_folder, "rewind_board", second_process)
+    with make_folder(tmp_path) as folder:
+        folder.log_metrics(1, {"policy/loss": 0.5})
+        assert folder.rewind(0) == []
+        assert refused == [True]
+        folder.log_metrics(1, {"policy/loss": 0.25})
+        assert [row["policy/loss"] for row in folder.rewind(1)] == [0.25]
+        with pytest.raises(RunLockError):
+            RunLock(tmp_path / "r")
+    RunLock(tmp_path / "r").release()
+
+
+def test_run_that_another_process_works_on_keeps_its_settings(tmp_path):
+    with make_folder(tmp_path) as folder:
+        written = (folder.path / "config.json").read_bytes()
+        with pytest.raises(RunLockError):
+            RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r", "seed=9"]))
+        assert (folder.path / "config.json").read_bytes() == written
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EIO])
+def test_file_system_without_locks_is_one_clear_error(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        RunLockError, match=rf"cannot be locked: {os.strerror(number)}; its file system .* must support"
+    ):
+        make_folder(tmp_path)
+
+
+def test_lock_of_a_machine_that_is_gone_is_waited_for(tmp_path, monkeypatch, networked):
+    def flock(*_):
+        if networked[0] < 90.0:
+            raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / ".lock").write_text("process 7 on head-1")
+    told = []
+    RunLock(tmp_path, told.append).release()
+    assert len(told) == 1
+    assert told[0].startswith("process 7 on head-1 has the lock of")
+    assert "waiting up to 120 s" in told[0]
+
+
+def test_lock_of_a_machine_that_lives_is_not_waited_for_without_end(tmp_path, networked):
+    lock = RunLock(tmp_path)
+    with pytest.raises(
+        RunLockError, match=r"works on the run in '.*'; wait for it, or stop it first \(120 s of waiting"
+    ):
+        RunLock(tmp_path, lambda _: None)
+    assert 120.0 <= networked[0] < 125.0
+    lock.release()

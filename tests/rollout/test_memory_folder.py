@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import pytest
+
+from rollout import memory_folder
+from rollout.memory_folder import MemoryFolder
+
+DIES = """
+import os, sys
+from pathlib import Path
+from rollout import memory_folder
+memory_folder.MEMORY = Path(sys.argv[1])
+folder = memory_folder.MemoryFolder()
+(folder.path / "v1").mkdir()
+(folder.path / "v1" / "adapter.safetensors").write_bytes(bytes(100))
+os._exit(1)
+"""
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    return tmp_path
+
+
+def die(memory):
+    subprocess.run([sys.executable, "-c", DIES, str(memory)], check=False)
+
+
+def test_what_a_dead_process_left_goes_when_the_next_one_begins(memory):
+    die(memory)
+    die(memory)
+    assert len(list(memory.iterdir())) == 1
+    folder = MemoryFolder()
+    assert list(memory.iterdir()) == [folder.path.parent]
+    folder.close()
+    assert not list(memory.iterdir())
+
+
+def test_folder_of_a_process_that_lives_stays_whatever_its_number(memory):
+    first = MemoryFolder()
+    # As another container would see it, in which there is no such process.
+    elsewhere = first.path.parent.rename(memory / "agentflow-999999999-x")
+    second = MemoryFolder()
+    assert elsewhere.exists()
+    second.close()
+
+
+def test_folder_without_a_lock_goes_with_its_process(memory):
+    dead, living = memory / "agentflow-999999999-x", memory / "agentflow-1-x"
+    other = memory / "agentflow-view-x"
+    for folder in (dead, living, other):
+        folder.mkdir()
+    MemoryFolder().close()
+    assert sorted(path.name for path in memory.iterdir()) == [living.name, other.name]
