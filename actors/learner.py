@@ -44,11 +44,12 @@ class LearnerCalls:
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
         self._learner.set_reference()
 
-    def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
-        """`prm_weight` is the recipe's, or what alarms have left of it."""
+    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> StepResult:
+        """`payloads` refers to the batch's groups as bytes, wrapped so that Ray passes it on unresolved. `prm_weight`
+        is the recipe's, or what alarms have left of it."""
         samples = [
             sample
-            for payload in batch.payloads
+            for payload in ray.get(payloads[0])
             for sample in group_samples(
                 scored_group_of(payload),
                 temperature=self._config.rollout.temperature,

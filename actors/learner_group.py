@@ -90,8 +90,8 @@ class LearnerGroupActor:
     def begin_reinforcement(self) -> None:
         self._all("begin_reinforcement")
 
-    def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
-        return self._all("train_step", batch, prm_weight=prm_weight)
+    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> StepResult:
+        return self._all("train_step", batch, payloads, prm_weight=prm_weight)
 
     def publish(self, store: Any) -> int:
         return self._all("publish", store)

@@ -7,7 +7,7 @@ again; each of them may therefore be asked twice, and means the same then.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,16 @@ from rollout.records import append_record, read_records
 
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""
+
+MAX_ASKED_AGAIN_PER_S = 50.0
+"""More than 250 workers ask again more seldom, so that waiting costs the same however many wait."""
+
+GATHER_S = 0.005
+"""Groups that come back within so long are written down in one transaction."""
+
+MAX_OPEN_CALLS = 100_000
+"""Each worker has up to two calls that wait, for work and for weights. Those that wake them must find a slot as well.
+Not `concurrency_groups`: Ray gives each its own event loop, and what waits in one is not woken from another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +60,7 @@ class Acknowledgements:
     most_unmoved: int
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
 class StoreActor:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._config = config
@@ -69,10 +79,12 @@ class StoreActor:
             ),
             self._ledger,
             policy_version=newest.policy_version if newest else 0,
+            gather_s=GATHER_S,
         )
         self._published_at = time.monotonic()
         self._offer: AdapterOffer | None = None
-        self._changed = asyncio.Condition()
+        self._publishing = asyncio.Lock()
+        self._newer = asyncio.Event()
         self._behind_since: dict[int, float] = {}
         self._closed = False
 
@@ -86,7 +98,10 @@ class StoreActor:
     # --- groups ----------------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus) -> Admission:
-        return Admission(closed=True) if self._closed else await self._buffer.admit(status, patience_s=PATIENCE_S)
+        if self._closed:
+            return Admission(closed=True)
+        patience_s = max(PATIENCE_S, self._buffer.num_workers / MAX_ASKED_AGAIN_PER_S)
+        return await self._buffer.admit(status, patience_s=patience_s)
 
     async def complete(self, lease: tuple[int, int], result: GroupResult) -> None:
         await self._buffer.complete(lease, result)
@@ -96,8 +111,12 @@ class StoreActor:
         self._behind_since.pop(worker, None)
         return await self._buffer.release(worker, reason)
 
-    async def next_batch(self, step: int) -> Batch | None:
-        return await self._buffer.next_batch(step)
+    @ray.method(num_returns=2)
+    async def next_batch(self, step: int) -> tuple[Batch | None, tuple[bytes, ...]]:
+        """The batch without its payloads, which stay where they are until somebody reads them: two references for
+        whoever asks. The caller owns both, so that they outlive this actor."""
+        batch = await self._buffer.next_batch(step)
+        return (replace(batch, payloads=()), batch.payloads) if batch else (None, ())
 
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         await self._buffer.mark_trained(step, policy_version, refused=refused)
@@ -142,22 +161,29 @@ class StoreActor:
         published = PublishedAdapter(
             policy_version=adapter.policy_version, digest=adapter.digest, canary=adapter.canary
         )
-        async with self._changed:
+        async with self._publishing:
             self._published_at = time.monotonic()
-            self._adapters.publish(published, adapter.data)
-            self._offer = None
-            self._changed.notify_all()
+            # In a thread: hundreds of megabytes to a disk take seconds, in which groups come and go.
+            await asyncio.to_thread(self._adapters.publish, published, adapter.data)
+            if self._offer is None or published != self._offer.published:
+                self._offer = await asyncio.to_thread(_offer, published, adapter.data)
+        self._newer.set()
+        self._newer = asyncio.Event()
 
     async def wait_newer(self, policy_version: int) -> AdapterOffer:
         """The newest adapter above `policy_version`. Waits; woken by `publish`."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._adapters.next_version - 1 > policy_version)
-            newest = self._adapters.newest
-            assert newest is not None
-            if self._offer is None:
-                # This actor puts the bytes itself: Ray loses objects whose owner died, and learners may die.
-                self._offer = AdapterOffer(published=newest, ref=(ray.put(self._adapters.read(newest)),))
-            return self._offer
+        while (offer := await self._newest_offer()) is None or offer.published.policy_version <= policy_version:
+            await self._newer.wait()
+        return offer
+
+    async def _newest_offer(self) -> AdapterOffer | None:
+        """That of the version that was published last. An actor that was just started reads the bytes again."""
+        if self._offer is None and self._adapters.newest is not None:
+            async with self._publishing:
+                newest = self._adapters.newest
+                if self._offer is None:
+                    self._offer = _offer(newest, await asyncio.to_thread(self._adapters.read, newest))
+        return self._offer
 
     async def acknowledge(
         self, worker: int, said: Reading, digest: str, read_back: ReadBack, before: Sequence[Reading]
@@ -204,6 +230,11 @@ class StoreActor:
             latencies_s=tuple(row["latency_s"] for row in rows),
             most_unmoved=max((row.get("unmoved", 0) for row in rows), default=0),
         )
+
+
+def _offer(published: PublishedAdapter, data: bytes) -> AdapterOffer:
+    """The store puts the bytes itself: Ray loses objects whose owner died, and learners may die."""
+    return AdapterOffer(published=published, ref=(ray.put(data),))
 
 
 def _beside(learner: Mapping[int, Sequence[float]], said: Reading) -> CanaryScores | None:

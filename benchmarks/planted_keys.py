@@ -11,9 +11,10 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from benchmarks.ray_machines import ROOT
 from ray_jobs.view_run import ViewedRun
 from ray_jobs.view_server import build_app
+
+ROOT = Path(__file__).parents[1]
 
 SERVER = ROOT / "tests" / "envs" / "foreign_mcp_server.py"
 KEYED = ("python", "benchmarks/keyed_agentflow.py")

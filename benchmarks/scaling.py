@@ -1,155 +1,216 @@
-"""What orchestration costs: CPU time per trajectory of everything but model and tools, for ever more workers.
+"""What orchestration costs and how fast it is when every worker waits for it.
 
-    python -m benchmarks.scaling [--workers 4,16,64] [--median-s 20]
+    python -m benchmarks.scaling [--workers 64,256,1000] [--tokens 250] [--rate 600] [--seconds 30]
 
-Real Ray actors, ledger, buffer, store and training loop on this machine; the engines sleep and the learner counts
-(`benchmarks/simulated_parts.py`). Every worker has 32 trajectories in flight, in groups of 8, of some 250 sampled
-tokens each. CPU time is the kernel's, of whole processes, over the trajectories of the measured steps. What must not
-grow with the workers is the store's and the driver's share: they are one process each, whatever the size of the run.
+Real Ray actors, ledger, buffer, store and training loop on this machine. The learner is the limit: a train step takes
+the time that `--rate` groups per second allow, and groups are back long before. So all workers always wait for
+admission, at a depth at which all their places fit into the bound of live groups. The workers are simulated, many to a
+process, and bring back groups that were made before (`benchmarks/waiting_workers.py`), with scores of a PRM.
+
+CPU time is the kernel's, of whole processes, over the trajectories of the measured steps. A control call is
+`next_version`, asked every 50 ms by a process of its own.
 """
 
 import argparse
+import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
 
 from actors.cluster import start_ray, stop_ray
-from benchmarks.simulated_parts import GroupShape, SimulatedLearner, SimulatedWorker
+from benchmarks.waiting_workers import (
+    Load,
+    PacedLearner,
+    Prober,
+    WaitingPrm,
+    WorkerHost,
+    prepared_groups,
+    prepared_logprobs,
+    prepared_results,
+)
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cast import Cast
 from ray_jobs.chaos import part_of
 from ray_jobs.console import Console
-from ray_jobs.phases import cold_start
 from ray_jobs.run import Run
 from ray_jobs.run_folder import RunFolder
 from ray_jobs.supervisor import Supervisor
 from ray_jobs.train import continue_training, train_step
-from rollout.simulated_tasks import LognormalTasks
 
 GROUP_SIZE = 8
-GROUPS_PER_WORKER = 4
-SIGMA = 0.6
+PLACES = 4
 STEPS_BEFORE = 2
-"""Steps that are not measured: processes start, imports and first versions."""
+"""Steps that are not measured: the first batch fills up, processes warm up."""
+
+
+class WaitingCast(Cast):
+    """Its workers stand in a few processes of their own and are not supervised."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, load: Load, num_hosts: int) -> None:
+        groups = prepared_groups(load)
+        self._paced = lambda: PacedLearner.remote(config, load, ray.put(prepared_logprobs(groups)))
+        super().__init__(config, folder, build_learner=_none, build_worker=_none)
+        self.prm = WaitingPrm.remote()
+        results, everybody = ray.put(prepared_results(groups, load)), range(config.rollout.num_workers)
+        self.hosts = [
+            WorkerHost.remote(self.store, everybody[host::num_hosts], load, results) for host in range(num_hosts)
+        ]
+
+    def has_place(self, index: int, *, patience_s: float = 0.0) -> bool:
+        return False
+
+    def _start_learner(self) -> Any:
+        return self._paced()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """CPU seconds by kind of process, over so many trajectories and seconds."""
+    """Over the measured steps. `loop_s`: seconds per step between publishing and asking for the next batch; `all_s`:
+    from publication until the last worker had proven the version, of each version that all proved."""
 
     workers: int
-    trajectories: float
+    depth: int
+    tokens: int
+    groups: int
     wall_s: float
     cpu_s: dict[str, float]
-    worker_mib: float
+    answers_s: list[float]
+    all_s: list[float]
+    loop_s: float
 
     def row(self) -> str:
         def per_trajectory(*kinds: str) -> str:
-            return f"{1000 * sum(self.cpu_s.get(kind, 0.0) for kind in kinds) / self.trajectories:.2f}"
+            return f"{1000 * sum(self.cpu_s.get(kind, 0.0) for kind in kinds) / self.groups / GROUP_SIZE:.2f}"
 
         cells = [
             str(self.workers),
-            str(self.workers * GROUPS_PER_WORKER * GROUP_SIZE),
-            f"{self.trajectories / self.wall_s:.1f}",
+            str(self.depth),
+            str(self.tokens),
+            f"{self.groups / self.wall_s:.0f}",
             per_trajectory("store", "driver"),
             per_trajectory("store"),
             per_trajectory("driver"),
-            per_trajectory("rollout"),
-            per_trajectory("learner"),
-            per_trajectory("ray"),
-            f"{self.worker_mib:.0f}",
+            f"{1000 * _quantile(self.answers_s, 0.5):.1f}",
+            f"{1000 * _quantile(self.answers_s, 0.99):.1f}",
+            f"{1000 * max(self.answers_s):.0f}",
+            f"{_quantile(self.all_s, 0.5):.2f}" if self.all_s else "none",
+            f"{self.loop_s:.2f}",
         ]
         return f"| {' | '.join(cells)} |"
 
 
 HEADER = """\
-| workers | in flight | trajectories/s | store + driver, ms | store | driver | worker | learner | Ray | MiB/worker |
-| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+| workers | depth | tokens | groups/s | store + driver, ms | store | driver | p50, ms | p99 | max | proven, s | loop |
+| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
-def make_config(folder: Path, workers: int, num_steps: int) -> RunConfig:
-    """Two batches are in flight, one is being trained, and one is what the depth leaves as slack."""
-    running = workers * GROUPS_PER_WORKER
+def make_config(folder: Path, workers: int, depth: int, batch_groups: int, num_steps: int) -> RunConfig:
     return load_run_config(
         None,
         [
             f"output_dir={folder}",
             "name=scaling",
             f"num_steps={num_steps}",
-            f"batch_groups={running // 2}",
-            "pipeline_depth=3",
+            f"batch_groups={batch_groups}",
+            f"pipeline_depth={depth}",
             "max_staleness=1000",
             "envs.mix={lookup = 1.0}",
             f"rollout.num_workers={workers}",
             f"rollout.group_size={GROUP_SIZE}",
-            f"rollout.engine.max_num_seqs={GROUPS_PER_WORKER * GROUP_SIZE // 2}",
-            "rollout.engine.num_threads=1",
+            "learner.checkpoint_every=1000000",
             "learner.num_threads=1",
             "cold_start.num_demonstrations=0",
-            "cluster.patience_s=300",
         ],
     )
 
 
-def measure(workers: int, shape: GroupShape, num_steps: int, padding: int) -> Measurement:
+def measure(workers: int, options: argparse.Namespace) -> Measurement:
+    batch_groups = max(1, workers * PLACES // (options.depth + 1))
+    step_s = batch_groups / options.rate
+    num_steps = max(3, round(options.seconds / step_s))
+    load = Load(
+        places=PLACES,
+        group_s=step_s / 4,
+        tokens=options.tokens,
+        group_size=GROUP_SIZE,
+        step_s=step_s,
+        adapter_bytes=round(options.adapter_mib * 2**20),
+    )
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config(Path(folder), workers, STEPS_BEFORE + num_steps)
-        with RunFolder.open(config, with_prm=False, resume=False) as run_folder, _ray(workers + 2):
-            cast = Cast(
-                config,
-                run_folder,
-                build_learner=partial(SimulatedLearner, num_groups=100_000, padding=padding),
-                build_worker=partial(SimulatedWorker, shape=shape),
-            )
-            for index in range(workers):
-                cast.start_worker(index)
-            cast.wait_until_ready()
+        config = make_config(Path(folder), workers, options.depth, batch_groups, STEPS_BEFORE + num_steps + 1)
+        with RunFolder.open(config, with_prm=False, resume=False) as run_folder, _ray():
+            cast = WaitingCast(config, run_folder, load, options.hosts)
             run = Run(config=config, console=Console(), folder=run_folder, cast=cast)
-            cold_start(run)
-            return _measure_steps(run, num_steps)
+            return _measure_steps(run, num_steps, load)
 
 
-def _measure_steps(run: Run, num_steps: int) -> Measurement:
+def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
     """The loop of `reinforce`, with a look at the clocks in between."""
-    training = continue_training(run)
-    ray.get(run.cast.store.begin_again.remote())
+    cast: Any = run.cast
+    cast.publish_anew()
+    hosts = [host.run.remote() for host in cast.hosts]
+    training, prober = continue_training(run), Prober.remote()
     with Supervisor(run) as rollouts:
         for _ in range(STEPS_BEFORE):
             train_step(run, training, rollouts)
+        probing = prober.probe.remote(cast.store, num_steps * load.step_s)
         before, started = _cpu_seconds(), time.perf_counter()
         for _ in range(num_steps):
             train_step(run, training, rollouts)
-        after, wall_s = _cpu_seconds(), time.perf_counter() - started
-        memory = [psutil.Process(pid).memory_full_info().pss for pid in _processes()["rollout"]]
+        wall_s = time.perf_counter() - started
+        run.folder.catch_up()
+        after = _cpu_seconds()
+        answers = ray.get(probing)
+    newest = cast.newest_version()
+    while any(version < newest for host in cast.hosts for version in ray.get(host.proven.remote())):
+        time.sleep(0.1)
+    ray.get(cast.store.close.remote())
+    ray.get(hosts)
+    counts, _, _ = ray.get(cast.store.totals.remote())
+    assert counts.trained == run.config.batch_groups * (STEPS_BEFORE + num_steps), counts
+    in_loop = sum(row["time/step_s"] for row in training.rows[-num_steps:])
     return Measurement(
         workers=run.config.rollout.num_workers,
-        trajectories=sum(row["rollout/trajectories"] for row in training.rows[-num_steps:]),
+        depth=run.config.pipeline_depth,
+        tokens=load.tokens,
+        groups=run.config.batch_groups * num_steps,
         wall_s=wall_s,
         cpu_s={kind: after[kind] - before.get(kind, 0.0) for kind in after},
-        worker_mib=sum(memory) / len(memory) / 2**20,
+        answers_s=answers,
+        all_s=_seconds_until_all_proved(run),
+        loop_s=(wall_s - in_loop) / num_steps,
     )
 
 
+def _seconds_until_all_proved(run: Run) -> list[float]:
+    """Of every version that each worker proved: some skip one that was followed at once by the next."""
+    seconds: dict[int, list[float]] = {}
+    for line in (run.folder.path / "adapters" / "acknowledged.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        seconds.setdefault(row["policy_version"], []).append(row["latency_s"])
+    return [max(found) for found in seconds.values() if len(found) == run.config.rollout.num_workers]
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
 def _cpu_seconds() -> dict[str, float]:
-    """User and system time so far, added up over the processes of each kind."""
-    return {kind: sum(map(_cpu_s, pids)) for kind, pids in _processes().items()}
-
-
-def _processes() -> dict[str, list[int]]:
-    """This process, the actors that it started, and under `ray` all else that Ray runs for them."""
-    found: dict[str, list[int]] = {"driver": [os.getpid()]}
+    """User and system time so far, added up over the processes of each kind: this one, the actors that it started, and
+    under `ray` all else that Ray runs for them."""
+    found: dict[str, float] = {"driver": _cpu_s(os.getpid())}
     for process in psutil.Process().children(recursive=True):
         kind = part_of(" ".join(process.cmdline())) or "ray"
-        found.setdefault(kind, []).append(process.pid)
+        found[kind] = found.get(kind, 0.0) + _cpu_s(process.pid)
     return found
 
 
@@ -158,31 +219,32 @@ def _cpu_s(pid: int) -> float:
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _none() -> Any:
+    raise AssertionError("learner and workers are simulated")
+
+
 @contextmanager
-def _ray(num_cpus: int):
-    """Ray, told of more cores than there are: sleeping engines need none."""
-    cores, os.cpu_count = os.cpu_count, lambda: num_cpus
+def _ray() -> Iterator[None]:
     try:
         start_ray(load_run_config(None).cluster)
         yield
     finally:
-        os.cpu_count = cores
         stop_ray()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", default="4,16,64")
-    parser.add_argument("--steps", type=int, default=6, help="train steps that are measured")
-    parser.add_argument("--median-s", type=float, default=20.0, help="median seconds of a group")
-    parser.add_argument("--adapter-mib", type=float, default=1.0, help="size of an adapter")
+    parser.add_argument("--workers", default="64,256,1000")
+    parser.add_argument("--depth", type=int, default=1, help="pipeline_depth, 1 to 3")
+    parser.add_argument("--tokens", type=int, default=250, help="sampled tokens of a trajectory")
+    parser.add_argument("--rate", type=float, default=600.0, help="groups per second that the learner takes")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, with each number of workers")
+    parser.add_argument("--hosts", type=int, default=2, help="processes for the workers")
+    parser.add_argument("--adapter-mib", type=float, default=0.0, help="what an adapter has more than 16 KiB")
     options = parser.parse_args(arguments)
-    shape = GroupShape(tasks=LognormalTasks(median_s=options.median_s, sigma=SIGMA))
-    rows = [
-        measure(workers, shape, options.steps, round(options.adapter_mib * 2**20)).row()
-        for workers in map(int, options.workers.split(","))
-    ]
-    print("\n".join([HEADER, *rows]))
+    print(f"load average {' '.join(f'{one:.1f}' for one in os.getloadavg())} before, {os.cpu_count()} cores\n{HEADER}")
+    for workers in map(int, options.workers.split(",")):
+        print(measure(workers, options).row(), flush=True)
 
 
 if __name__ == "__main__":

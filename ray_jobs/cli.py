@@ -197,11 +197,14 @@ def _add_jobs(adding: Adding) -> None:
 
 
 def _add_chaos(adding: Adding) -> None:
-    chaos = adding.add_parser("chaos", help="run a small job, kill its parts at random, and see whether it is sound")
+    chaos = adding.add_parser("chaos", help="do random faults to a small job, and see whether it is sound")
     add_recipe(chaos, positional=True)
-    chaos.add_argument("--kills", type=whole_number, default=20, help="how many processes to kill (default 20)")
-    chaos.add_argument("--seed", type=int, default=0, help="which parts are hit, and when")
-    chaos.add_argument("--part", action="append", dest="parts", help="only this part: driver (with all), rollout, ...")
+    chaos.add_argument("--faults", type=whole_number, default=20, help="how many faults (default 20)")
+    chaos.add_argument("--seed", type=int, default=0, help="which faults happen, and when")
+    chaos.add_argument(
+        "--only", action="append", metavar="FAULT", help="only this one: kill-rollout, hang-learner, ..."
+    )
+    chaos.add_argument("--two-machines", action="store_true", help="on a cluster of two nodes, one of which may go")
     chaos.set_defaults(run=commands.chaos)
 
 

@@ -125,11 +125,18 @@ def chaos(options: argparse.Namespace) -> int:
 
     with_prm = config.reward.credit != "outcome"
     check_before_start(config, with_prm=with_prm, resume=True)
-    from ray_jobs.chaos import run_chaos
+    from ray_jobs.chaos.run import run_chaos
 
     job = "pipeline" if with_prm else "train"
     start = [sys.executable, "-m", "ray_jobs.cli", job, str(options.recipe), *options.overrides]
-    return run_chaos(config, start, kills=options.kills, seed=options.seed, parts=options.parts)
+    return run_chaos(
+        config,
+        start,
+        num_faults=options.faults,
+        seed=options.seed,
+        only=options.only or (),
+        two_machines=options.two_machines,
+    )
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """How the numbers behind a train step are spread: histograms over the records of its trained trajectories."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,16 @@ _WHOLE = {"steps/tokens", "trajectories/steps", "tokens/staleness"}
 
 
 class StepDistributions:
-    """Looks at the records of one step as they pass by. `version_ages` are those of their batch."""
+    """Looks at the records of one step, one by one. `version_ages` are those of their batch."""
 
     def __init__(self, version_ages: Mapping[int, int]) -> None:
         self._version_ages = version_ages
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
-    def watch(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The same records; those that were trained are counted."""
-        for record in records:
-            if record.get("verdict") == "trained":
-                self._add(record)
-            yield record
+    def add(self, record: Record) -> None:
+        """Counted if it was trained."""
+        if record.get("verdict") == "trained":
+            self._add(record)
 
     def histograms(self) -> dict[str, np.ndarray]:
         """By the names of `HISTOGRAMS`, those with anything in them: `[K, 3]`, left edge, right edge and count of
@@ -53,13 +52,20 @@ class StepDistributions:
         self._count("trajectories/steps", [len(turns)])
         self._count("steps/advantage", record["advantages"])
         self._count("steps/prm_score", record.get("prm_scores", ()))
-        self._count("steps/tokens", [len(turn["token_ids"]) for turn in turns])
+        self._count("steps/tokens", [len(turn["logprobs"]) for turn in turns])
         self._count("steps/generate_s", [turn["generate_s"] for turn in turns])
         self._count("steps/tool_s", [turn["tool_s"] for turn in turns if turn["action"] is not None])
         for turn in turns:
-            versions = versions_by_token(len(turn["token_ids"]), turn["policy_version"], turn["switches"])
-            self._count("tokens/staleness", [self._version_ages.get(version) for version in versions])
+            self._count("tokens/staleness", self._ages(turn))
             self._count("tokens/ratio", _ratios(turn))
+
+    def _ages(self, turn: Record) -> np.ndarray:
+        """Of each token, nan where it was too old to be trained."""
+        num, ages = len(turn["logprobs"]), self._version_ages
+        if not turn["switches"]:
+            return np.full(num, ages.get(turn["policy_version"], math.nan))
+        versions = versions_by_token(num, turn["policy_version"], turn["switches"])
+        return np.array([ages.get(version, math.nan) for version in versions])
 
     def _count(self, name: str, values: Sequence[float | None] | np.ndarray) -> None:
         """None becomes nan."""
@@ -69,7 +75,9 @@ class StepDistributions:
 def _ratios(turn: Record) -> np.ndarray:
     """Nan at tokens that were not trained: they have no log-prob of the learner's."""
     learner = np.asarray(turn.get("learner_logprobs", ()), dtype=np.float64)
-    gaps = learner - np.asarray(turn["logprobs"][: len(learner)], dtype=np.float64)
+    if not learner.size:
+        return learner
+    gaps = learner - np.asarray(turn["logprobs"], dtype=np.float64)[: len(learner)]
     return np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 

@@ -5,7 +5,7 @@ plain characters: it can be no link, no image, no tag, no table cell of its own,
 """
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -24,16 +24,14 @@ _HEADER = "| step | decision | result | PRM score | advantage |\n| --- | --- | -
 
 
 class StepTexts:
-    """Looks at the records of one step as they pass by, and keeps two of them."""
+    """Looks at the records of one step, one by one, and keeps two of them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Record] = {}
 
-    def watch(self, records: Iterable[Record]) -> Iterator[Record]:
-        for record in records:
-            if record.get("verdict") == "trained":
-                self._look_at(record)
-            yield record
+    def add(self, record: Record) -> None:
+        if record.get("verdict") == "trained":
+            self._look_at(record)
 
     def texts(self) -> dict[str, str]:
         """Markdown by the names of `TEXTS`."""

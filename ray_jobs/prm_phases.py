@@ -22,6 +22,7 @@ from reward.prm_evaluation import evaluate_prm
 from reward.prm_training import num_batches, prm_data
 from reward.step_text import step_texts
 from reward.types import ScoredGroup
+from reward.verbatim import VerbatimGroup
 from rollout.types import Trajectory
 
 
@@ -93,11 +94,13 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
     )
 
 
-def watch_prm(run: Run, groups: Sequence[ScoredGroup], step: int, prm_weight: float) -> dict[str, float]:
+def watch_prm(run: Run, groups: Iterable[VerbatimGroup], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms, over every group of the batch that the PRM scored: its weight, the junk that it must see
-    through, its error against the plan."""
-    scored = [group for group in groups if group.step_scores is not None]
-    if run.cast.prm is None or not scored:
+    through, its error against the plan. Without a PRM no group is asked for."""
+    if run.cast.prm is None:
+        return {}
+    scored = [group.scored for group in groups if group.scored.step_scores is not None]
+    if not scored:
         return {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.alarms.window == 0:

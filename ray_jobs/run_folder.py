@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
+from ray_jobs.backlog import Backlog
 from ray_jobs.metrics_distributions import StepDistributions
 from ray_jobs.metrics_texts import StepTexts
 from ray_jobs.provenance import provenance
 from ray_jobs.run_lock import RunLock
+from ray_jobs.step_records import StepRecord
 from ray_jobs.tensorboard import Board, rewind_board
 from rollout.disk import sync, sync_tree, write_whole
 from rollout.file_system import file_system_of
@@ -27,6 +30,10 @@ PHASES = "phases.json"
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
 TENSORBOARD = "tb"
+
+
+STEPS_BEHIND = 2
+"""The trajectories of so many train steps may wait to be written."""
 
 
 class RunFolderError(RuntimeError):
@@ -112,7 +119,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.close()
 
     def close(self) -> None:
-        """Close every file, even when one of them cannot be, and let go of the folder."""
+        """Close every file, even when one of them cannot be, and let go of the folder. Raises what `log_step` could not
+        write."""
         try:
             self._close_files()
         finally:
@@ -121,12 +129,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def _open_files(self) -> None:
         with _writing(self.path), ExitStack() as opened:
             self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
-            # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-            self._trajectories = opened.enter_context(
-                (self.path / TRAJECTORIES).open("a", encoding="utf-8", errors="replace")
-            )
+            self._trajectories = opened.enter_context((self.path / TRAJECTORIES).open("ab"))
             self._board = Board(self.path / TENSORBOARD)
             opened.callback(self._board.close)
+            self._backlog = Backlog(STEPS_BEHIND)
+            # Last in, and so first out: it writes to all the others.
+            opened.callback(self._backlog.close)
             self._files = opened.pop_all()
 
     def _close_files(self) -> None:
@@ -147,10 +155,24 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         with _writing(self.path / TENSORBOARD):
             self._board.add_scalars(step, metrics)
 
-    def log_step(self, step: int, records: Iterable[Mapping[str, Any]], *, version_ages: Mapping[int, int]) -> None:
-        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's."""
+    def log_step(self, step: int, records: Iterable[StepRecord], *, version_ages: Mapping[int, int]) -> None:
+        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's. Returns at
+        once: the records are made and written in a thread. What fails there is raised by the next call, by `catch_up`,
+        or when the folder is closed."""
+        self._backlog.add(partial(self._log_step, step, records, version_ages))
+
+    def catch_up(self) -> None:
+        """Returns when everything that was logged is written."""
+        self._backlog.finish()
+
+    def _log_step(self, step: int, records: Iterable[StepRecord], version_ages: Mapping[int, int]) -> None:
         distributions, texts = StepDistributions(version_ages), StepTexts()
-        self.log_trajectories(texts.watch(distributions.watch(records)))
+        with _writing(self.path / TRAJECTORIES):
+            for record in records:
+                distributions.add(record.fields)
+                texts.add(record.fields)
+                self._trajectories.write(record.line + b"\n")
+            self._trajectories.flush()
         with _writing(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())
             self._board.add_texts(step, texts.texts())
@@ -158,11 +180,13 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
         with _writing(self.path / TRAJECTORIES):
             for record in records:
-                self._trajectories.write(json.dumps(record, ensure_ascii=False) + "\n")
+                # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+                self._trajectories.write(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
             self._trajectories.flush()
 
     def sync(self) -> None:
-        """What was logged so far survives a power cut."""
+        """What was logged so far is written, and survives a power cut."""
+        self.catch_up()
         with _writing(self.path):
             sync(self.path / METRICS)
             sync(self.path / TRAJECTORIES)
@@ -178,6 +202,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
+        self.catch_up()
         with _writing(self.path):
             sync_tree(self.path)
         self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}

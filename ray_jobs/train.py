@@ -17,10 +17,9 @@ from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
 from ray_jobs.progress import StepTimes, Training, lost_rows, step_metrics
 from ray_jobs.report import write_report
 from ray_jobs.run import Run, open_run
-from ray_jobs.step_records import step_records
+from ray_jobs.step_records import StoredGroups, step_records
 from ray_jobs.summary import summarize
 from ray_jobs.supervisor import LearnerLostError, Supervisor
-from reward.stored import scored_group_of
 from rollout.lifecycle import NOTHING_TRAINED
 
 
@@ -74,11 +73,13 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     the checkpoint before."""
     config, cast, step = run.config, run.cast, training.num_steps + 1
     started = time.perf_counter()
-    if (batch := rollouts.get(cast.store.next_batch.remote(step), f"the groups of step {step}")) is None:
+    cut, payloads = cast.store.next_batch.remote(step)
+    if (batch := rollouts.get(cut, f"the groups of step {step}")) is None:
         return False
     batched = time.perf_counter()
+    groups = StoredGroups(payloads)
     prm_weight = training.monitor.prm_weight
-    result = rollouts.learn("train_step", batch, prm_weight=prm_weight)
+    result = rollouts.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
     trained = time.perf_counter()
     rollouts.learn("publish", cast.store)
     published = time.perf_counter()
@@ -86,9 +87,9 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
     )
     metrics = step_metrics(batch, result, times, rollouts.readings())
-    metrics |= watch_prm(run, [scored_group_of(payload) for payload in batch.payloads], step, prm_weight)
+    metrics |= watch_prm(run, groups, step, prm_weight)
     run.log_metrics(step, metrics)
-    records = step_records(batch, result, credit=config.reward.credit, prm_weight=prm_weight)
+    records = step_records(batch, groups, result, credit=config.reward.credit, prm_weight=prm_weight)
     run.folder.log_step(step, records, version_ages=batch.version_ages)
     alarms = training.add(metrics)
     run.tell(batch.warning, result.skipped, training.news(), *(alarms if cast.prm_judges else ()))

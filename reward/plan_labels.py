@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from envs.datasets.generated import plan_of
 from envs.datasets.plan_arithmetic import partial_results, result_of
@@ -48,28 +49,36 @@ def plan_scores(trajectory: Trajectory) -> list[float]:
     return [progress.score(turn) for turn in trajectory.planner_turns]
 
 
+@lru_cache(maxsize=1)
+def _worked_out(task: Task) -> tuple[frozenset[str], tuple[int, ...], frozenset[int]]:
+    """What the plan looks up, what its code computes, and the parts of that. Siblings come one after the other."""
+    names: dict[str, int] = {}
+    values: list[int] = []
+    parts: set[int] = set()
+    plan = plan_of(task)
+    for step in plan:
+        if step.action == "code":
+            values.append(result_of(step.action_input, names))
+            parts |= partial_results(step.action_input, names)
+    items = frozenset(step.action_input for step in plan if step.action == "search")
+    return items, tuple(values), frozenset(parts)
+
+
 @dataclass(slots=True)
 class _Progress:
     """How far along its plan an episode is: facts and values still missing, and those it has."""
 
     task: Task
-    items: set[str]
-    values: list[int]
-    parts: set[int]
+    items: frozenset[str]
+    values: tuple[int, ...]
+    parts: frozenset[int]
     found: set[str] = field(default_factory=set)
     known: set[int] = field(default_factory=set)
     seen: set[ToolCall] = field(default_factory=set)
 
     @classmethod
     def of(cls, task: Task) -> "_Progress":
-        plan = plan_of(task)
-        names: dict[str, int] = {}
-        values, parts = [], set()
-        for step in plan:
-            if step.action == "code":
-                values.append(result_of(step.action_input, names))
-                parts |= partial_results(step.action_input, names)
-        items = {step.action_input for step in plan if step.action == "search"}
+        items, values, parts = _worked_out(task)
         return cls(task=task, items=items, values=values, parts=parts)
 
     def score(self, turn: Turn) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from reward.types import Reward, ScoredGroup, StepScores
@@ -47,6 +48,11 @@ def scored_group_of(data: bytes) -> ScoredGroup:
         ) from error
     if record["schema"] != SCHEMA:
         raise ValueError(f"a stored group has schema {record['schema']}, this version reads {SCHEMA}")
+    return scored_group_of_record(record)
+
+
+def scored_group_of_record(record: Mapping[str, Any]) -> ScoredGroup:
+    """The group in a record that was parsed."""
     trajectories = tuple(map(trajectory_of, record["trajectories"]))
     scores = record["step_scores"]
     return ScoredGroup(

@@ -1,10 +1,12 @@
 """Admission: which worker may begin how many groups now, and whether its weights are new enough."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollout.casualties import Casualties
 from rollout.ledger import Ledger
-from rollout.lifecycle import Permit
+from rollout.lifecycle import Lease, Permit
 
 
 def admission_capacity(*, pipeline_depth: int, batch_groups: int, outstanding: int) -> int:
@@ -49,7 +51,7 @@ class Admission:
 
 class Admitter:
     """The rules of admission over a ledger. `proven`: the version that each worker has shown to sample with; `runs`:
-    who runs what."""
+    who runs what. Both are counted as they change: nothing here takes longer where more runs, or more workers are."""
 
     def __init__(self, settings: BufferSettings, ledger: Ledger, *, policy_version: int) -> None:
         self._settings = settings
@@ -57,12 +59,15 @@ class Admitter:
         self._left_in_round = 0
         self.policy_version = policy_version
         self.proven: dict[int, int] = {}
-        self.runs = {permit.lease: worker for worker, permit in ledger.leases()}
+        self.runs: dict[Lease, int] = {}
+        self._by_worker: defaultdict[int, dict[Lease, Permit]] = defaultdict(dict)
+        for worker, permit in ledger.leases():
+            self._begin(worker, permit)
         self.casualties = Casualties()
 
     def known(self) -> set[int]:
         """The workers that asked for work, and those that run any."""
-        return {*self.proven, *self.runs.values()}
+        return {*self.proven, *self._by_worker}
 
     def meet(self, status: WorkerStatus) -> None:
         """A worker asks."""
@@ -70,73 +75,86 @@ class Admitter:
 
     def part_from(self, worker: int | None) -> None:
         """A worker is gone, with None all are."""
-        self.runs = {lease: one for lease, one in self.runs.items() if worker not in (None, one)}
-        self.proven = {one: version for one, version in self.proven.items() if worker not in (None, one)}
+        for lease in self.runs_of(worker):
+            self.end(lease)
+        if worker is None:
+            self.proven.clear()
+        else:
+            self.proven.pop(worker, None)
 
-    def may_work(self, status: WorkerStatus) -> bool:
-        """Whether there is anything for this worker now. Its proof may be newer than what it said when it asked."""
-        proven = self.proven.get(status.worker, -1) >= self._min_version()
-        return proven and self._num_for(status) > 0
+    def lease(self, shares: Iterable[tuple[int, int]]) -> list[list[Permit]]:
+        """Give groups to workers, to each as many as stand with it: all together at most what is available."""
+        available, given = self.num_available(), []
+        with self._ledger.together():
+            for worker, num in shares:
+                suspects = self.waiting_suspects()
+                permits = self._ledger.lease(
+                    worker,
+                    num,
+                    num_new=max(0, available - self._ledger.counts.queued),
+                    min_version=self.min_version,
+                    only=suspects[:1] if self.tries_suspects(worker) else None,
+                    without=suspects,
+                )
+                given.append((worker, permits))
+                available -= len(permits)
+        self._left_in_round = available
+        for worker, permits in given:
+            for permit in permits:
+                self._begin(worker, permit)
+        return [permits for _, permits in given]
 
-    def lease(self, status: WorkerStatus) -> list[Permit]:
-        available, suspects = self._num_available(), self._waiting_suspects()
-        permits = self._ledger.lease(
-            status.worker,
-            self._num_for(status),
-            num_new=max(0, available - self._ledger.counts.queued),
-            min_version=self._min_version(),
-            only=suspects[:1] if self._tries_suspects(status.worker) else None,
-            without=suspects,
-        )
-        self._left_in_round = available - len(permits)
-        self.runs |= {permit.lease: status.worker for permit in permits}
-        return permits
+    def end(self, lease: Lease) -> int:
+        """Nobody runs this group any more. Returns who did."""
+        worker = self.runs.pop(lease)
+        del self._by_worker[worker][lease]
+        if not self._by_worker[worker]:
+            del self._by_worker[worker]
+        return worker
 
-    def _num_for(self, status: WorkerStatus) -> int:
-        """Groups that this worker may begin: its free places, or one suspect and nothing beside it."""
-        suspects = self._waiting_suspects()
-        if self._tries_suspects(status.worker):
-            alone = not self._num_running(status.worker)
-            return min(1, self._num_places(status), self._num_available()) if alone else 0
-        return min(self._num_places(status), self._num_available() - len(suspects))
+    def permit(self, lease: Lease) -> Permit:
+        """That of a group that runs."""
+        return self._by_worker[self.runs[lease]][lease]
 
-    def _waiting_suspects(self) -> list[int]:
-        """Groups that run alone, and wait for it."""
-        if not self.casualties.suspects:
-            return []
-        running = {ordinal for ordinal, _ in self.runs}
-        return self.casualties.by_suspicion(self.casualties.suspects - running)
-
-    def _tries_suspects(self, worker: int) -> bool:
-        """One worker runs the suspects, one at a time; the others go on."""
-        if not (suspects := self.casualties.suspects):
-            return False
-        if any(one == worker and ordinal in suspects for (ordinal, _), one in self.runs.items()):
-            return True
-        return worker == min(self.proven) and bool(self._waiting_suspects())
-
-    def _min_version(self) -> int:
-        return max(0, self.policy_version - self._settings.pipeline_depth)
+    def runs_of(self, worker: int | None) -> list[Lease]:
+        """What this worker runs, with None what all run, in the order of drawing."""
+        return sorted(self.runs if worker is None else self._by_worker.get(worker, ()))
 
     def lost(self, status: WorkerStatus) -> list[Permit]:
         """What the ledger believes this worker runs, and it does not."""
-        mine = {lease for lease, worker in self.runs.items() if worker == status.worker}
-        if mine <= set(status.running):
-            return []
-        return [
-            one for worker, one in self._ledger.leases() if worker == status.worker and one.lease not in status.running
-        ]
+        mine = self._by_worker.get(status.worker, {})
+        return [mine[lease] for lease in sorted(mine.keys() - set(status.running))]
 
-    def _num_running(self, worker: int) -> int:
-        return sum(one == worker for one in self.runs.values())
+    def num_running(self, worker: int) -> int:
+        """Counted by the ledger, which knows of what has ended since the worker asked."""
+        return len(self._by_worker.get(worker, ()))
 
-    def _num_places(self, status: WorkerStatus) -> int:
-        """Free places, within the worker's share of all that may be live: otherwise who asks first runs everything and
-        the others idle. What it runs is counted by the ledger, which knows of what has ended since it asked."""
+    def room(self, worker: int) -> int:
+        """How many groups more this worker may run: up to its share of all that may be live, otherwise who asks first
+        runs everything and the others idle. None where its weights are too old; its proof may be newer than what it
+        said when it asked."""
+        if self.proven.get(worker, -1) < self.min_version:
+            return 0
+        if self.tries_suspects(worker):
+            return 0 if self.num_running(worker) else 1
         live = (self._settings.pipeline_depth + 1) * self._settings.batch_groups
-        return min(status.free_places, -(-live // len(self.proven)) - self._num_running(status.worker))
+        return -(-live // len(self.proven)) - self.num_running(worker)
 
-    def _num_available(self) -> int:
+    def waiting_suspects(self) -> list[int]:
+        """Groups that run alone, and wait for it."""
+        if not self.casualties.suspects:
+            return []
+        return self.casualties.by_suspicion(self.casualties.suspects - {ordinal for ordinal, _ in self.runs})
+
+    def tries_suspects(self, worker: int) -> bool:
+        """One worker runs the suspects, one at a time and nothing beside them; the others go on."""
+        if not (suspects := self.casualties.suspects):
+            return False
+        if any(ordinal in suspects for ordinal, _ in self._by_worker.get(worker, ())):
+            return True
+        return worker == min(self.proven) and bool(self.waiting_suspects())
+
+    def num_available(self) -> int:
         """Groups that may begin: queued ones, and new ones where places are left. A synchronous run plays round after
         round, in one that has begun only what is left of it, and none while it trains."""
         counts = self._ledger.counts
@@ -155,3 +173,12 @@ class Admitter:
         if self._settings.max_tasks is not None:
             new = max(0, min(new, self._settings.max_tasks - self._ledger.next_task))
         return again + new
+
+    @property
+    def min_version(self) -> int:
+        """The oldest version that a group may begin with."""
+        return max(0, self.policy_version - self._settings.pipeline_depth)
+
+    def _begin(self, worker: int, permit: Permit) -> None:
+        self.runs[permit.lease] = worker
+        self._by_worker[worker][permit.lease] = permit

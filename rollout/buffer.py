@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
+from rollout.admission_queue import AdmissionQueue
 from rollout.casualties import Loss
 from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult, State, TrainedGroups
+from rollout.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 from rollout.starvation import StarvationGuard, StarvedError
 
@@ -42,7 +43,8 @@ class BufferClosedError(RuntimeError):
 
 
 class GroupBuffer:
-    """Plain asyncio, used from one event loop. `clock` tells the time at which groups end, in seconds."""
+    """Plain asyncio, used from one event loop. `clock` tells the time at which groups end, in seconds. `gather_s`: for
+    so long results that come back are gathered, to be written down in one transaction."""
 
     def __init__(
         self,
@@ -51,12 +53,16 @@ class GroupBuffer:
         *,
         policy_version: int = 0,
         clock: Callable[[], float] = time.time,
+        gather_s: float = 0.0,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._clock = clock
-        self._changed = asyncio.Condition()
+        self._gather_s = gather_s
+        self._came_back: list[_Completion] = []
+        self._changed = asyncio.Event()
         self._admitter = Admitter(settings, ledger, policy_version=policy_version)
+        self._queue = AdmissionQueue(self._admitter)
         self._guard = StarvationGuard(settings.max_empty_batches * settings.batch_groups, ledger.num_without_signal())
         if not ledger.published():
             ledger.publish(policy_version, 0)
@@ -67,6 +73,11 @@ class GroupBuffer:
     def counts(self) -> GroupCounts:
         return self._ledger.counts
 
+    @property
+    def num_workers(self) -> int:
+        """Those that roll out."""
+        return len(self._admitter.proven)
+
     # --- called for workers ----------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus, *, patience_s: float = float("inf")) -> Admission:
@@ -76,61 +87,59 @@ class GroupBuffer:
         worker whose proven version is too old gets nothing. Waits for capacity; woken by a group that ended, a trained
         batch, a newer proven version, or `close`.
         """
-        async with self._changed:
-            self._admitter.meet(status)
-            if not self._closed and (lost := self._admitter.lost(status)):
-                return Admission(permits=tuple(lost))
-            try:
-                async with asyncio.timeout(None if patience_s == float("inf") else patience_s):
-                    await self._changed.wait_for(lambda: self._closed or self._admitter.may_work(status))
-            except TimeoutError:
-                return Admission()
-            if self._closed:
-                return Admission(closed=True)
-            return Admission(permits=tuple(self._admitter.lease(status)))
+        if self._closed:
+            return Admission(closed=True)
+        self._admitter.meet(status)
+        if lost := self._admitter.lost(status):
+            return Admission(permits=tuple(lost))
+        waiter = self._queue.join(status)
+        try:
+            self._queue.serve()
+            async with asyncio.timeout(None if patience_s == float("inf") else patience_s):
+                return await waiter.answer
+        except TimeoutError:
+            # It may have been given work in the very moment in which its patience ended.
+            return Admission() if waiter.answer.cancelled() else waiter.answer.result()
+        finally:
+            self._queue.leave(waiter)
 
     async def prove(self, worker: int, policy_version: int) -> None:
         """The worker samples with this version, and it was checked."""
-        async with self._changed:
-            self._admitter.proven[worker] = policy_version
-            self._changed.notify_all()
+        self._admitter.proven[worker] = policy_version
+        self._queue.look_again(worker)
+        self._queue.serve()
 
     def unproven(self, policy_version: int) -> list[int]:
         """The workers that roll out and have not proven this version."""
         return [worker for worker, proven in self._admitter.proven.items() if proven < policy_version]
 
-    async def complete(self, lease: tuple[int, int], result: GroupResult) -> bool:
+    async def complete(self, lease: Lease, result: GroupResult) -> bool:
         """A group came back; True if it will be trained. A second answer to one lease changes nothing. A group with
-        fewer than two scored trajectories is tried again, and fails in the end."""
-        async with self._changed:
-            if lease not in self._admitter.runs:
-                return False
-            ending = result.ending
-            if ending is not None:
-                self._ledger.settle(lease, ending, result, now=self._clock())
-            elif lease[1] < self._max_attempts(lease):
-                self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
-            else:
-                self._ledger.fail(lease, result, now=self._clock())
-            self._admitter.casualties.survived(self._admitter.runs.pop(lease), lease[0])
-            self._guard.observe(signal=ending == "ready")
-            self._expire_stale()
-            self._changed.notify_all()
-        return ending == "ready"
+        fewer than two scored trajectories is tried again, and fails in the end. Returns once that is written down,
+        together with what else comes back within `gather_s`."""
+        completion = _Completion(lease, result, asyncio.get_running_loop().create_future())
+        self._came_back.append(completion)
+        if len(self._came_back) == 1:
+            asyncio.get_running_loop().call_later(self._gather_s, self._write_down)
+        return await completion.kept
 
     async def release(self, worker: int | None, reason: str) -> Loss:
-        """The worker is gone, with None all are: what they ran is queued again. An attempt that ended in the death of a
-        worker counts only where the group ran alone."""
-        async with self._changed:
-            lost = [lease for lease, one in self._admitter.runs.items() if worker in (None, one)]
+        """The worker is gone, with None all are: what they ran is queued again, and calls of theirs that wait are sent
+        away, so that none of them takes work. An attempt that ended in the death of a worker counts only where the
+        group ran alone."""
+        self._write_down()
+        lost = self._admitter.runs_of(worker)
+        with self._ledger.together():
             if worker is None:
                 for lease in lost:
                     self._ledger.run_again(lease)
                 loss = Loss(num_groups=len(lost))
             else:
                 loss = self._lose(worker, lost, reason)
-            self._admitter.part_from(worker)
-            self._changed.notify_all()
+        self._queue.send_away(worker, Admission())
+        self._admitter.part_from(worker)
+        self._queue.look_at_all()
+        self._tell()
         return loss
 
     async def roll_call(self, workers: Collection[int]) -> None:
@@ -147,60 +156,59 @@ class GroupBuffer:
         does not depend on who finished first. Fewer than B when signal has become rare, or at the end of the tasks;
         None when there is nothing left. Raises StarvedError, or BufferClosedError after `close`.
         """
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._is_cut(step) or self._closed or self._can_cut() or self._starved() or self._ended()
-            )
+        while not (self._is_cut(step) or self._closed or self._can_cut() or self._starved() or self._ended()):
+            await self._changed.wait()
+        payloads = self._ledger.batch(step)
+        if not payloads:
+            if self._closed:
+                raise BufferClosedError("the buffer was closed while the learner waited for a batch")
+            if not self._can_cut():
+                if self._ended():
+                    return None
+                raise StarvedError(self._diagnosis())
+            self._ledger.cut([one.ordinal for one in self._ledger.ready()][: self._settings.batch_groups], step)
             payloads = self._ledger.batch(step)
-            if not payloads:
-                if self._closed:
-                    raise BufferClosedError("the buffer was closed while the learner waited for a batch")
-                if not self._can_cut():
-                    if self._ended():
-                        return None
-                    raise StarvedError(self._diagnosis())
-                self._ledger.cut([one.ordinal for one in self._ledger.ready()][: self._settings.batch_groups], step)
-                payloads = self._ledger.batch(step)
-            return Batch(
-                step=step,
-                payloads=tuple(payloads),
-                untrained=tuple(self._ledger.untrained(step)),
-                version_ages=self._version_ages,
-                facts=self._ledger.reported(step),
-                bias=bias_metrics(self._ledger.durations(BIAS_WINDOW)),
-                counts=self._ledger.verify(),
-                warning=self._diagnosis() if self._guard.warns else None,
-            )
+        return Batch(
+            step=step,
+            payloads=tuple(payloads),
+            untrained=tuple(self._ledger.untrained(step)),
+            version_ages=self._version_ages,
+            facts=self._ledger.reported(step),
+            bias=bias_metrics(self._ledger.durations(BIAS_WINDOW)),
+            counts=self._ledger.verify_live(),
+            warning=self._diagnosis() if self._guard.warns else None,
+        )
 
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         """The step's batch is trained, or refused for the reason given, and its weights are published: its places are
         free, the version moves on, and ready groups that are too stale now are drawn again."""
-        async with self._changed:
-            self._ledger.mark_trained(step, refused=refused)
-            self._guard.begin_batch()
-            self._move_on(step, policy_version)
+        self._write_down()
+        self._ledger.mark_trained(step, refused=refused)
+        self._guard.begin_batch()
+        self._move_on(step, policy_version)
 
     async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
         """The policy is that of a checkpoint after `step`, published as `policy_version`, and was `trained` on that.
         Returns what the ledger had lost of it, in sentences."""
-        async with self._changed:
-            mended = self._ledger.follow(trained, step)
-            self._ledger.rewind(step)
-            self._move_on(step, policy_version)
+        self._write_down()
+        mended = self._ledger.follow(trained, step)
+        self._ledger.rewind(step)
+        self._move_on(step, policy_version)
         return mended
 
     async def close(self) -> None:
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._write_down()
+        self._closed = True
+        self._queue.send_away(None, Admission(closed=True))
+        self._tell()
 
     # --- rules -----------------------------------------------------------------------------------
 
-    def _max_attempts(self, lease: tuple[int, int]) -> int:
+    def _max_attempts(self, lease: Lease) -> int:
         """Without those that do not count."""
         return self._settings.max_attempts + self._admitter.casualties.excused(lease[0])
 
-    def _lose(self, worker: int, lost: Sequence[tuple[int, int]], reason: str) -> Loss:
+    def _lose(self, worker: int, lost: Sequence[Lease], reason: str) -> Loss:
         casualties = self._admitter.casualties
         fruitless = casualties.is_fruitless(worker)
         explained = casualties.died(worker, [ordinal for ordinal, _ in lost])
@@ -212,7 +220,7 @@ class GroupBuffer:
 
     def _is_cut(self, step: int) -> bool:
         """Another call for this step may have cut the batch while this one waited."""
-        return self.counts.in_batch > 0 and bool(self._ledger.batch(step))
+        return self.counts.in_batch > 0 and self._ledger.is_cut(step)
 
     def _can_cut(self) -> bool:
         """A batch is full, or what there is must do."""
@@ -242,16 +250,80 @@ class GroupBuffer:
         self._oldest_version = oldest_trained_version(published, max_staleness=self._settings.max_staleness)
         self._version_ages = version_ages(published, oldest_version=self._oldest_version)
 
+    def _tell(self) -> None:
+        """Groups ended or were drawn again, or places are free: workers and the learner that wait go on."""
+        self._queue.serve()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def _move_on(self, step: int, policy_version: int) -> None:
         self._ledger.publish(policy_version, step)
         self._look_at_versions()
         self._admitter.policy_version = max(policy_version, self._admitter.policy_version)
-        self._expire_stale()
-        self._changed.notify_all()
+        with self._ledger.together():
+            for group in self._ledger.ready():
+                self._expire_if_stale(group)
+        self._tell()
 
-    def _expire_stale(self) -> None:
-        for group in self._ledger.ready():
-            stale = fresh_share(group.versions, fresh=self._version_ages) < LEAST_FRESH_SHARE
-            # A task that takes longer than S versions each time is trained on what is left of it in the end.
-            if stale and group.attempt < self._settings.max_attempts:
-                self._ledger.expire(group, f"older than version {self._oldest_version}")
+    def _write_down(self) -> None:
+        """All that came back lately, in one transaction; only then is it answered, and counted."""
+        came_back, self._came_back = self._came_back, []
+        first: dict[Lease, _Completion] = {}
+        for one in came_back:
+            if one.lease in self._admitter.runs:
+                first.setdefault(one.lease, one)
+        try:
+            with self._ledger.together():
+                for one in first.values():
+                    self._settle(one.lease, one.result)
+        except Exception as error:
+            for one in came_back:
+                one.answer(error)
+            return
+        for one in first.values():
+            worker = self._admitter.end(one.lease)
+            if self._admitter.casualties.survived(worker, one.lease[0]):
+                self._queue.look_at_all()
+            self._queue.look_again(worker)
+            self._guard.observe(signal=one.result.ending == "ready")
+        for one in came_back:
+            one.answer(first.get(one.lease) is one and one.result.ending == "ready")
+        if first:
+            self._tell()
+
+    def _settle(self, lease: Lease, result: GroupResult) -> None:
+        ending = result.ending
+        if ending is not None:
+            self._ledger.settle(lease, ending, result, now=self._clock())
+        elif lease[1] < self._max_attempts(lease):
+            self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
+        else:
+            self._ledger.fail(lease, result, now=self._clock())
+        if ending == "ready":
+            ordinal, attempt = lease
+            task = self._admitter.permit(lease).task
+            self._expire_if_stale(ReadyGroup(ordinal=ordinal, task=task, attempt=attempt, versions=result.versions))
+
+    def _expire_if_stale(self, group: ReadyGroup) -> None:
+        """Asked when a group becomes ready, and of all that are when the policy moves on: between, none gets older."""
+        stale = fresh_share(group.versions, fresh=self._version_ages) < LEAST_FRESH_SHARE
+        # A task that takes longer than S versions each time is trained on what is left of it in the end.
+        if stale and group.attempt < self._settings.max_attempts:
+            self._ledger.expire(group, f"older than version {self._oldest_version}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """A group that came back and is not written down yet. `kept`: whether it will be trained."""
+
+    lease: Lease
+    result: GroupResult
+    kept: asyncio.Future[bool]
+
+    def answer(self, kept: bool | Exception) -> None:
+        if self.kept.done():  # whoever asked is gone
+            return
+        if isinstance(kept, Exception):
+            self.kept.set_exception(kept)
+        else:
+            self.kept.set_result(kept)

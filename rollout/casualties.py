@@ -62,11 +62,13 @@ class Casualties:
             self._num_ended > self._suspected_at.get(one, self._num_ended) for one in groups
         )
 
-    def survived(self, worker: int, group: int) -> None:
-        """The group came to an end, of whatever kind, and the worker lives."""
+    def survived(self, worker: int, group: int) -> bool:
+        """The group came to an end, of whatever kind, and the worker lives. Returns whether it was a suspect."""
         self._fruitful.add(worker)
         self._num_ended += 1
+        suspected = group in self._suspected_at
         self.forget(group)
+        return suspected
 
     def forget(self, group: int) -> None:
         """Nobody will run this group again, or it has shown that it kills nobody."""

@@ -7,7 +7,9 @@ transaction, so a process may be killed at any moment.
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 from rollout.ledger_file import LedgerError as LedgerError
@@ -19,11 +21,16 @@ SHOWN_UNTRAINED = 4
 
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
 _UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
+"""As in the index `shown`, word for word."""
 _BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
 
 
 class Ledger(LedgerMending):
     """All calls are short transactions, made from one thread."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """The moves within are one transaction."""
+        return self._transaction()
 
     # --- drawing and running ---------------------------------------------------------------------
 
@@ -106,7 +113,7 @@ class Ledger(LedgerMending):
                 ordinal=row["ordinal"],
                 task=row["task"],
                 attempt=row["attempt"],
-                versions={int(version): num for version, num in json.loads(row["versions"]).items()},
+                versions=_versions(row["versions"]),
             )
             for row in rows
         ]
@@ -134,6 +141,10 @@ class Ledger(LedgerMending):
         )
         return [row["payload"] for row in rows]
 
+    def is_cut(self, step: int) -> bool:
+        """Whether a batch is in training for this step."""
+        return bool(self._scalar("SELECT EXISTS (SELECT 1 FROM groups WHERE state = 'in_batch' AND step = ?)", (step,)))
+
     def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
         """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
         rows = self._db.execute(
@@ -147,9 +158,7 @@ class Ledger(LedgerMending):
         """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
         state: State = "trained" if refused is None else "refused"
         with self._transaction():
-            query = "SELECT ordinal FROM groups WHERE state = 'in_batch' AND step <= ?"
-            for (ordinal,) in self._db.execute(query, (step,)).fetchall():
-                self._move(ordinal, "in_batch", state, reason=refused)
+            self._move_all("in_batch", state, "step <= ?", (step,), reason=refused)
 
     def rewind(self, step: int) -> None:
         """The policy is that of a checkpoint after `step`: batches that it knows are trained, later ones are ready
@@ -253,6 +262,12 @@ class Ledger(LedgerMending):
         if row is not None and row["attempt"] != lease[1]:
             raise LedgerError(f"group {lease[0]} is at attempt {row['attempt']}, not {lease[1]}")
         self._move(lease[0], "running", after, worker=None, **columns)
+
+
+@lru_cache(maxsize=65_536)
+def _versions(text: str) -> Mapping[int, int]:
+    """A ready group is looked at with every batch and every version; it is parsed once."""
+    return {int(version): num for version, num in json.loads(text).items()}
 
 
 def _permit(row: sqlite3.Row) -> Permit:

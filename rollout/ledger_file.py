@@ -2,13 +2,13 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rollout.file_system import file_system_of
-from rollout.lifecycle import MOVES, GroupCounts, State
+from rollout.lifecycle import LIVE, MOVES, GroupCounts, State
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -33,6 +33,8 @@ CREATE INDEX IF NOT EXISTS states ON groups (state);
 CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
 CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
 CREATE INDEX IF NOT EXISTS steps ON groups (step);
+CREATE INDEX IF NOT EXISTS shown ON groups (reported_step)
+    WHERE state IN ('all_right', 'all_wrong', 'overlong', 'failed') AND payload IS NOT NULL;
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
 
@@ -46,6 +48,7 @@ _NOT_THE_FILES_FAULT = {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_PROTOCOL,
 }
+_LIVE = ", ".join(f"'{state}'" for state in LIVE)
 
 
 class LedgerError(RuntimeError):
@@ -105,6 +108,14 @@ class LedgerFile:
             raise LedgerError(f"the ledger does not add up: counted {found}, kept {self.counts}")
         return found
 
+    def verify_live(self) -> GroupCounts:
+        """As `verify`, of live groups only: it takes no longer the more groups have ended."""
+        found = self._counted(f"WHERE state IN ({_LIVE})")
+        kept = {state: num for state, num in self._counts.items() if num and state in LIVE}
+        if found != kept or not self.counts.balanced:
+            raise LedgerError(f"the ledger does not add up: counted {found}, kept {kept}")
+        return self.counts
+
     @property
     def next_task(self) -> int:
         """The number after the highest that was ever drawn."""
@@ -115,7 +126,10 @@ class LedgerFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, in the file and in what is kept beside it."""
+        """All of it or nothing, in the file and in what is kept beside it. One within another is part of that."""
+        if self._db.in_transaction:
+            yield
+            return
         kept = self._counts.copy(), self._next_ordinal, self._next_task, self._rounds
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -152,6 +166,16 @@ class LedgerFile:
         self._counts[before] -= 1
         self._counts[after] += 1
 
+    def _move_all(self, before: State, after: State, where: str, values: Sequence[Any], **columns: Any) -> None:
+        """Every group in the state `before` for which this holds."""
+        if after not in MOVES[before]:
+            raise LedgerError(f"no group may go from {before} to {after}")
+        names = ", ".join(f"{name} = ?" for name in ("state", *columns))
+        query = f"UPDATE groups SET {names} WHERE state = ? AND {where}"
+        num = self._db.execute(query, (after, *columns.values(), before, *values)).rowcount
+        self._counts[before] -= num
+        self._counts[after] += num
+
     def _row(self, ordinal: int) -> Any:
         return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
 
@@ -174,9 +198,9 @@ class LedgerFile:
         except sqlite3.DatabaseError as error:
             raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
 
-    def _counted(self) -> dict[str, int]:
-        rows = self._db.execute("SELECT state, COUNT(*) AS num FROM groups GROUP BY state")
+    def _counted(self, where: str = "") -> dict[str, int]:
+        rows = self._db.execute(f"SELECT state, COUNT(*) AS num FROM groups {where} GROUP BY state")
         return {row["state"]: row["num"] for row in rows}
 
-    def _scalar(self, query: str) -> int:
-        return int(self._db.execute(query).fetchone()[0])
+    def _scalar(self, query: str, values: Sequence[Any] = ()) -> int:
+        return int(self._db.execute(query, values).fetchone()[0])

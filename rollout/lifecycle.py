@@ -20,8 +20,13 @@ State = Literal[
     "failed",
     "expired",
 ]
+Lease = tuple[int, int]
+"""The ordinal of a group and the number of its attempt."""
 Ending = Literal["ready", "all_right", "all_wrong", "overlong"]
 """Of a group whose trajectories could be compared: with signal, or one of the ways to be filtered."""
+
+LIVE: tuple[State, ...] = ("queued", "running", "ready", "in_batch")
+"""Each of these holds a place until it is trained or dropped."""
 
 MOVES: Mapping[State, frozenset[State]] = {
     "queued": frozenset({"running"}),
@@ -56,7 +61,7 @@ class Permit:
     min_policy_version: int
 
     @property
-    def lease(self) -> tuple[int, int]:
+    def lease(self) -> Lease:
         return self.ordinal, self.attempt
 
 

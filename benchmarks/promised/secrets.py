@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from benchmarks.planted_keys import KEYED, SERVER, SMALL, PlantedKeys, keyed_tools, plant, viewer_answers
-from benchmarks.ray_machines import ROOT, Machines
+from benchmarks.planted_keys import KEYED, ROOT, SERVER, SMALL, PlantedKeys, keyed_tools, plant, viewer_answers
 from promised.promise import Measured, Promise
 from ray_jobs import submit
+from ray_jobs.chaos.machines import Machines
 from ray_jobs.cli import main
 from ray_jobs.view import follow
 from ray_jobs.view_run import ViewedRun

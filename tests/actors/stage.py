@@ -23,7 +23,7 @@ from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cast import Cast
-from ray_jobs.chaos import PARTS, part_of
+from ray_jobs.chaos.job import PARTS, part_of
 from ray_jobs.console import Console
 from ray_jobs.phases import cold_start
 from ray_jobs.run import Run

@@ -1,8 +1,9 @@
 import hashlib
+import threading
 
 import pytest
 import ray
-from stage import kill, local_ray, make_config
+from stage import PATIENCE_S, kill, local_ray, make_config
 
 from actors.store import StoreActor
 from learner.types import Adapter
@@ -67,6 +68,66 @@ def test_who_waits_for_a_version_gets_it_once_it_is_published(store):
     assert ray.wait([waiting], timeout=0.5)[0] == []
     publish(store, make_adapter(1))
     assert ray.get(waiting).published.policy_version == 1
+
+
+def test_calls_that_wait_keep_no_other_call_out(store):
+    publish(store, make_adapter(0))
+    # Nobody has proven version 9, so that none of them gets work.
+    ray.get(store.rewind.remote(0, 9))
+    newer = [store.wait_newer.remote(0) for _ in range(1200)]
+    statuses = (WorkerStatus(worker=index, policy_version=0, running=(), free_places=1) for index in range(600))
+    admitted = [store.admit.remote(status) for status in statuses]
+    assert ray.get(store.next_version.remote(), timeout=PATIENCE_S) == 1
+    ray.get(store.publish.remote(make_adapter(1)), timeout=PATIENCE_S)
+    assert {offer.published.policy_version for offer in ray.get(newer, timeout=PATIENCE_S)} == {1}
+    assert {admission.permits for admission in ray.get(admitted, timeout=PATIENCE_S)} == {()}
+
+
+def test_version_is_published_while_other_calls_are_answered(tmp_path):
+    """Its disk takes nothing before another call was answered."""
+    store = StoreActor.remote(make_config(tmp_path), tmp_path)
+    ray.get(store.__ray_call__.remote(hold_up_publishing))
+    published = store.publish.remote(make_adapter(0))
+    newer = store.wait_newer.remote(-1)
+    assert ray.get(store.next_version.remote(), timeout=PATIENCE_S) == 0
+    assert ray.wait([published, newer], timeout=0.5)[0] == []
+    ray.get(store.__ray_call__.remote(let_publishing_go_on))
+    ray.get(published, timeout=PATIENCE_S)
+    assert ray.get(newer, timeout=PATIENCE_S).published.policy_version == 0
+    ray.kill(store)
+
+
+def hold_up_publishing(store):
+    gate, publish = threading.Event(), store._adapters.publish
+    store.gate = gate
+    store._adapters.publish = lambda *arguments: gate.wait(PATIENCE_S) and publish(*arguments)
+
+
+def let_publishing_go_on(store):
+    store.gate.set()
+
+
+def test_bytes_that_were_just_published_are_not_read_again(store):
+    ray.get(store.__ray_call__.remote(forbid_reading))
+    publish(store, make_adapter(0))
+    assert ray.get(ray.get(store.wait_newer.remote(-1)).ref[0]) == b"weights"
+
+
+def forbid_reading(store):
+    store._adapters.read = None
+
+
+def test_batch_is_two_references_of_which_the_small_one_has_no_payloads(store):
+    publish(store, make_adapter(0))
+    status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=2)
+    for permit in ray.get(store.admit.remote(status)).permits:
+        result = GroupResult(ending="ready", payload=b"%d" % permit.ordinal, versions={0: 5}, facts={"groups": 1.0})
+        ray.get(store.complete.remote(permit.lease, result))
+    cut, payloads = store.next_batch.remote(1)
+    batch = ray.get(cut)
+    kill("store")
+    assert (batch.step, batch.payloads, batch.facts) == (1, (), {"groups": 2.0})
+    assert ray.get(payloads) == (b"0", b"1")
 
 
 def test_version_numbers_are_never_used_twice(store):

@@ -20,9 +20,9 @@ from ray._private.authentication_test_utils import reset_auth_token_state
 from real_run import steps_of
 from stage import wait_until
 
-from benchmarks.planted_keys import KEYED, SERVER, SMALL, keyed_tools, plant, viewer_answers
-from benchmarks.ray_machines import ROOT, Machines
+from benchmarks.planted_keys import KEYED, ROOT, SERVER, SMALL, keyed_tools, plant, viewer_answers
 from ray_jobs import submit
+from ray_jobs.chaos.machines import Machines
 from ray_jobs.cli import main
 from ray_jobs.jobs_client import connect
 

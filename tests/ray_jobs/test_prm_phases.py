@@ -7,6 +7,7 @@ from envs.datasets.generated import generate
 from envs.types import Task
 from ray_jobs.prm_phases import watch_prm
 from reward.types import Reward, ScoredGroup, StepScores
+from reward.verbatim import VerbatimGroup
 from rollout.types import TrajectoryGroup
 from tests.ray_jobs.view_world import make_trajectory, make_turn
 
@@ -48,7 +49,7 @@ def watch(monkeypatch):
 
     def watched(groups, *, step=1, prm=None):
         run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
-        return watch_prm(run, groups, step, 0.5)
+        return watch_prm(run, [VerbatimGroup(scored=one, records=()) for one in groups], step, 0.5)
 
     return watched
 
@@ -56,6 +57,11 @@ def watch(monkeypatch):
 def test_error_against_the_plan_is_over_every_group_of_the_batch(watch):
     groups = [make_group("g0", 0.6, 0.6), make_group("g1", 0.1, 0.1), make_group("g2", 0.0, None)]
     assert watch(groups)["prm/rejudge_mse"] == pytest.approx((2 * 0.36 + 2 * 0.01 + 0) / 5)
+
+
+def test_without_a_prm_no_group_is_read():
+    run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=None))
+    assert watch_prm(run, iter([None]), 1, 0.5) == {}
 
 
 def test_groups_without_a_plan_or_without_scores_are_left_out(watch):

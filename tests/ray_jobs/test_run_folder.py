@@ -1,6 +1,7 @@
 import json
 import math
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from ray_jobs import provenance
 from ray_jobs.cli import main
 from ray_jobs.preflight import check_same_run
 from ray_jobs.run_folder import RunFolder, RunFolderError, run_path
+from ray_jobs.step_records import StepRecord
+from rollout.records import read_records
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
@@ -165,6 +168,50 @@ def test_full_disk_is_one_clear_error(tmp_path, name, write):
     folder = make_folder(tmp_path)
     with pytest.raises(RunFolderError, match="No space left on device; free some space"):
         write(folder)
+
+
+def train_row(step):
+    row = {"id": f"{step}", "phase": "train", "step": step, "turns": []}
+    return StepRecord(line=json.dumps(row).encode(), fields=row)
+
+
+def slow_rows(step, gate):
+    gate.wait(60)
+    yield train_row(step)
+
+
+def test_trajectories_of_a_step_are_written_while_the_run_goes_on(tmp_path):
+    gate = threading.Event()
+    with make_folder(tmp_path) as folder:
+        folder.log_step(1, slow_rows(1, gate), version_ages={})
+        folder.log_metrics(1, {"policy/loss": 0.5})
+        assert (folder.path / "trajectories.jsonl").read_text() == ""
+        gate.set()
+        folder.catch_up()
+        assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == [1]
+
+
+@pytest.mark.parametrize(("step", "left"), [(1, [1]), (2, [1, 2])])
+def test_rewinding_waits_for_what_is_being_written(tmp_path, step, left):
+    gate = threading.Event()
+    with make_folder(tmp_path) as folder:
+        folder.log_step(1, [train_row(1)], version_ages={})
+        folder.log_step(2, slow_rows(2, gate), version_ages={})
+        threading.Timer(0.1, gate.set).start()
+        folder.rewind(step)
+        assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == left
+        folder.log_step(3, [train_row(3)], version_ages={})
+    assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == [*left, 3]
+
+
+@needs_full_device
+def test_disk_that_is_full_while_a_step_is_written_is_told_to_the_next(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "trajectories.jsonl").symlink_to("/dev/full")
+    folder = make_folder(tmp_path)
+    folder.log_step(1, [train_row(1)], version_ages={})
+    with pytest.raises(RunFolderError, match="No space left on device; free some space"):
+        folder.catch_up()
 
 
 @needs_full_device

@@ -13,6 +13,7 @@ from ray_jobs.step_records import step_records
 from reward.credit_parts import credit_parts
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
+from reward.verbatim import verbatim_group
 from rollout.buffer import Batch
 from rollout.lifecycle import GroupCounts
 from rollout.records import head_of, trajectory_of
@@ -70,7 +71,8 @@ def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
 
 def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5, skipped=None):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
-    return list(step_records(batch, result, credit=credit, prm_weight=weight))
+    groups = map(verbatim_group, batch.payloads)
+    return [json.loads(one.line) for one in step_records(batch, groups, result, credit=credit, prm_weight=weight)]
 
 
 def test_an_advantage_is_its_outcome_part_and_its_process_part():

@@ -5,14 +5,17 @@ import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from ray._private.authentication_test_utils import reset_auth_token_state
 from stage import check_nothing_lost, groups_of, steps_of, wait_until
 
-from benchmarks.ray_machines import ROOT, Machines
 from ray_jobs import submit
+from ray_jobs.chaos.machines import Machines
 from ray_jobs.cli import main
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -1,4 +1,5 @@
 import html
+import json
 import math
 import re
 import time
@@ -15,6 +16,7 @@ from ray_jobs.metrics import BY_NAME
 from ray_jobs.metrics_distributions import HISTOGRAMS, StepDistributions
 from ray_jobs.metrics_texts import TEXTS, StepTexts, markdown_of, plain
 from ray_jobs.run_folder import RunFolder
+from ray_jobs.step_records import StepRecord
 from ray_jobs.tensorboard import Board
 
 HOSTILE = (
@@ -87,9 +89,14 @@ AGES = {1: 2, 2: 1, 3: 0}
 """Those of the versions while version 3 is updated."""
 
 
+def as_written(record):
+    return StepRecord(line=json.dumps(record).encode(), fields=record)
+
+
 def watched(*records, version_ages=AGES):
     looking = StepDistributions(version_ages)
-    assert list(looking.watch(records)) == list(records)
+    for record in records:
+        looking.add(record)
     return looking.histograms()
 
 
@@ -165,7 +172,8 @@ def test_numbers_that_are_none_are_left_out():
 def test_histograms_and_texts_read_back_with_their_counts_and_descriptions(tmp_path):
     with make_folder(tmp_path) as folder:
         right, wrong = make_record(make_turn()), make_record(make_turn(), make_turn(), outcome=0.0)
-        folder.log_step(7, [right, wrong], version_ages=AGES)
+        folder.log_step(7, map(as_written, [right, wrong]), version_ages=AGES)
+        folder.catch_up()
         assert (folder.path / "trajectories.jsonl").read_text().count("\n") == 2
     events = open_board(folder.path)
     assert set(events.Tags()["tensors"]) - {"custom_scalars__config__"} == set(HISTOGRAMS) | set(TEXTS)
@@ -186,7 +194,8 @@ def test_the_right_and_the_wrong_trajectory_are_siblings():
         make_record(make_turn(), group="g2", outcome=0.0),
         make_record(make_turn(), group="g1", outcome=0.0, answer="third"),
     ]
-    assert list(looking.watch(records)) == records
+    for record in records:
+        looking.add(record)
     assert {name: re.search(r"Answer\*\* (\w+)", shown)[1] for name, shown in looking.texts().items()} == {
         "trajectories/right": "first",
         "trajectories/wrong": "third",
@@ -242,11 +251,12 @@ def test_nothing_stands_twice_after_a_rewind_and_what_stays_keeps_its_time(tmp_p
         folder.log_metrics(0, {"train_prm/loss": 1.0})
         for step in (1, 2, 3):
             folder.log_metrics(step, {"policy/loss": float(step)})
-            folder.log_step(step, [make_record(make_turn())], version_ages=AGES)
+            folder.log_step(step, [as_written(make_record(make_turn()))], version_ages=AGES)
+        folder.catch_up()
         before = open_board(folder.path)
         kept = folder.rewind(2)
         folder.log_metrics(3, {"policy/loss": 30.0})
-        folder.log_step(3, [make_record(make_turn(), make_turn())], version_ages=AGES)
+        folder.log_step(3, [as_written(make_record(make_turn(), make_turn()))], version_ages=AGES)
     assert [row["step"] for row in kept] == [1, 2]
     events = open_board(folder.path)
     assert [(one.step, one.value) for one in events.Scalars("policy/loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]

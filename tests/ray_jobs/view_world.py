@@ -12,6 +12,7 @@ from learner.types import StepResult
 from ray_jobs.step_records import step_records
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
+from reward.verbatim import verbatim_group
 from rollout.buffer import Batch
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult
@@ -102,7 +103,9 @@ def group_rows(scored, step, *, untrained=()):
         warning=None,
     )
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    return step_records(batch, result, credit="outcome_gated", prm_weight=0.5)
+    groups = map(verbatim_group, batch.payloads)
+    records = step_records(batch, groups, result, credit="outcome_gated", prm_weight=0.5)
+    return (json.loads(one.line) for one in records)
 
 
 def _logprobs(trajectory):

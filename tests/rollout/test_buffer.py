@@ -248,6 +248,195 @@ async def test_status_that_was_overtaken_by_a_proof_takes_nothing_back():
     assert ordinals(await admitted(buffer, policy_version=3)) == [0, 1]
 
 
+# Waiting for admission.
+
+
+async def waiting_workers(buffer, *workers, free_places=1):
+    return [
+        await waiting(buffer.admit(make_status(worker=worker, free_places=free_places, **status)))
+        for worker, status in ((one, {"running": leases_of(buffer._ledger, one)}) for one in workers)
+    ]
+
+
+async def served(tasks):
+    """Which of them were answered."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return [index for index, task in enumerate(tasks) if task.done()]
+
+
+async def test_as_many_are_woken_as_there_are_places():
+    buffer = make_buffer(batch_groups=25)
+    permits = await admitted(buffer, free_places=50)
+    assert len(permits) == 50
+    waiters = await waiting_workers(buffer, *range(1, 31))
+    asked = []
+    buffer._admitter.room, ask = lambda worker: asked.append(worker) or ask(worker), buffer._admitter.room
+    for permit in permits[:2]:
+        await complete(buffer, permit, WRONG)
+    assert await served(waiters) == [0, 1]
+    assert len(asked) < 10
+    await complete(buffer, permits[2])
+    assert await served(waiters) == [0, 1]
+    for waiter in waiters:
+        waiter.cancel()
+
+
+async def test_places_go_to_those_who_run_least_and_of_these_to_who_waits_longest():
+    buffer = make_buffer(batch_groups=3)
+    for worker in (1, 2, 3):
+        await buffer.prove(worker, 0)
+    await admitted(buffer, worker=1, free_places=1)
+    others = [await admitted(buffer, worker=0, free_places=2), await admitted(buffer, worker=2, free_places=2)]
+    await admitted(buffer, worker=3, free_places=1)
+    waiters = await waiting_workers(buffer, 0, 1, 3)
+    await complete(buffer, others[1][0], WRONG)
+    assert await served(waiters) == [1]
+    await complete(buffer, others[1][1], WRONG)
+    assert await served(waiters) == [1, 2]
+    await complete(buffer, others[0][0], WRONG)
+    assert await served(waiters) == [0, 1, 2]
+
+
+async def test_places_that_become_free_together_are_shared_evenly():
+    buffer = make_buffer(batch_groups=2)
+    for permit in await admitted(buffer):
+        await complete(buffer, permit)
+    await buffer.release(0, "lost")
+    await batch_now(buffer, 1)
+    waiters = await waiting_workers(buffer, 1, 2, free_places=4)
+    await buffer.mark_trained(1, 1)
+    assert [ordinals((await woken(waiter)).permits) for waiter in waiters] == [[4], [5]]
+
+
+async def test_worker_that_waits_is_given_nothing_beyond_what_it_asked_for():
+    buffer = make_buffer(batch_groups=2)
+    permits = await admitted(buffer)
+    await batch_of(buffer, permits)
+    (waiter,) = await waiting_workers(buffer, 0, free_places=1)
+    await buffer.mark_trained(1, 1)
+    assert ordinals((await woken(waiter)).permits) == [4]
+
+
+async def batch_of(buffer, permits):
+    for permit in permits:
+        await complete(buffer, permit)
+    return await batch_now(buffer, 1)
+
+
+async def test_worker_that_waits_for_its_weights_holds_nobody_up():
+    buffer = make_buffer(batch_groups=1, policy_version=5)
+    (old,) = await waiting_workers(buffer, 0)
+    (fresh,) = [await buffer.admit(make_status(worker=1, policy_version=5, free_places=1))]
+    assert ordinals(fresh.permits) == [0]
+    await still_waiting(old)
+    await buffer.prove(0, 5)
+    assert ordinals((await woken(old)).permits) == [1]
+
+
+async def test_worker_that_waits_gets_the_share_of_one_that_is_lost():
+    buffer = make_buffer(batch_groups=1)
+    await buffer.prove(1, 0)
+    assert ordinals(await admitted(buffer)) == [0]
+    (waiter,) = await waiting_workers(buffer, 0)
+    await buffer.release(1, "lost")
+    assert ordinals((await woken(waiter)).permits) == [1]
+
+
+async def test_ledger_that_cannot_be_written_is_told_to_those_who_would_have_got_work(monkeypatch):
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
+    (permit,) = await admitted(buffer)
+    first, second = await waiting_workers(buffer, 1, 2)
+
+    def full(*_, **__):
+        raise LedgerError("cannot write the ledger: disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(buffer._ledger, "lease", full)
+        assert not await complete(buffer, permit, WRONG)
+        with pytest.raises(LedgerError):
+            await woken(first)
+        await still_waiting(second)
+    assert buffer.counts == GroupCounts(drawn=1, all_wrong=1)
+    assert ordinals(await admitted(buffer, worker=3)) == []
+    assert ordinals((await woken(second)).permits) == [1]
+
+
+# Results that are written down together.
+
+
+def transactions(ledger):
+    """The list grows with every transaction."""
+    seen = []
+    ledger._db.set_trace_callback(lambda statement: seen.append(statement) if statement == "COMMIT" else None)
+    return seen
+
+
+async def test_results_that_come_together_are_one_transaction():
+    buffer = make_buffer(batch_groups=5)
+    permits = await admitted(buffer)
+    seen = transactions(buffer._ledger)
+    kept = await asyncio.gather(*(complete(buffer, permit) for permit in permits))
+    assert kept == [True] * 10
+    assert len(seen) == 1
+
+
+async def test_result_is_answered_once_it_is_written_down():
+    buffer = make_buffer()
+    permit, *_ = await admitted(buffer)
+    seen = transactions(buffer._ledger)
+    answer = asyncio.create_task(complete(buffer, permit))
+    answer.add_done_callback(lambda _: seen.append("answered"))
+    assert await answer
+    assert seen == ["COMMIT", "answered"]
+
+
+async def test_results_that_could_not_be_written_together_may_all_be_brought_again(monkeypatch):
+    buffer = make_buffer()
+    permits = await admitted(buffer)
+    before = buffer.counts
+    settle = buffer._ledger.settle
+
+    def full(lease, *arguments, **options):
+        if lease == permits[2].lease:
+            raise LedgerError("cannot write the ledger: disk full")
+        settle(lease, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(buffer._ledger, "settle", full)
+        found = await asyncio.gather(*(complete(buffer, permit) for permit in permits), return_exceptions=True)
+    assert [type(one) for one in found] == [LedgerError] * 4
+    assert buffer._ledger.verify() == before
+    assert await asyncio.gather(*(complete(buffer, permit) for permit in permits)) == [True] * 4
+
+
+async def test_group_that_comes_back_twice_together_counts_once():
+    buffer = make_buffer()
+    permit, *_ = await admitted(buffer)
+    assert await asyncio.gather(complete(buffer, permit), complete(buffer, permit, WRONG)) == [True, False]
+    assert buffer.counts == GroupCounts(drawn=4, running=3, ready=1)
+
+
+async def test_result_that_came_before_its_worker_was_lost_counts():
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
+    (permit,) = await admitted(buffer)
+    answer = asyncio.create_task(complete(buffer, permit))
+    await asyncio.sleep(0)
+    assert (await buffer.release(0, "lost")).num_groups == 0
+    assert await answer
+    assert buffer.counts == GroupCounts(drawn=1, ready=1)
+
+
+async def test_result_does_not_make_the_other_ready_groups_be_looked_at(monkeypatch):
+    buffer = make_buffer()
+    permits = await admitted(buffer)
+    with monkeypatch.context() as patched:
+        patched.delattr(Ledger, "ready")
+        for permit in permits:
+            assert await complete(buffer, permit)
+    assert buffer.counts.ready == 4
+
+
 # Answers that were lost.
 
 
@@ -951,10 +1140,9 @@ async def test_call_of_a_worker_that_is_released_while_it_waits_gets_no_work_and
     (permit,) = await admitted(buffer)
     waiter = await waiting(buffer.admit(make_status(running=(permit.lease,))))
     await buffer.release(0, "no heartbeat")
-    await still_waiting(waiter)
+    await buffer.prove(0, 0)
+    assert await woken(waiter) == Admission()
     assert [permit.lease for permit in await admitted(buffer, worker=1)] == [(0, 2)]
-    await buffer.close()
-    assert (await woken(waiter)).permits == ()
 
 
 async def test_worker_that_has_proven_nothing_yet_gets_no_work():
@@ -1059,6 +1247,7 @@ class Life(RuleBasedStateMachine):
         self.in_batch = ()
         self.step, self.forgotten = 0, 0
         self.failed_with_facts = 0
+        self.calls = []
 
     def open(self):
         self.ledger = Ledger(self.path)
@@ -1094,6 +1283,35 @@ class Life(RuleBasedStateMachine):
         if not lost:
             self.known[worker] |= {permit.lease: permit for permit in permits}
 
+    @rule(worker=st.integers(0, 1), free_places=st.integers(1, 4))
+    def wait_for_work(self, worker, free_places):
+        status = make_status(
+            worker=worker,
+            policy_version=self.proven[worker],
+            running=tuple(self.known[worker]),
+            free_places=free_places,
+        )
+        self.calls.append((status, self.loop.create_task(self.buffer.admit(status))))
+
+    @invariant()
+    def who_waits_is_given_what_there_is(self):
+        for _ in range(3):
+            self.play(asyncio.sleep(0))
+        answered = [(status, call.result()) for status, call in self.calls if call.done()]
+        self.calls = [(status, call) for status, call in self.calls if not call.done()]
+        for status, admission in answered:
+            assert len(admission.permits) <= max(status.free_places, self.places)
+            self.known[status.worker] |= {permit.lease: permit for permit in admission.permits}
+        admitter = self.buffer._admitter
+        waiting = {status.worker for status, _ in self.calls}
+        assert not admitter.num_available() or all(admitter.room(worker) <= 0 for worker in waiting)
+
+    def forget_calls(self):
+        for _, call in self.calls:
+            call.cancel()
+        self.play(asyncio.sleep(0))
+        self.calls = []
+
     @precondition(lambda self: any(self.known.values()))
     @rule(data=st.data(), ending=st.sampled_from([MIXED, MIXED, RIGHT, WRONG, UNSCORABLE]))
     def complete(self, data, ending):
@@ -1126,7 +1344,11 @@ class Life(RuleBasedStateMachine):
         """Its successor has the same number and has proven nothing yet."""
         before = self.buffer.counts
         num = self.play(self.buffer.release(worker, "lost")).num_groups
-        assert before.running - num == self.buffer.counts.running
+        if self.calls:
+            # Others that wait may take over at once.
+            assert before.running - num <= self.buffer.counts.running
+        else:
+            assert before.running - num == self.buffer.counts.running
         self.old_leases += self.known[worker]
         self.known[worker], self.proven[worker] = {}, 0
 
@@ -1186,6 +1408,7 @@ class Life(RuleBasedStateMachine):
     def kill(self, learner_too, workers_too):
         """The buffer is killed, alone or with others."""
         counts = self.buffer.counts
+        self.forget_calls()
         self.path = killed(self.path)
         self.open()
         assert self.buffer.counts == counts
@@ -1210,6 +1433,16 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def ledger_adds_up(self):
         assert self.ledger.verify().balanced
+
+    @invariant()
+    def counts_kept_in_memory_are_those_of_the_file(self):
+        assert self.ledger.verify_live() == self.ledger.verify()
+        admitter, leases = self.buffer._admitter, self.ledger.leases()
+        assert admitter.runs == {permit.lease: worker for worker, permit in leases}
+        for worker in (0, 1):
+            assert admitter.num_running(worker) == [one for one, _ in leases].count(worker)
+            assert admitter.runs_of(worker) == sorted(leases_of(self.ledger, worker))
+        assert all(admitter.permit(permit.lease) == permit for _, permit in leases)
 
     @invariant()
     def every_task_has_one_group_that_did_not_expire(self):
@@ -1237,6 +1470,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self):
         try:
             if hasattr(self, "buffer"):
+                self.forget_calls()
                 self.play_to_the_end()
         finally:
             for ledger in self.ledgers:

@@ -1,4 +1,4 @@
-"""A Ray cluster of nodes on this machine, for what is to be seen of a submitted job from outside."""
+"""A Ray cluster of nodes on this machine, each a process tree of its own, as machines are."""
 
 import contextlib
 import os
@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
 RAY = Path(sys.prefix) / "bin" / "ray"
 PATIENCE_S = 300.0
 
@@ -25,11 +24,12 @@ class Machines:
 
     def __init__(self, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self._folder = folder
+        self.num_cpus = 0
         self.token_path = folder / "token"
         # Of a short name: Ray's sockets lie in it, and the path of one may have 107 bytes.
         self.sessions = Path(tempfile.mkdtemp(prefix="ray-"))
         self._started: list[subprocess.Popen[bytes]] = []
-        self._env = {
+        self.environment = {
             **os.environ,
             # A loaded machine takes longer than Ray waits for its processes.
             "RAY_worker_register_timeout_seconds": "600",
@@ -60,17 +60,31 @@ class Machines:
                 raise RuntimeError(f"Ray did not start: {(self._folder / 'ray.log').read_text()[-4000:]}")
             time.sleep(0.1)
 
-    def add(self, num_cpus: int, *, without: Path) -> None:
-        """Another machine, on which this folder does not exist."""
+    def add(self, num_cpus: int, *, without: Path | None = None) -> None:
+        """Another machine, on which the folder `without` does not exist."""
+        self.num_cpus = num_cpus
+        hidden = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{without}" && exec "$@"', "sh")
         self._start(
             *(f"--address={self.address}", f"--num-cpus={num_cpus}", "--node-ip-address=127.0.0.1"),
             f"--dashboard-agent-listen-port={free_port()}",
-            within=("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{without}" && exec "$@"', "sh"),
+            within=hidden if without else (),
         )
+
+    def roots(self) -> list[int]:
+        """The process ids of the nodes that live."""
+        return [one.pid for one in self._started if one.poll() is None]
+
+    def lose_last(self) -> None:
+        """The machine that was added last goes down, with all that runs there."""
+        lost = self._started.pop()
+        for one in (*psutil.Process(lost.pid).children(recursive=True), lost):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        lost.wait()
 
     def processes(self) -> list[psutil.Process]:
         """All that was started here, and what that started."""
-        roots = [psutil.Process(one.pid) for one in self._started if one.poll() is None]
+        roots = map(psutil.Process, self.roots())
         return [one for root in roots for one in (root, *root.children(recursive=True))]
 
     def num_alive(self) -> int:
@@ -91,7 +105,7 @@ class Machines:
         command = [*within, str(RAY), "start", "--block", "--disable-usage-stats", *options]
         with (self._folder / "ray.log").open("ab") as log:
             self._started.append(
-                subprocess.Popen(command, env=self._env, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
+                subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
             )
 
 

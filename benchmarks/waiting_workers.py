@@ -1,0 +1,200 @@
+"""Many simulated workers in one process, and a learner that only takes its time.
+
+For measuring what stands between them: every worker asks the store for work and for weights, proves what it loaded and
+brings groups back, by the calls that a real one makes. What it brings was made before, so that a thousand workers need
+no more than a core or two.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from actors.following import WeightFollower
+from actors.learner import LearnerCalls
+from benchmarks.simulated_parts import GroupShape, SimulatedEngine, SimulatedLearner, SimulatedWorker
+from configs.learner import LearnerConfig
+from configs.run import RunConfig
+from envs.datasets.sampler import TaskSampler
+from learner.types import StepResult, TrainBatch
+from reward.group_result import group_result
+from reward.outcome import OutcomeReward
+from reward.step_text import StepText
+from reward.types import ScoredGroup, StepScores
+from rollout.buffer import Batch, WorkerStatus
+from rollout.lifecycle import GroupResult, Lease, Permit
+from rollout.simulated_tasks import LognormalTasks
+
+NUM_PREPARED = 16
+"""Different groups; each is brought back again and again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`places` of every worker, seconds of a group (median), sampled tokens of a trajectory, trajectories of a group,
+    seconds of a train step, bytes of an adapter."""
+
+    places: int
+    group_s: float
+    tokens: int
+    group_size: int
+    step_s: float
+    adapter_bytes: int
+
+
+@ray.remote(num_cpus=0)
+class WorkerHost:
+    """The workers with these indices."""
+
+    def __init__(self, store: Any, indices: Sequence[int], load: Load, results: Sequence[GroupResult]) -> None:
+        self._workers = [WaitingWorker(index, store, load, results) for index in indices]
+
+    def __repr__(self) -> str:
+        return "RolloutWorker(host)"
+
+    async def run(self) -> None:
+        """Until the store is closed."""
+        await asyncio.gather(*(worker.run() for worker in self._workers))
+
+    async def proven(self) -> list[int]:
+        """The version that each worker has proven."""
+        return [worker.follower.proven_version for worker in self._workers]
+
+
+class WaitingWorker:
+    def __init__(self, index: int, store: Any, load: Load, results: Sequence[GroupResult]) -> None:
+        self._index = index
+        self._store = store
+        self._load = load
+        self._results = results
+        self._random = random.Random(index)
+        self._running: dict[Lease, asyncio.Task[None]] = {}
+        self.follower = WeightFollower(SimulatedEngine(), store, index)
+
+    async def run(self) -> None:
+        following = asyncio.create_task(self.follower.follow())
+        while not (admission := await self._store.admit.remote(self._status())).closed:
+            for permit in admission.permits:
+                self._running[permit.lease] = asyncio.create_task(self._bring(permit))
+            while len(self._running) >= self._load.places:
+                await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+        for task in (following, *self._running.values()):
+            task.cancel()
+
+    def _status(self) -> WorkerStatus:
+        return WorkerStatus(
+            worker=self._index,
+            policy_version=self.follower.proven_version,
+            running=tuple(self._running),
+            free_places=self._load.places - len(self._running),
+        )
+
+    async def _bring(self, permit: Permit) -> None:
+        version = self.follower.proven_version
+        try:
+            await asyncio.sleep(self._load.group_s * self._random.uniform(0.5, 1.5))
+            result = self._random.choice(self._results)
+            await self._store.complete.remote(
+                permit.lease, replace(result, versions={version: sum(result.versions.values())})
+            )
+        finally:
+            del self._running[permit.lease]
+
+
+class SteppingLearner(SimulatedLearner):
+    """Every step makes other weights."""
+
+    def train_step(self, batch: TrainBatch) -> StepResult:
+        result = super().train_step(batch)
+        with self._torch.no_grad():
+            self._weights += 1.0
+        return result
+
+
+@ray.remote(num_cpus=0)
+class PacedLearner(LearnerCalls):
+    """Every train step takes `step_s`, whatever is in the batch."""
+
+    def __init__(self, config: RunConfig, load: Load, logprobs: Mapping[str, np.ndarray]) -> None:
+        self._config = config
+        self._step_s = load.step_s
+        self._learner: Any = SteppingLearner(padding=load.adapter_bytes)
+        self._logprobs = logprobs
+
+    def __repr__(self) -> str:
+        return "Learner"
+
+    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> StepResult:
+        started, num = time.perf_counter(), len(ray.get(payloads[0]))
+        result = self._learner.train_step(
+            TrainBatch(microbatches=(), num_loss_tokens=num, num_trajectories=num, num_masked_tokens=0, max_age=0)
+        )
+        time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
+        return replace(result, learner_logprobs=self._logprobs)
+
+
+@ray.remote(num_cpus=0)
+class WaitingPrm:
+    """Finds every junk decision out."""
+
+    def __repr__(self) -> str:
+        return "PRM"
+
+    async def score_canaries(self, step: StepText) -> dict[str, float | None]:
+        return {"thanks": 0.01}
+
+
+@ray.remote(num_cpus=0)
+class Prober:
+    """Asks the store something small, over and over."""
+
+    def __repr__(self) -> str:
+        return "Prober"
+
+    async def probe(self, store: Any, seconds: float, every_s: float = 0.05) -> list[float]:
+        """Seconds that each answer took."""
+        taken, end = [], time.perf_counter() + seconds
+        while (started := time.perf_counter()) < end:
+            await store.next_version.remote()
+            taken.append(time.perf_counter() - started)
+            await asyncio.sleep(every_s)
+        return taken
+
+
+def prepared_groups(load: Load) -> list[ScoredGroup]:
+    """Groups with signal, with scores of a PRM."""
+    shape = GroupShape(tasks=LognormalTasks(median_s=0.0, sigma=0.0), turn_tokens=load.tokens // GroupShape().num_turns)
+    worker, tasks = SimulatedWorker(0, shape), TaskSampler({"lookup": 1.0}, seed=0, path=None)
+    worker.engine.policy_version = 0
+    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=load.tokens)
+
+    async def groups() -> list[ScoredGroup]:
+        return [
+            outcome.score_group(await worker.run_group(tasks.task(number), f"g{number:06d}", load.group_size))
+            for number in range(NUM_PREPARED)
+        ]
+
+    return [replace(one, step_scores=_scores(one)) for one in asyncio.run(groups())]
+
+
+def prepared_results(groups: Sequence[ScoredGroup], load: Load) -> list[GroupResult]:
+    return [group_result(one, duration_s=load.group_s, prm_s=0.0) for one in groups]
+
+
+def prepared_logprobs(groups: Sequence[ScoredGroup]) -> dict[str, np.ndarray]:
+    """What a learner says of them, by trajectory."""
+    return {
+        one.id: np.concatenate([np.array(turn.completion.logprobs, dtype=np.float32) for turn in one.planner_turns])
+        for scored in groups
+        for one in scored.group.trajectories
+    }
+
+
+def _scores(scored: ScoredGroup) -> StepScores:
+    raw = tuple((0.5,) * len(one.planner_turns) for one in scored.group.trajectories)
+    return StepScores(raw=raw, prm_digest="simulated")

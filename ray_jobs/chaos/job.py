@@ -1,0 +1,143 @@
+"""The job under chaos, as a user runs it: a process, resumed whenever it ended before its time, and its console log."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PARTS = {
+    "rollout": "RolloutWorkerActor",
+    "prm": "PrmActor",
+    "learner": "Learner",
+    "store": "StoreActor",
+}
+"""What stands in the titles of the processes of a run's actors."""
+EVERYTHING = "driver"
+"""With the driver goes all that it started, as when a machine goes down."""
+
+RL_PHASE = b"reinforce ..."
+LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class Job:
+    """`others` are the processes of the cluster that the job joins, if it does not start one of its own."""
+
+    start: Sequence[str]
+    folder: Path
+    log: Path
+    environment: Mapping[str, str] | None = None
+    others: Callable[[], Sequence[int]] = tuple
+    process: subprocess.Popen[bytes] | None = None
+    num_starts: int = 0
+    logged_before: int = 0
+    longest_silence_s: float = 0.0
+    _watch: threading.Thread | None = field(default=None, repr=False)
+
+    @property
+    def resume(self) -> list[str]:
+        return [sys.executable, "-m", "ray_jobs.cli", "resume", str(self.folder)]
+
+    def ensure_running(self) -> None:
+        """Start the job, or resume it where it ended too early."""
+        if self.finished or self.runs:
+            return
+        command = self.resume if (self.folder / "config.json").exists() else self.start
+        self.num_starts += 1
+        self.logged_before = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=self.environment and dict(self.environment)
+            )
+        self._watch = threading.Thread(target=self._listen, args=(self.process,), daemon=True)
+        self._watch.start()
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").exists() and not self.runs
+
+    @property
+    def rolls_out(self) -> bool:
+        """The RL phase of the process that was started last is on."""
+        return RL_PHASE in self.said()
+
+    def said(self) -> bytes:
+        """What the process that was started last wrote to the console."""
+        if not self.log.exists():
+            return b""
+        with self.log.open("rb") as log:
+            log.seek(self.logged_before)
+            return log.read()
+
+    def alive(self) -> dict[str, list[int]]:
+        """Process ids by part."""
+        if not self.runs:
+            return {}
+        assert self.process is not None
+        found: dict[str, list[int]] = {EVERYTHING: [self.process.pid]}
+        for root in (self.process.pid, *self.others()):
+            for pid in descendants(root):
+                if part := part_of(title_of(pid)):
+                    found.setdefault(part, []).append(pid)
+        return found
+
+    def kill(self, part: str, pid: int) -> None:
+        """SIGKILL one process, or with the driver everything that it started."""
+        assert self.process is not None
+        hit = [pid, *descendants(pid)] if part == EVERYTHING else [pid]
+        for one in hit:
+            send(one, signal.SIGKILL)
+        if part == EVERYTHING:
+            self.process.wait()
+
+    def end(self) -> None:
+        """Ask a job that still runs to end."""
+        if self.runs:
+            assert self.process is not None
+            os.killpg(self.process.pid, signal.SIGTERM)
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Measure how long the console stays silent while this process lives and is not stopped."""
+        size, since = -1, time.monotonic()
+        while process.poll() is None:
+            now = self.log.stat().st_size
+            if now != size:
+                size, since = now, time.monotonic()
+            self.longest_silence_s = max(self.longest_silence_s, time.monotonic() - since)
+            time.sleep(LOOK_S)
+
+
+def part_of(title: str) -> str | None:
+    """The part that a process of Ray with this title is. While an actor starts, its name stands before its class."""
+    return next((part for part, name in PARTS.items() if title.startswith("ray::") and name in title), None)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def descendants(pid: int) -> list[int]:
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            children += map(int, task.read_text().split())
+    return [one for child in children for one in (child, *descendants(child))]
+
+
+def title_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
