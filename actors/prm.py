@@ -13,7 +13,8 @@ from reward.prm import ProcessRewardModel
 from reward.prm_scorer import PrmScorer
 from reward.prm_training import LabelledStep, train_prm
 from reward.step_text import StepText
-from reward.types import StepScores
+from reward.types import PrmError, StepScores
+from rollout.pulse import Pulse
 from rollout.types import TrajectoryGroup
 
 
@@ -24,6 +25,7 @@ class PrmActor:
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         self._seed = seed
+        self._trained = trained
         self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
         self._take(self._untrained())
         if trained.exists():
@@ -34,6 +36,10 @@ class PrmActor:
 
     async def ready(self) -> bool:
         return True
+
+    async def heartbeat(self) -> Pulse:
+        """Through the scoring, whose thread may hang while this actor answers."""
+        return self._scorer.pulse
 
     async def load(self, folder: Path) -> str:
         """Take a trained PRM's weights; returns their digest. Scores of other weights are forgotten."""
@@ -56,7 +62,14 @@ class PrmActor:
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
         return await self._scorer.score(steps)
 
-    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+    async def score_group(self, group: TrajectoryGroup, digest: str | None = None) -> StepScores:
+        """Raises PrmError where its weights are not those of this digest: one that was started again on a machine that
+        does not see them has none."""
+        if digest not in (None, self._prm.digest):
+            raise PrmError(
+                f"the PRM has the weights {self._prm.digest[:12] or 'of nobody'}, and those of the run are "
+                f"{digest[:12]}: its machine does not see '{self._trained}'"
+            )
         return await self._scorer.score_group(group)
 
     async def score_canaries(self, step: StepText) -> dict[str, float | None]:

@@ -18,9 +18,11 @@ from envs.types import Task
 from reward.group_result import failed_result, group_result
 from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
-from reward.types import PrmError
+from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
+from rollout.engine import EngineError
 from rollout.lifecycle import GroupResult, Permit, group_id
+from rollout.pulse import Pulse
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
 from rollout.workload import Workload
@@ -39,10 +41,12 @@ class RolloutWorkerActor:
         self._config = config
         self._index = index
         self._store = store
+        self._prm = prm
+        self._prm_digest: str | None = None
         self._worker = build_worker()
         self._judge = GroupJudge(
             OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens),
-            prm.score_group.remote if prm else None,
+            self._scored if prm else None,
             transient=(PrmError, ray.exceptions.RayActorError),
         )
         data_path = Path(config.envs.data_path) if config.envs.data_path else None
@@ -59,8 +63,10 @@ class RolloutWorkerActor:
     async def ready(self) -> bool:
         return True
 
-    async def run(self) -> None:
-        """Roll out until the buffer is closed, then drop what still runs; or until drained, then finish it."""
+    async def run(self, prm_digest: str | None = None) -> None:
+        """Roll out until the buffer is closed, then drop what still runs; or until drained, then finish it.
+        `prm_digest`: the weights that the PRM must have, whose scores count."""
+        self._prm_digest = prm_digest
         try:
             await self._roll_out()
         except ExceptionGroup as errors:
@@ -84,6 +90,14 @@ class RolloutWorkerActor:
                 await asyncio.gather(*self._running.values())
             for task in (follower, *self._running.values()):
                 task.cancel()
+
+    async def heartbeat(self) -> Pulse:
+        """Through the engine, whose thread may hang while this actor answers."""
+        try:
+            return await self._worker.engine.pulse()
+        except EngineError:
+            self._end_with_the_engine()
+            raise
 
     async def drain(self) -> None:
         """Take no more work; `run` ends when what runs has ended."""
@@ -150,6 +164,11 @@ class RolloutWorkerActor:
             del self._running[permit.lease]
             self._show()
             self._end_with_the_engine()
+
+    async def _scored(self, group: TrajectoryGroup) -> StepScores:
+        assert self._prm is not None
+        scores: StepScores = await self._prm.score_group.remote(group, self._prm_digest)
+        return scores
 
     async def _judged(self, permit: Permit) -> GroupResult:
         started = time.monotonic()

@@ -19,8 +19,10 @@ from reward.stored import is_readable
 from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
 from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
 from rollout.canary import CanaryScores, Reading, canary_fault, moved
+from rollout.casualties import Loss
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult, TrainedGroups
+from rollout.pulse import Pulse
 from rollout.read_back import ReadBack
 from rollout.records import append_record, read_records
 
@@ -89,6 +91,10 @@ class StoreActor:
     def __repr__(self) -> str:
         return "Store"
 
+    async def heartbeat(self) -> Pulse:
+        """Whoever asks learns that this event loop goes round."""
+        return Pulse()
+
     # --- groups ----------------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus) -> Admission:
@@ -100,7 +106,8 @@ class StoreActor:
     async def complete(self, lease: tuple[int, int], result: GroupResult) -> None:
         await self._buffer.complete(lease, result)
 
-    async def release(self, worker: int, reason: str) -> int:
+    async def release(self, worker: int, reason: str) -> Loss:
+        """The worker left, or was lost."""
         self._behind_since.pop(worker, None)
         return await self._buffer.release(worker, reason)
 
@@ -206,9 +213,10 @@ class StoreActor:
         await self._buffer.prove(worker, policy_version)
         return has_moved
 
-    async def overdue(self, patience_s: float) -> list[int]:
-        """The workers that were behind the newest version at every call for so long, and proved none meanwhile. New
-        versions that come while they are behind are no excuse."""
+    async def roll_call(self, workers: Sequence[int], patience_s: float) -> list[int]:
+        """These workers roll out, and no others. Returns those of them that were behind the newest version at every
+        call for so long, and proved none meanwhile. New versions that come while they are behind are no excuse."""
+        await self._buffer.roll_call(workers)
         newest, now = self._adapters.newest, time.monotonic()
         late = self._buffer.unproven(newest.policy_version) if newest else []
         self._behind_since = {one: self._behind_since.get(one, now) for one in late}

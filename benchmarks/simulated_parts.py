@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from envs.types import Task, ToolCall, ToolResult
 from rollout.canary import Canary
 from rollout.engine import BASE_VERSION, EngineLoad
+from rollout.pulse import Pulse
 from rollout.read_back import ReadBack
 from rollout.simulated_tasks import LognormalTasks
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
@@ -78,6 +79,10 @@ class SimulatedEngine:
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         async with self._in_order:
             return list(canary_logprobs(self.adapter))[: len(token_ids) - 1]
+
+    async def pulse(self) -> Pulse:
+        async with self._in_order:
+            return Pulse()
 
     async def read_back(self) -> ReadBack:
         async with self._in_order:

@@ -9,6 +9,7 @@ from configs.cluster import ClusterConfig
 from configs.envs import EnvsConfig
 from configs.evaluation import EvaluationConfig
 from configs.learner import ColdStartConfig, LearnerConfig
+from configs.liveness import LivenessConfig
 from configs.memory import MemoryConfig
 from configs.model import ModelConfig
 from configs.reward import CollectConfig, LabelConfig, PrmConfig, RewardConfig
@@ -46,6 +47,7 @@ class RunConfig(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
+    liveness: LivenessConfig = LivenessConfig()
     memory: MemoryConfig = MemoryConfig()
     backend: BackendConfig = BackendConfig()
     """What `solve` and `evaluate` ask; training always samples in its own engines."""

@@ -1,5 +1,7 @@
 """The actors of one run: how they are started, where they are placed, and what all of them are asked."""
 
+import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -28,12 +30,16 @@ from ray_jobs.claims import (
 )
 from ray_jobs.model_folder import resolve_model
 from ray_jobs.run_folder import RunFolder, fingerprint_of
-from reward.prm import prm_settings
+from ray_jobs.watch import Watch
+from reward.prm import WEIGHTS, prm_settings, read_prm_manifest
 from rollout.adapter_store import AdapterMismatchError
 from rollout.types import Trajectory
 from rollout.worker import Worker
 
 SYNC_PATIENCE_S = 300.0
+CLOSE_PATIENCE_S = 90.0
+"""More than an engine gives its own thread to finish."""
+PLACE_EVERY_S = 1.0
 
 BuildLearner = Callable[..., Learner]
 BuildWorker = Callable[[int], Worker]
@@ -50,19 +56,29 @@ class Cast:
     started by whoever wants them."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, *, build_learner: BuildLearner, build_worker: BuildWorker
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        build_learner: BuildLearner,
+        build_worker: BuildWorker,
+        watch: Watch | None = None,
     ) -> None:
+        """Without a `watch` nothing that hangs is noticed."""
         self._config = config
         self._folder = folder
         self._build_learner = build_learner
         self._build_worker = build_worker
         self._placements: dict[int, PlacementGroup] = {}
         self._by_index: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
         self._lives: Counter[str] = Counter()
+        self.watch = watch or Watch(config.liveness, resume=f"`agentflow resume {shlex.quote(str(folder.path))}`")
         self.prm: Any = None
         self.store: Any = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
             config, folder.path
         )
+        self.watch.follow("store", self.store, kind="store", floor_s=config.liveness.answer_s, restarts=True)
         # Its own as long as the run lasts: a worker that waits for room must not take that of a learner that died.
         self._learner_place = place_learner(config)
         self.learner: Any = self._start_learner()
@@ -75,6 +91,17 @@ class Cast:
     def prm_judges(self) -> bool:
         """Whether the recipe's credit asks a process reward model that is there."""
         return self.prm is not None and self._config.reward.credit != "outcome"
+
+    @property
+    def prm_digest(self) -> str | None:
+        """Of the weights that the process reward model must have, which lie on disk; None where none is asked."""
+        if not self.prm_judges:
+            return None
+        return str(read_prm_manifest(self._prm_folder)["files"][WEIGHTS])
+
+    @property
+    def _prm_folder(self) -> Path:
+        return Path(self._config.reward.prm_path) if self._config.reward.prm_path else self._folder.prm
 
     @property
     def worker_indices(self) -> tuple[int, ...]:
@@ -95,17 +122,18 @@ class Cast:
             num_gpus=self._config.card.prm if on_card else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_place) if in_place else "DEFAULT",
             runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
-        ).remote(settings, base, self._config.seed, trained or self._folder.prm)
+        ).remote(settings, base, self._config.seed, self._prm_folder)
+        self.watch.follow("PRM", self.prm, kind="PRM", floor_s=self._config.liveness.work_s, restarts=True)
 
-    def has_place(self, index: int, *, patience_s: float = 0.0) -> bool:
-        """Whether the cluster keeps room for this worker on one of its machines. It is asked for once and the wish
-        stands, so that a cluster that starts machines on demand knows of it."""
-        if index not in self._placements and not self._beside_learner(index):
-            self._placements[index] = placement_group([self._bundle])
-        place = self._place_of(index)
-        if not patience_s:  # `wait` would give up before Ray has answered
-            return bool(placement_group_table(place)["state"] == "CREATED")
-        return bool(place.wait(patience_s))
+    def with_place(self, indices: Sequence[int]) -> list[int]:
+        """Those of these workers for which the cluster keeps room on one of its machines. It is asked for once and the
+        wish stands, so that a cluster that starts machines on demand knows of it."""
+        for index in indices:
+            if index not in self._placements and not self._beside_learner(index):
+                self._placements[index] = placement_group([self._bundle])
+        # One question for all, however many they are.
+        states = placement_group_table() if indices else {}
+        return [index for index in indices if states.get(self._place_of(index).id.hex(), {}).get("state") == "CREATED"]
 
     def forget_places(self, wanted: int) -> None:
         """Give back the room that was asked for and not used, of workers beyond so many."""
@@ -117,13 +145,12 @@ class Cast:
         stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
         `cluster.patience_s`."""
         bundle = self._bundle
-        if not self.has_place(index, patience_s=self._config.cluster.patience_s):
+        self.with_place([index])
+        if not self._place_of(index).wait(self._config.cluster.patience_s):
             self._leave(index)
-            raise NoRoomError(
-                f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
-                f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
-                "cluster.patience_s to as long as a node takes to start"
-            )
+            raise self.no_room(index)
+        # Now: a place whose machine is lost has forgotten it.
+        (self._nodes[index],) = {*placement_group_table(self._place_of(index))["bundles_to_node_id"].values()}
         self._by_index[index] = RolloutWorkerActor.options(
             name=self._name(f"rollout-{index}"),
             num_cpus=bundle["CPU"],
@@ -133,28 +160,70 @@ class Cast:
         ).remote(
             self._config, index, self.store, self.prm if self.prm_judges else None, partial(self._build_worker, index)
         )
+        self.watch.follow(
+            _worker_name(index),
+            self._by_index[index],
+            kind="rollout worker",
+            floor_s=self._config.liveness.answer_s,
+        )
         return self._by_index[index]
+
+    def no_room(self, index: int) -> "NoRoomError":
+        """What to say where a worker has no place."""
+        bundle = self._bundle
+        return NoRoomError(
+            f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
+            f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
+            "cluster.patience_s to as long as a node takes to start"
+        )
+
+    def node_of(self, index: int) -> str | None:
+        """The machine on which a worker was started, by its id."""
+        return self._nodes.get(index)
 
     def stop_worker(self, index: int) -> None:
         """End a worker's process and free its place."""
+        self.watch.leave(_worker_name(index))
         ray.kill(self._by_index.pop(index))
         self._leave(index)
 
     def restart_learner(self) -> None:
+        """Another learner in the place of this one, up. Raises NoRoomError where its machine is lost and no other has
+        room within `cluster.patience_s`, and RayActorError where the new one dies as well."""
         ray.kill(self.learner)
         self.learner = self._start_learner()
+        self._wait_for_learner()
+
+    def ask_learner(self, method: str, *arguments: Any) -> Any:
+        """What a method of the learner returns; it has a time limit."""
+        with self.watch.call("learner", self.learner, method.replace("_", " ")):
+            return ray.get(getattr(self.learner, method).remote(*arguments))
+
+    def _wait_for_learner(self) -> None:
+        """A place that was there may be lost with its machine while the learner starts in it."""
+        ready, without_s, since = self.learner.ready.remote(), 0.0, time.monotonic()
+        with self.watch.call("learner", self.learner, "start"):
+            while not ray.wait([ready], timeout=PLACE_EVERY_S)[0]:
+                now = time.monotonic()
+                has_place = placement_group_table(self._learner_place).get("state") == "CREATED"
+                without_s, since = 0.0 if has_place else without_s + now - since, now
+                if without_s > self._config.cluster.patience_s:
+                    raise self._no_room_for_learner()
+            ray.get(ready)
+
+    def _no_room_for_learner(self) -> "NoRoomError":
+        claim, *others = learner_claims(self._config)
+        times = f", {len(others) + 1} times," if others else ""
+        return NoRoomError(
+            f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
+            f"{_amounts(ray.available_resources(), claim)} free; add a node, or set "
+            "cluster.patience_s to as long as a node takes to start"
+        )
 
     def wait_until_ready(self) -> None:
         """Returns when every actor is up; they load side by side. Raises NoRoomError where the learner has no room
         within `cluster.patience_s`, or cannot write where the run does."""
-        if not self._learner_place.wait(self._config.cluster.patience_s):
-            claim, *others = learner_claims(self._config)
-            times = f", {len(others) + 1} times," if others else ""
-            raise NoRoomError(
-                f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
-                f"{_amounts(ray.available_resources(), claim)} free; add a node, or set "
-                "cluster.patience_s to as long as a node takes to start"
-            )
+        self._wait_for_learner()
         writing = {"learner": self.learner} | ({"PRM": self.prm} if self.prm else {})
         ray.get([actor.ready.remote() for actor in (*writing.values(), *self.workers)])
         for name, actor in writing.items():
@@ -175,8 +244,8 @@ class Cast:
 
     def publish_anew(self) -> int:
         """Publish the learner's weights under a version number that was never used; returns it."""
-        ray.get(self.learner.renumber.remote(ray.get(self.store.next_version.remote())))
-        return int(ray.get(self.learner.publish.remote(self.store)))
+        self.ask_learner("renumber", ray.get(self.store.next_version.remote()))
+        return int(self.ask_learner("publish", self.store))
 
     def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
         """One greedy trajectory per task, in the order of `tasks`, shared out over the workers."""
@@ -204,8 +273,9 @@ class Cast:
         remove_placement_group(self._learner_place)
 
     def close(self) -> None:
-        """End engines and sandboxes in order; the cluster's end would only kill them."""
-        ray.get([worker.close.remote() for worker in self.workers])
+        """End engines and sandboxes in order, if they end soon; the cluster's end would only kill them."""
+        closed = [worker.close.remote() for worker in self.workers]
+        ray.wait(closed, num_returns=len(closed), timeout=CLOSE_PATIENCE_S)
 
     @property
     def _bundle(self) -> dict[str, float]:
@@ -232,7 +302,7 @@ class Cast:
         return start_learner(self._config, self._build_learner, self._learner_place, self._name("learner"))
 
 
-def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base: Path | None) -> Cast:
+def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base: Path | None, watch: Watch) -> Cast:
     """Create the actors; returns when learner and engines are up. `prm_base` is the base model of a process reward
     model, None for a run without one."""
     cast = Cast(
@@ -240,16 +310,20 @@ def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base:
         folder,
         build_learner=partial(_build_learner, config, model_path),
         build_worker=partial(_build_worker, config, model_path),
+        watch=watch,
     )
     if prm_base:
         cast.start_prm(prm_base)
-    for index in range(config.rollout.num_workers):
-        # All are asked for before one is waited for: a cluster that starts machines starts them together.
-        cast.has_place(index)
+    # All are asked for before one is waited for: a cluster that starts machines starts them together.
+    cast.with_place(range(config.rollout.num_workers))
     for index in range(config.rollout.num_workers):
         cast.start_worker(index)
     cast.wait_until_ready()
     return cast
+
+
+def _worker_name(index: int) -> str:
+    return f"rollout worker {index}"
 
 
 def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a person sees while a run goes on, and at its end."""
 
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,17 @@ _TITLES = {
     "eval_after": "evaluate after RL",
 }
 PLAIN_INTERVAL_S = 5.0
+SILENCE_S = 45.0
+"""After so long without a line the console says what is waited for."""
+LISTEN_EVERY_S = 1.0
 
 
 class PhaseProgress:
     """Progress of one phase: a bar on a terminal, elsewhere a line every few seconds at most. One with nothing to do,
     whose total is 0, says nothing."""
 
-    def __init__(self, console: RichConsole, title: str, total: int | None) -> None:
-        self._console = console
+    def __init__(self, output: "Console", console: RichConsole, title: str, total: int | None) -> None:
+        self._output = output
         self._title = title
         self._total = total
         self._done = self._done_before = 0
@@ -73,14 +77,15 @@ class PhaseProgress:
         said = [f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items()]
         shown = "  ".join([*said, *self._time_left(now)])
         self._bar.update(self._task, advance=num, shown=shown)
+        self._output.happened(seen=self._live)
         if self._plain and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
             self._printed_at = now
             count = f"{self._done}/{self._total}" if self._total is not None else str(self._done)
-            self._print(f"  {self._title} {count}  {shown}".rstrip())
+            self._output.note(f"  {self._title} {count}  {shown}".rstrip())
 
     def start(self) -> None:
         if self._plain:
-            self._print(f"{self._title} ...")
+            self._output.note(f"{self._title} ...")
         self._bar.start()
 
     def stop(self, *, outcome: str, seconds: float) -> None:
@@ -88,7 +93,7 @@ class PhaseProgress:
             self._bar.update(self._task, completed=self._total)
         self._bar.stop()
         if self._plain or (outcome != "done" and not self._live):
-            self._print(f"{self._title}: {outcome} after {duration(seconds)}")
+            self._output.note(f"{self._title}: {outcome} after {duration(seconds)}")
 
     def _time_left(self, now: float) -> Iterator[str]:
         """As long as it took so far for each, once for each that is left."""
@@ -96,32 +101,82 @@ class PhaseProgress:
         if self._total is not None and counted > 0 and self._done < self._total:
             yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
 
-    def _print(self, text: str) -> None:
-        _print_plain(self._console, text)
-
 
 class Console:
-    """Phases with their wall time."""
+    """Phases with their wall time. While one goes on, or something is waited for, no minute passes without a line."""
 
     def __init__(self, output: RichConsole | None = None) -> None:
         self._console = output or RichConsole()
+        self._waiting: list[str] = []
+        self._said_at = time.monotonic()
+        self._happened_at = self._said_at
         self.phase_seconds: dict[str, float] = {}
+        self.late: Callable[[], str] = str
+        """Adds to the line of a silent minute who does not answer."""
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
-        progress = PhaseProgress(self._console, _TITLES.get(name, name), total)
+        title = _TITLES.get(name, name)
+        progress = PhaseProgress(self, self._console, title, total)
         started = time.perf_counter()
         outcome = "stopped"
         progress.start()
         try:
-            yield progress
+            with self.waiting(f"the phase '{title}'"):
+                yield progress
             outcome = "done"
         finally:
             self.phase_seconds[name] = time.perf_counter() - started
             progress.stop(outcome=outcome, seconds=self.phase_seconds[name])
 
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Says what is waited for, once nothing has happened for long."""
+        self._waiting.append(what)
+        self.happened()
+        listener = _Listener(self._break_silence) if len(self._waiting) == 1 else None
+        try:
+            yield
+        finally:
+            self._waiting.remove(what)
+            self.happened()
+            if listener:
+                listener.stop()
+
+    def happened(self, *, seen: bool = False) -> None:
+        """The run got on, whether or not a person sees it."""
+        self._happened_at = time.monotonic()
+        if seen:
+            self._said_at = self._happened_at
+
     def note(self, text: str) -> None:
+        self.happened(seen=True)
         _print_plain(self._console, text)
+
+    def _break_silence(self) -> None:
+        now, waiting = time.monotonic(), self._waiting[-1:]
+        if waiting and now - self._said_at >= SILENCE_S:
+            self._said_at = now
+            seconds = round(now - self._happened_at)
+            _print_plain(self._console, f"nothing happened for {seconds} s, waiting for {waiting[0]}{self.late()}")
+
+
+class _Listener:
+    """Calls something now and then, from a thread of its own, whatever the others are held up by."""
+
+    def __init__(self, listen: Callable[[], None]) -> None:
+        self._listen = listen
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(LISTEN_EVERY_S):
+            self._listen()
 
 
 def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole | None = None) -> None:

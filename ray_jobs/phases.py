@@ -64,17 +64,18 @@ def cold_start(run: Run) -> Mapping[str, Any]:
     facts = run.finished("cold_start")
     if facts is None:
         facts = _imitate(run)
-    load_cold_start(run)
-    run.cast.publish_anew()
-    run.cast.sync_weights()
+    with run.console.waiting("every rollout worker to take up the cold-started policy"):
+        load_cold_start(run)
+        run.cast.publish_anew()
+        run.cast.sync_weights()
     return facts
 
 
 def load_cold_start(run: Run) -> None:
     """The cold-started policy into the learner, ready for RL."""
     (checkpoint,) = run.folder.cold_start.glob("v*")
-    ray.get(run.cast.learner.load_checkpoint.remote(checkpoint))
-    ray.get(run.cast.learner.begin_reinforcement.remote())
+    run.cast.ask_learner("load_checkpoint", checkpoint)
+    run.cast.ask_learner("begin_reinforcement")
 
 
 def _recorded_evaluation(run: Run, phase: str) -> Evaluation:
@@ -91,15 +92,15 @@ def _imitate(run: Run) -> Mapping[str, Any]:
     )
     with run.phase("cold_start", total=-(-len(tasks) // settings.batch_demonstrations)) as phase:
         demonstrations = _play(run, tasks)
-        ray.get(run.cast.learner.begin_imitation.remote())
+        run.cast.ask_learner("begin_imitation")
         batches = _cut(demonstrations, settings.batch_demonstrations)
         for step, batch in enumerate(batches):
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
             rate = settings.learning_rate * (1 - step / len(batches))
-            result = ray.get(run.cast.learner.imitate_step.remote(batch, rate))
+            result = run.cast.ask_learner("imitate_step", batch, rate)
             run.log_metrics(step, result.metrics)
             phase.progress.advance(loss=result.metrics["cold_start/loss"])
-        ray.get(run.cast.learner.save_checkpoint.remote(run.folder.cold_start))
+        run.cast.ask_learner("save_checkpoint", run.folder.cold_start)
         phase.facts.update(
             num_demonstrations=len(demonstrations),
             num_right=sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations),

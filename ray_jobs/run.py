@@ -11,6 +11,7 @@ import ray
 
 from actors.cluster import start_ray, stop_ray
 from actors.gauges import set_gauges
+from actors.lives import reason_of
 from configs.run import RunConfig
 from ray_jobs.absolute_paths import shown, with_absolute_paths
 from ray_jobs.cast import Cast, start_cast
@@ -19,6 +20,7 @@ from ray_jobs.metrics import DESCRIPTIONS
 from ray_jobs.model_folder import resolve_model
 from ray_jobs.preflight import Ready, notes_before_start
 from ray_jobs.run_folder import RunFolder
+from ray_jobs.watch import Watch
 from reward.alarms import Alarm
 from reward.prm import prm_settings
 from rollout.file_system import file_system_of
@@ -81,7 +83,9 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
         console.note(note)
     if prm_path is None and config.reward.credit != "outcome":
         console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
-    with RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note) as folder:
+    with console.waiting("the run folder's lock"):
+        opened = RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note)
+    with opened as folder:
         folder.keep_tokenizer(ready.model_path)
         if (place := file_system_of(folder.path)).networked:
             console.note(
@@ -89,19 +93,23 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
                 "`agentflow view` reads a copy of it, at most every 30 s"
             )
         resume_it = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
+        watch = Watch(config.liveness, resume=resume_it, note=console.note)
+        console.late = watch.late
         config = with_absolute_paths(config)
-        start_ray(config.cluster)
+        with console.waiting("Ray to start"):
+            start_ray(config.cluster)
         try:
-            with console.phase("start"):
-                cast = start_cast(config, folder, ready.model_path, prm_path)
-            for sandbox in cast.sandboxes():
-                console.note(f"code sandbox: {sandbox}")
-            yield Run(config=config, console=console, folder=folder, cast=cast)
-            cast.close()
+            with watch:
+                with console.phase("start"):
+                    cast = start_cast(config, folder, ready.model_path, prm_path, watch)
+                for sandbox in cast.sandboxes():
+                    console.note(f"code sandbox: {sandbox}")
+                yield Run(config=config, console=console, folder=folder, cast=cast)
+            with console.waiting("the engines to end"):
+                cast.close()
         except ray.exceptions.RayActorError as error:
             raise RunCutOffError(
-                f"a part of the run died where it is not replaced: {' '.join(str(error).split())[:300]} ... "
-                f"{resume_it} goes on from here"
+                f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"
             ) from error
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"{resume_it} goes on from here") from None

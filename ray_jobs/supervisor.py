@@ -1,6 +1,5 @@
 """Keeps the rollouts of a run going: starts them, replaces workers that die, adds workers where there is room."""
 
-import shlex
 import time
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -8,18 +7,21 @@ from typing import Any
 
 import ray
 
+from actors.lives import reason_of
 from ray_jobs.bottleneck import WorkerReading
+from ray_jobs.crew import Crew
+from ray_jobs.deaths import Death
 from ray_jobs.run import Run
 from rollout.adapter_store import AdapterMismatchError
 
 LOOK_AROUND_S = 2.0
+FILL_EVERY_S = 0.5
+"""How often a place is asked for that a lost worker had, while it may soon be free."""
 TEND_EVERY_S = 5.0
 PLACE_PATIENCE_S = 5.0
 """The room that a dead worker had is free again within that, unless its machine went with it."""
 PROOF_PATIENCE_S = 300.0
 """A worker that has not proven a version so long after its publication is replaced."""
-MAX_DEATHS = 5
-"""Deaths between two train steps after which the run ends: something is wrong that a new process does not mend."""
 
 WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
 
@@ -28,71 +30,83 @@ class LearnerLostError(RuntimeError):
     """The learner died; its weights since the newest checkpoint are gone."""
 
 
-class CrashLoopError(RuntimeError):
-    """Parts of the run die faster than it gets anywhere; the message says which and why."""
-
-
 class Supervisor(AbstractContextManager["Supervisor"]):
     """While it is open, workers roll out. Everything the loop waits for, it waits for through `get`."""
 
     def __init__(self, run: Run) -> None:
         self._cast = run.cast
+        self._crew = Crew(run.cast)
+        self._deaths = run.cast.watch.deaths
+        self._watch = run.cast.watch
+        self._waiting = run.console.waiting
         self._note = run.console.note
         config = run.config.rollout
         self._num_workers = max(config.num_workers, config.max_workers or 0)
-        self._runs: dict[Any, int] = {}
-        self._deaths: list[str] = []
-        self._tended_at = time.monotonic()
-        self._folder = run.folder.path
+        self._patience_s = run.config.cluster.patience_s
         self._wanted_file = run.folder.wanted_workers
-        self.num_restarts = 0
+        self._tended_at = time.monotonic()
+        self._lost_at: dict[int, float] = {}
+        self._given_up: set[int] = set()
+        """Lost workers that the run goes on without until there is room."""
 
     def __enter__(self) -> "Supervisor":
-        for index in self._cast.worker_indices:
-            self._roll_out(index)
+        for index in self._crew.indices:
+            self._crew.roll_out(index)
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._cast.forget_places(0)
-        while exc is None and self._runs:
-            # Again each time: a store that was killed meanwhile has forgotten it.
-            ray.get(self._cast.store.close.remote())
-            done, _ = ray.wait(list(self._runs), num_returns=1, timeout=LOOK_AROUND_S)
-            for run in done:
-                self._ended(run, closing=True)
+        with self._waiting("the rollout workers to end"):
+            while exc is None and (self._crew.runs or self._hopes()):
+                # Again each time: a store that was killed meanwhile has forgotten it.
+                ray.get(self._cast.store.close.remote())
+                self._replace_lost()
+                for run in self._ended_runs(self._crew.runs):
+                    self._ended(run, closing=True)
+        self._cast.forget_places(0)
 
     def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
+        learner, what = self._cast.learner, method.replace("_", " ")
         try:
-            return self.get(getattr(self._cast.learner, method).remote(*arguments, **options))
+            with self._watch.call("learner", learner, what):
+                return self.get(getattr(learner, method).remote(*arguments, **options), f"the learner's {what}")
         except ray.exceptions.RayActorError as error:
             raise LearnerLostError(str(error)) from error
 
-    def get(self, reference: Any) -> Any:
-        """The value of `reference`. Workers that die meanwhile are replaced, and new ones join. Raises what the call
-        raises."""
-        while True:
-            self._tend()
-            done, _ = ray.wait([reference, *self._runs], num_returns=1, timeout=LOOK_AROUND_S)
-            if reference in done:
-                return ray.get(reference)
-            for run in done:
-                self._ended(run)
+    def get(self, reference: Any, what: str) -> Any:
+        """The value of `reference`; `what` it is, in words. Workers that die meanwhile are replaced, and new ones join.
+        Raises what the call raises."""
+        with self._waiting(what):
+            while True:
+                self._tend()
+                done = self._ended_runs((reference, *self._crew.runs))
+                if reference in done:
+                    return self._value(reference)
+                for run in done:
+                    self._ended(run)
+
+    def _value(self, reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayActorError:
+            self._deaths.check()
+            raise
 
     def progressed(self) -> None:
         """A train step ended: what died before it did no lasting harm."""
-        self._deaths.clear()
+        self._deaths.progressed()
 
     def replace_learner(self, error: Exception) -> None:
         """Start another learner in the place of one that died."""
-        self._count_death("learner", error)
+        self._count(Death(part="learner", reason=self._why("learner", error)))
         self._cast.restart_learner()
 
     def readings(self) -> list[WorkerReading]:
         """What the workers did since they were asked last; those that are busy dying or being born say nothing."""
-        asked = [self._cast.worker(index).workload.remote() for index in self._cast.worker_indices]
+        asked = [self._cast.worker(index).workload.remote() for index in self._crew.indices]
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
         readings = []
         for reference in done:
@@ -102,45 +116,87 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 continue
         return readings
 
-    def _roll_out(self, index: int) -> None:
-        self._runs[self._cast.worker(index).run.remote()] = index
+    def _ended_runs(self, references: tuple[Any, ...]) -> list[Any]:
+        """Those that are done after a while, at most one if others are not."""
+        patience_s = FILL_EVERY_S if self._hopes() else LOOK_AROUND_S
+        if not references:
+            time.sleep(patience_s)
+            return []
+        done, _ = ray.wait(list(references), num_returns=1, timeout=patience_s)
+        return list(done)
 
     def _ended(self, run: Any, *, closing: bool = False) -> None:
         """A worker's `run` returned or failed. One that was drained is let go, one that was lost is replaced, even at
         the end: other phases follow."""
-        index = self._runs.pop(run)
+        index = self._crew.ended(run)
         try:
             ray.get(run)
-            if not closing:
-                self._cast.stop_worker(index)
         except WORKER_LOST as error:
-            self._count_death(f"rollout worker {index}", error)
-            self._replace(index, error)
-
-    def _replace(self, index: int, error: Exception) -> None:
-        self._cast.stop_worker(index)
-        ray.get(self._cast.store.release.remote(index, f"its worker was lost ({type(error).__name__})"))
-        if self._cast.has_place(index, patience_s=PLACE_PATIENCE_S) or not self._cast.workers:
-            self._start(index)
+            self._lost(index, error)
         else:
-            self._note(f"going on without rollout worker {index} until the cluster has room for it")
+            if not closing:
+                self._crew.part_from(index, "its worker was let go")
+
+    def _lost(self, index: int, error: Exception) -> None:
+        """A worker died, or is given up; it is replaced as soon as there is a place."""
+        node = self._cast.node_of(index)
+        loss = self._crew.part_from(index, f"its worker was lost ({type(error).__name__})")
+        part = f"rollout worker {index}"
+        self._count(
+            Death(
+                part=part,
+                reason=self._why(part, error),
+                node=node,
+                fruitless=loss.fruitless,
+                explained=loss.explained,
+            )
+        )
+        self._lost_at[index] = time.monotonic()
+        self._replace_lost()
+
+    def _replace_lost(self) -> None:
+        """Start the workers in whose place there is room. The others are waited for a little all together, and then
+        the run goes on without them, if there are any. Raises NoRoomError."""
+        wanted = self._num_wanted()
+        self._lost_at = {index: at for index, at in self._lost_at.items() if index < wanted}
+        for index in self._cast.with_place([*self._lost_at]):
+            del self._lost_at[index]
+            self._crew.join(index)
+            if index in self._given_up:
+                self._given_up.remove(index)
+                self._note(f"rollout worker {index} joined")
+        now = time.monotonic()
+        for index, at in self._lost_at.items():
+            if not self._crew.indices and now - at > self._patience_s:
+                raise self._cast.no_room(index)
+            if self._crew.indices and index not in self._given_up and now - at > PLACE_PATIENCE_S:
+                self._given_up.add(index)
+                self._note(f"going on without rollout worker {index} until the cluster has room for it")
+
+    def _hopes(self) -> bool:
+        """Whether a lost worker may be back in a moment."""
+        return any(index not in self._given_up for index in self._lost_at)
 
     def _tend(self) -> None:
         """Now and then: replace workers that do not follow the policy, start those that the run may have and there is
         room for by now, let go of those that it may not have any more."""
+        if self._hopes():
+            self._replace_lost()
         if time.monotonic() - self._tended_at < TEND_EVERY_S:
             return
         self._tended_at = time.monotonic()
-        for index in ray.get(self._cast.store.overdue.remote(PROOF_PATIENCE_S)):
-            self._give_up(index)
+        for index in ray.get(self._cast.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
+            self._lost(index, AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s"))
+        self._replace_lost()
         wanted = self._num_wanted()
-        for missing in [index for index in range(wanted) if index not in self._cast.worker_indices]:
-            if self._cast.has_place(missing):
-                self._start(missing)
-                self._note(f"rollout worker {missing} joined")
+        missing = [index for index in range(wanted) if index not in {*self._crew.indices, *self._lost_at}]
+        for index in self._cast.with_place(missing):
+            self._crew.join(index)
+            self._note(f"rollout worker {index} joined")
         self._cast.forget_places(wanted)
-        for index in self._cast.worker_indices[wanted:]:
-            self._cast.worker(index).drain.remote()
+        for index in self._crew.indices:
+            if index >= wanted:
+                self._cast.worker(index).drain.remote()
 
     def _num_wanted(self) -> int:
         """What the recipe says, or the number that somebody wrote into the run's `workers` file meanwhile."""
@@ -149,27 +205,9 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         except (OSError, ValueError):
             return self._num_workers
 
-    def _give_up(self, index: int) -> None:
-        """Replace a worker that lives and yet does not take up new weights."""
-        for run in [run for run, one in self._runs.items() if one == index]:
-            del self._runs[run]
-        error = AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s")
-        self._count_death(f"rollout worker {index}", error)
-        self._replace(index, error)
+    def _count(self, death: Death) -> None:
+        self._note(f"the {death.part} was lost and is replaced ({death.reason})")
+        self._deaths.add(death)
 
-    def _start(self, index: int) -> None:
-        """Raises NoRoomError."""
-        self._cast.start_worker(index)
-        self._roll_out(index)
-
-    def _count_death(self, part: str, error: Exception) -> None:
-        reason = str(getattr(error, "cause", error)).strip().splitlines()[0][:200]
-        self._deaths.append(f"{part}: {reason}")
-        self.num_restarts += 1
-        self._note(f"the {part} was lost and is replaced ({reason})")
-        if len(self._deaths) > MAX_DEATHS:
-            raise CrashLoopError(
-                f"{len(self._deaths)} parts died since the last train step (bound {MAX_DEATHS}): "
-                f"{'; '.join(self._deaths[-3:])}; read the actors' logs, mend the cause and "
-                f"go on with `agentflow resume {shlex.quote(str(self._folder))}`"
-            ) from error
+    def _why(self, part: str, error: Exception) -> str:
+        return self._watch.why(part) or reason_of(error)

@@ -63,7 +63,7 @@ def reinforce(run: Run) -> Mapping[str, Any]:
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, rollouts, error)
         cast.sync_weights()
-        phase.facts.update(training.facts(cast, rollouts.num_restarts))
+        phase.facts.update(training.facts(cast, cast.watch.num_deaths()))
     return phase.facts
 
 
@@ -74,7 +74,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     config, cast, step = run.config, run.cast, training.num_steps + 1
     started = time.perf_counter()
     cut, payloads = cast.store.next_batch.remote(step)
-    if (batch := rollouts.get(cut)) is None:
+    if (batch := rollouts.get(cut, f"the groups of step {step}")) is None:
         return False
     batched = time.perf_counter()
     groups = StoredGroups(payloads)
@@ -113,8 +113,8 @@ def keep(run: Run, rollouts: Supervisor) -> None:
 def continue_with_new_learner(run: Run, rollouts: Supervisor, error: Exception) -> Training:
     """As `continue_training`, with another learner in the place of the one that died, and of those that die over it."""
     while True:
-        rollouts.replace_learner(error)
         try:
+            rollouts.replace_learner(error)
             return continue_training(run, new_learner=True)
         except ray.exceptions.RayActorError as again:
             error = again
@@ -128,7 +128,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     if new_learner:
         load_cold_start(run)
     if checkpoint:
-        ray.get(run.cast.learner.load_checkpoint.remote(checkpoint.folder))
+        run.cast.ask_learner("load_checkpoint", checkpoint.folder)
     version = run.cast.publish_anew() if checkpoint or new_learner else run.cast.newest_version()
     step, trained = (checkpoint.step, checkpoint.trained) if checkpoint else (0, NOTHING_TRAINED)
     run.tell(*ray.get(run.cast.store.rewind.remote(step, version, trained)))

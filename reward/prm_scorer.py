@@ -6,6 +6,7 @@ from typing import Protocol
 
 from reward.step_text import StepText, step_texts
 from reward.types import StepScores
+from rollout.pulse import Pulse
 from rollout.types import TrajectoryGroup
 
 MAX_CACHED = 100_000
@@ -32,6 +33,11 @@ class PrmScorer:
         self._scoring = asyncio.Lock()
         self.num_scored = 0
         self.num_asked = 0
+
+    @property
+    def pulse(self) -> Pulse:
+        """Steps scored so far, and those that are being scored."""
+        return Pulse(done=self.num_scored, num_open=len(self._in_work))
 
     async def score_group(self, group: TrajectoryGroup) -> StepScores:
         """Raw scores of every planner turn. Raises PrmError when the model is broken."""

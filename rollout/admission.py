@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rollout.casualties import Casualties
 from rollout.ledger import Ledger
 from rollout.lifecycle import Lease, Permit
 
@@ -62,6 +63,11 @@ class Admitter:
         self._by_worker: defaultdict[int, dict[Lease, Permit]] = defaultdict(dict)
         for worker, permit in ledger.leases():
             self._begin(worker, permit)
+        self.casualties = Casualties()
+
+    def known(self) -> set[int]:
+        """The workers that asked for work, and those that run any."""
+        return {*self.proven, *self._by_worker}
 
     def meet(self, status: WorkerStatus) -> None:
         """A worker asks."""
@@ -81,9 +87,17 @@ class Admitter:
         available, given = self.num_available(), []
         with self._ledger.together():
             for worker, num in shares:
-                num_new = max(0, available - self._ledger.counts.queued)
-                given.append((worker, self._ledger.lease(worker, num, num_new=num_new, min_version=self.min_version)))
-                available -= len(given[-1][1])
+                suspects = self.waiting_suspects()
+                permits = self._ledger.lease(
+                    worker,
+                    num,
+                    num_new=max(0, available - self._ledger.counts.queued),
+                    min_version=self.min_version,
+                    only=suspects[:1] if self.tries_suspects(worker) else None,
+                    without=suspects,
+                )
+                given.append((worker, permits))
+                available -= len(permits)
         self._left_in_round = available
         for worker, permits in given:
             for permit in permits:
@@ -121,8 +135,24 @@ class Admitter:
         said when it asked."""
         if self.proven.get(worker, -1) < self.min_version:
             return 0
+        if self.tries_suspects(worker):
+            return 0 if self.num_running(worker) else 1
         live = (self._settings.pipeline_depth + 1) * self._settings.batch_groups
         return -(-live // len(self.proven)) - self.num_running(worker)
+
+    def waiting_suspects(self) -> list[int]:
+        """Groups that run alone, and wait for it."""
+        if not self.casualties.suspects:
+            return []
+        return self.casualties.by_suspicion(self.casualties.suspects - {ordinal for ordinal, _ in self.runs})
+
+    def tries_suspects(self, worker: int) -> bool:
+        """One worker runs the suspects, one at a time and nothing beside them; the others go on."""
+        if not (suspects := self.casualties.suspects):
+            return False
+        if any(ordinal in suspects for ordinal, _ in self._by_worker.get(worker, ())):
+            return True
+        return worker == min(self.proven) and bool(self.waiting_suspects())
 
     def num_available(self) -> int:
         """Groups that may begin: queued ones, and new ones where places are left. A synchronous run plays round after

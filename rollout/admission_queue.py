@@ -94,7 +94,10 @@ class AdmissionQueue:
         """How many groups each of those who are served gets."""
         given: Counter[Waiter] = Counter()
         by_worker: Counter[int] = Counter()
+        held: list[tuple[int, int, Waiter]] = []
         available = self._admitter.num_available()
+        # Of these, one worker takes one; nobody else gets them.
+        num_suspects = len(self._admitter.waiting_suspects())
         while available and self._order:
             expected, number, waiter = heapq.heappop(self._order)
             worker = waiter.status.worker
@@ -104,11 +107,16 @@ class AdmissionQueue:
             room = min(waiter.status.free_places - given[waiter], self._admitter.room(worker) - by_worker[worker])
             if room <= 0:
                 waiter.listed = False
+            elif available <= num_suspects and not self._admitter.tries_suspects(worker):
+                held.append((expected, number, waiter))
             elif running > expected:
                 heapq.heappush(self._order, (running, number, waiter))
             else:
                 given[waiter] += 1
                 by_worker[worker] += 1
                 available -= 1
+                num_suspects -= self._admitter.tries_suspects(worker)
                 heapq.heappush(self._order, (running + 1, number, waiter))
+        for entry in held:
+            heapq.heappush(self._order, entry)
         return +given

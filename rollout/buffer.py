@@ -6,12 +6,13 @@ group gives its place back at once; otherwise rollouts would wait for a batch th
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
 from rollout.admission import admission_capacity as admission_capacity
 from rollout.admission_queue import AdmissionQueue
+from rollout.casualties import Loss
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -122,22 +123,29 @@ class GroupBuffer:
             asyncio.get_running_loop().call_later(self._gather_s, self._write_down)
         return await completion.kept
 
-    async def release(self, worker: int | None, reason: str) -> int:
+    async def release(self, worker: int | None, reason: str) -> Loss:
         """The worker is gone, with None all are: what they ran is queued again, and calls of theirs that wait are sent
-        away, so that none of them takes work. Returns how many groups that were."""
+        away, so that none of them takes work. An attempt that ended in the death of a worker counts only where the
+        group ran alone."""
         self._write_down()
         lost = self._admitter.runs_of(worker)
         with self._ledger.together():
-            for lease in lost:
-                if worker is None:
+            if worker is None:
+                for lease in lost:
                     self._ledger.run_again(lease)
-                else:
-                    self._ledger.give_back(lease, reason, max_attempts=self._settings.max_attempts)
+                loss = Loss(num_groups=len(lost))
+            else:
+                loss = self._lose(worker, lost, reason)
         self._queue.send_away(worker, Admission())
         self._admitter.part_from(worker)
         self._queue.look_at_all()
         self._tell()
-        return len(lost)
+        return loss
+
+    async def roll_call(self, workers: Collection[int]) -> None:
+        """These workers are there. Whoever else has a share of the places or a group is gone: it asked too late."""
+        for stranger in self._admitter.known() - set(workers):
+            await self.release(stranger, "its worker is gone")
 
     # --- called for the learner ------------------------------------------------------------------
 
@@ -195,6 +203,20 @@ class GroupBuffer:
         self._tell()
 
     # --- rules -----------------------------------------------------------------------------------
+
+    def _max_attempts(self, lease: Lease) -> int:
+        """Without those that do not count."""
+        return self._settings.max_attempts + self._admitter.casualties.excused(lease[0])
+
+    def _lose(self, worker: int, lost: Sequence[Lease], reason: str) -> Loss:
+        casualties = self._admitter.casualties
+        fruitless = casualties.is_fruitless(worker)
+        explained = casualties.died(worker, [ordinal for ordinal, _ in lost])
+        for lease in lost:
+            if self._ledger.give_back(lease, reason, max_attempts=self._max_attempts(lease)) == "failed":
+                casualties.forget(lease[0])
+                explained = True
+        return Loss(num_groups=len(lost), fruitless=fruitless, explained=explained)
 
     def _is_cut(self, step: int) -> bool:
         """Another call for this step may have cut the batch while this one waited."""
@@ -259,7 +281,10 @@ class GroupBuffer:
                 one.answer(error)
             return
         for one in first.values():
-            self._queue.look_again(self._admitter.end(one.lease))
+            worker = self._admitter.end(one.lease)
+            if self._admitter.casualties.survived(worker, one.lease[0]):
+                self._queue.look_at_all()
+            self._queue.look_again(worker)
             self._guard.observe(signal=one.result.ending == "ready")
         for one in came_back:
             one.answer(first.get(one.lease) is one and one.result.ending == "ready")
@@ -270,8 +295,8 @@ class GroupBuffer:
         ending = result.ending
         if ending is not None:
             self._ledger.settle(lease, ending, result, now=self._clock())
-        elif lease[1] < self._settings.max_attempts:
-            self._ledger.give_back(lease, result.reason, max_attempts=self._settings.max_attempts)
+        elif lease[1] < self._max_attempts(lease):
+            self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
         else:
             self._ledger.fail(lease, result, now=self._clock())
         if ending == "ready":

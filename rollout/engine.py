@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rollout.pulse import Pulse
 from rollout.read_back import ReadBack
 from rollout.types import Completion, Message
 
@@ -81,6 +82,12 @@ class PolicyEngine(Engine, Protocol):
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """The log-prob of every token but the first under the newest weights, at temperature 1. Asked right after
         `load_adapter`, without waiting for it, it is the first thing that is computed with these weights."""
+        ...
+
+    async def pulse(self) -> Pulse:
+        """Answered by whatever computes, between two steps: the tokens computed so far and the requests that are open.
+        No request is added: one more would change the shapes, and with them the last bits, of a synchronous run's
+        batches. Raises EngineError when the engine is gone."""
         ...
 
     async def read_back(self) -> ReadBack:

@@ -7,7 +7,7 @@ transaction, so a process may be killed at any moment.
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
@@ -34,12 +34,24 @@ class Ledger(LedgerMending):
 
     # --- drawing and running ---------------------------------------------------------------------
 
-    def lease(self, worker: int, num: int, *, num_new: int, min_version: int) -> list[Permit]:
-        """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks."""
+    def lease(
+        self,
+        worker: int,
+        num: int,
+        *,
+        num_new: int,
+        min_version: int,
+        only: Collection[int] | None = None,
+        without: Collection[int] = (),
+    ) -> list[Permit]:
+        """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks. With
+        `only` these queued ones and none besides, otherwise none of those in `without`."""
+        named = ", ".join(map(str, without if only is None else only))
+        which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
         with self._transaction():
-            rows = list(self._db.execute("SELECT * FROM groups WHERE state = 'queued' ORDER BY task LIMIT ?", (num,)))
-            ordinals = [row["ordinal"] for row in rows]
-            num_new = min(num_new, num - len(ordinals))
+            query = f"SELECT * FROM groups WHERE state = 'queued' AND {which} ORDER BY task LIMIT ?"
+            ordinals = [row["ordinal"] for row in self._db.execute(query, (num,))]
+            num_new = min(num_new, num - len(ordinals)) if only is None else 0
             ordinals += [self._insert(self._next_task, "queued", 1) for _ in range(num_new)]
             self._rounds += 1
             for ordinal in ordinals:

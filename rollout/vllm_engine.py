@@ -22,6 +22,7 @@ from rollout.commands import Commands
 from rollout.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest
 from rollout.merging import AdapterMerger
 from rollout.native_adapters import NativeAdapters
+from rollout.pulse import Pulse
 from rollout.read_back import MergedColumns, ReadBack
 from rollout.types import Completion, VersionSwitch
 from rollout.vllm_parts import (
@@ -60,6 +61,7 @@ class VllmEngine:
         self._closing = False
         self._busy_s = 0.0
         self._num_preemptions = 0
+        self._computed_tokens = 0
         self.sampled_tokens = 0
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -115,6 +117,12 @@ class VllmEngine:
         self._commands.submit(lambda: self._add_scoring(tuple(token_ids), future))
         return await asyncio.wrap_future(future)
 
+    async def pulse(self) -> Pulse:
+        """Answered by the engine's thread, between two steps."""
+        return await asyncio.wrap_future(
+            self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
+        )
+
     async def read_back(self) -> ReadBack:
         """The newest weights as vLLM's memory holds them, beside what it was given."""
         return await asyncio.wrap_future(self._commands.submit(self._read_back))
@@ -150,6 +158,7 @@ class VllmEngine:
             if self._config.adapter_mode == "native":
                 self._native = NativeAdapters(self._llm, self._merger)
             self._count_preemptions()
+            self._count_computed_tokens()
             while not self._closing:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()
@@ -282,6 +291,16 @@ class VllmEngine:
             return preempt(*arguments, **options)
 
         self._scheduler._preempt_request = counted
+
+    def _count_computed_tokens(self) -> None:
+        """Of prompts as well, and of requests that are open still: what only waits has none."""
+        update = self._scheduler.update_from_output
+
+        def counted(scheduled: Any, *arguments: Any, **options: Any) -> Any:
+            self._computed_tokens += scheduled.total_num_scheduled_tokens
+            return update(scheduled, *arguments, **options)
+
+        self._scheduler.update_from_output = counted
 
     def _stop(self) -> None:
         self._drain()

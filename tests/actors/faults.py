@@ -15,6 +15,7 @@ from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, Simula
 from reward.types import StepScores
 from rollout.engine import EngineError
 from rollout.group import run_group
+from rollout.pulse import Pulse
 
 GATE = "gate"
 
@@ -47,6 +48,11 @@ def note(folder: Path, kind: str, **facts: Any) -> None:
     row = {"kind": kind, "pid": os.getpid(), "at": time.time(), **facts}
     with (folder / f"events-{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def is_task_3(task) -> bool:
+    """Whether it is the fourth task. Those that show a number of a held-out one are drawn again, higher up."""
+    return int(task.id.rpartition("-")[2]) % 10**9 == 3
 
 
 class WatchedWorker(SimulatedWorker):
@@ -90,7 +96,7 @@ class HangingToolWorker(WatchedWorker):
     """The agent's tool hangs in all trajectories of one task, the first time."""
 
     async def run_group(self, task, group_id, group_size):
-        if not (task.id.endswith("-3") and first_time(self.folder, "hanging tool")):
+        if not (is_task_3(task) and first_time(self.folder, "hanging tool")):
             return await super().run_group(task, group_id, group_size)
         agent = make_agent([decision("code", "6*7")] * group_size, tools=[HangingTool()], timeout_s=1.0)
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
@@ -107,8 +113,16 @@ class PoisonedWorker(WatchedWorker):
     """One task raises whenever it is run."""
 
     async def meet_fault(self, task):
-        if task.id.endswith("-3"):
+        if is_task_3(task):
             raise ValueError("no agent survives this question")
+
+
+class KilledWorker(WatchedWorker):
+    """One task ends the process of whoever runs it."""
+
+    async def meet_fault(self, task):
+        if is_task_3(task):
+            os._exit(1)
 
 
 class BrokenEngineWorker(WatchedWorker):
@@ -184,6 +198,19 @@ class HangingEngine(WatchedEngine):
         return await super().take_up(version, adapter)
 
 
+class SleepingEngine(WatchedEngine):
+    """Its thread hangs over a request that is open, while the worker around it goes on."""
+
+    async def take_up(self, version, adapter):
+        digest = await super().take_up(version, adapter)
+        if self.meets_fault(version):
+            self.asleep = True
+        return digest
+
+    async def pulse(self):
+        return Pulse(done=7, num_open=1) if getattr(self, "asleep", False) else Pulse()
+
+
 class LateEngine(WatchedEngine):
     """Takes long over every version."""
 
@@ -192,8 +219,16 @@ class LateEngine(WatchedEngine):
         return await super().take_up(version, adapter)
 
 
+class WaitingWorker(WatchedWorker):
+    """Its groups wait for an engine that sleeps."""
+
+    async def meet_fault(self, task):
+        if getattr(self.engine, "asleep", False):
+            await asyncio.Event().wait()
+
+
 def worker_with(engine: type[WatchedEngine], index: int, *, folder: Path, from_version: int = 2) -> WatchedWorker:
-    return WatchedWorker(index, folder=folder, engine=engine(folder, from_version))
+    return WaitingWorker(index, folder=folder, engine=engine(folder, from_version))
 
 
 class GatedLearner(SimulatedLearner):
@@ -215,6 +250,20 @@ class GatedLearner(SimulatedLearner):
 
 def samples_of(batch) -> Iterator[Any]:
     return (sample for microbatch in batch.microbatches for sample in microbatch)
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class DyingStore:
+    """Has the beginning of the store, and no more."""
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        os._exit(1)
+
+    async def next_version(self) -> int:
+        return 0
+
+    async def heartbeat(self) -> Pulse:
+        return Pulse()
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)

@@ -29,6 +29,7 @@ from ray_jobs.phases import cold_start
 from ray_jobs.run import Run
 from ray_jobs.run_folder import RunFolder
 from ray_jobs.train import reinforce
+from ray_jobs.watch import Watch
 from rollout.adapter_store import AdapterStore
 from rollout.ledger import Ledger
 from rollout.lifecycle import GroupCounts
@@ -138,14 +139,18 @@ def open_stage(
     """The actors of a run, up and in step with its newest version; none of them is left afterwards."""
     console = io.StringIO()
     with RunFolder.open(config, with_prm=False, resume=resume) as folder:
-        cast = Cast(config, folder, build_learner=build_learner, build_worker=build_worker)
+        said = Console(RichConsole(file=console))
+        watch = Watch(config.liveness, resume=f"`agentflow resume {folder.path}`", note=said.note)
+        said.late = watch.late
+        cast = Cast(config, folder, build_learner=build_learner, build_worker=build_worker, watch=watch)
         try:
-            for index in range(config.rollout.num_workers):
-                cast.start_worker(index)
-            cast.wait_until_ready()
-            run = Run(config=config, console=Console(RichConsole(file=console)), folder=folder, cast=cast)
-            cold_start(run)
-            yield Stage(run=run, console=console)
+            with watch:
+                for index in range(config.rollout.num_workers):
+                    cast.start_worker(index)
+                cast.wait_until_ready()
+                run = Run(config=config, console=said, folder=folder, cast=cast)
+                cold_start(run)
+                yield Stage(run=run, console=console)
         finally:
             dismiss(cast)
 

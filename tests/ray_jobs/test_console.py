@@ -1,6 +1,8 @@
 import io
 import json
 import shlex
+import threading
+import time
 
 import pytest
 from rich.console import Console as RichConsole
@@ -170,3 +172,64 @@ def test_words_stand_beside_numbers_as_they_are(monkeypatch):
     with Console(output).phase("reinforce", total=1) as progress:
         progress.advance(solve_rate=0.25, limit="weight sync")
     assert "  reinforce 1/1  solve rate 0.25  limit weight sync\n" in stream.getvalue()
+
+
+@pytest.fixture
+def minutes(monkeypatch):
+    """A clock that goes on when told, and lines that are due are printed at once."""
+    clock = [0.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(console_module, "LISTEN_EVERY_S", 0.001)
+    return clock
+
+
+def lines_after(stream, num):
+    deadline = time.perf_counter() + 60
+    while len(lines := stream.getvalue().splitlines()) < num:
+        assert time.perf_counter() < deadline, lines
+        time.sleep(0.001)
+    return lines
+
+
+def test_no_minute_passes_without_a_line_that_says_what_is_waited_for(minutes):
+    output, stream = make_console()
+    console = Console(output)
+    console.late = lambda: "; the store has not answered for 30 s"
+    with console.phase("reinforce"), console.waiting("the groups of step 7"):
+        minutes[0] += 45
+        lines_after(stream, 2)
+        minutes[0] += 45
+        lines = lines_after(stream, 3)
+    assert lines[1:3] == [
+        f"nothing happened for {seconds} s, waiting for the groups of step 7; the store has not answered for 30 s"
+        for seconds in (45, 90)
+    ]
+
+
+def test_a_phase_is_waited_for_where_nothing_smaller_is_named(minutes):
+    output, stream = make_console()
+    console = Console(output)
+    with console.phase("eval_before"):
+        with console.waiting("something"):
+            pass
+        minutes[0] += 50
+        assert lines_after(stream, 2)[1] == "nothing happened for 50 s, waiting for the phase 'evaluate before RL'"
+
+
+def test_steps_that_go_on_are_no_silence(minutes):
+    output, stream = make_console()
+    with Console(output).phase("reinforce", total=9) as progress:
+        for _ in range(8):
+            minutes[0] += 40
+            progress.advance()
+            time.sleep(0.01)
+    assert "nothing happened" not in stream.getvalue()
+
+
+def test_nobody_listens_when_nothing_is_waited_for(minutes):
+    output, stream = make_console()
+    console = Console(output)
+    with console.waiting("Ray to start"):
+        pass
+    assert not [one for one in threading.enumerate() if one.name == "console"]
+    assert stream.getvalue() == ""

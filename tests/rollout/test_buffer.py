@@ -422,7 +422,7 @@ async def test_result_that_came_before_its_worker_was_lost_counts():
     (permit,) = await admitted(buffer)
     answer = asyncio.create_task(complete(buffer, permit))
     await asyncio.sleep(0)
-    assert await buffer.release(0, "lost") == 0
+    assert (await buffer.release(0, "lost")).num_groups == 0
     assert await answer
     assert buffer.counts == GroupCounts(drawn=1, ready=1)
 
@@ -523,7 +523,7 @@ async def test_step_marked_as_trained_twice_is_trained_once():
 async def test_result_of_a_worker_that_was_released_is_ignored():
     buffer = make_buffer(batch_groups=1, pipeline_depth=0)
     (zombie,) = await admitted(buffer)
-    assert await buffer.release(0, "no heartbeat") == 1
+    assert (await buffer.release(0, "no heartbeat")).num_groups == 1
     assert not await complete(buffer, zombie)
     (again,) = await admitted(buffer, worker=1)
     assert not await complete(buffer, zombie)
@@ -534,8 +534,8 @@ async def test_result_of_a_worker_that_was_released_is_ignored():
 async def test_released_groups_go_out_again_before_new_tasks_are_drawn():
     buffer = make_buffer()
     await admitted(buffer, free_places=2)
-    assert await buffer.release(0, "lost") == 2
-    assert await buffer.release(0, "lost") == 0
+    assert (await buffer.release(0, "lost")).num_groups == 2
+    assert (await buffer.release(0, "lost")).num_groups == 0
     permits = await admitted(buffer, worker=1, free_places=3)
     assert [(permit.ordinal, permit.task, permit.attempt) for permit in permits] == [(0, 0, 2), (1, 1, 2), (2, 2, 1)]
 
@@ -552,7 +552,7 @@ async def test_all_workers_are_released_together():
     buffer = make_buffer()
     await admitted(buffer, free_places=1)
     await admitted(buffer, worker=1, free_places=2)
-    assert await buffer.release(None, "the run was cut off") == 3
+    assert (await buffer.release(None, "the run was cut off")).num_groups == 3
     assert buffer.counts == GroupCounts(drawn=3, queued=3)
     assert buffer.unproven(9) == []
 
@@ -566,6 +566,32 @@ async def test_workers_that_have_not_proven_a_version_are_known():
     assert buffer.unproven(2) == []
     await buffer.release(1, "lost")
     assert buffer.unproven(3) == [0]
+
+
+async def test_workers_that_are_not_there_have_no_share_of_the_places():
+    buffer = make_buffer(pipeline_depth=3)
+    for worker in range(4):
+        assert len(await admitted(buffer, worker=worker, free_places=0)) == 0
+    await buffer.roll_call([3])
+    assert len(await admitted(buffer, worker=3)) == 8
+
+
+async def test_what_a_worker_took_that_was_gone_already_is_given_to_others():
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
+    await buffer.release(0, "lost")
+    await admitted(buffer)  # its call was under way when it was lost
+    await buffer.roll_call([1])
+    assert [permit.lease for permit in await admitted(buffer, worker=1)] == [(0, 2)]
+
+
+async def test_worker_that_had_ended_no_group_was_fruitless():
+    buffer = make_buffer()
+    await admitted(buffer, free_places=1)
+    assert (await buffer.release(0, "lost")).fruitless
+    (permit,) = await admitted(buffer, free_places=1)
+    await complete(buffer, permit, UNSCORABLE)
+    assert not (await buffer.release(0, "lost")).fruitless
+    assert (await buffer.release(0, "lost")).fruitless
 
 
 async def test_group_that_was_lost_too_often_has_failed_with_the_reason():
@@ -953,7 +979,7 @@ async def test_round_that_was_cut_off_is_played_again_as_a_whole(path):
     await complete(buffer, first)
     ledger = Ledger(killed(path))
     buffer = make_buffer(ledger, pipeline_depth=0)
-    assert await buffer.release(None, "the run was cut off") == 1
+    assert (await buffer.release(None, "the run was cut off")).num_groups == 1
     ledger.undo_open_rounds()
     assert ordinals(await admitted(buffer, worker=1)) == [0, 1]
 
@@ -1317,7 +1343,7 @@ class Life(RuleBasedStateMachine):
     def lose_worker(self, worker):
         """Its successor has the same number and has proven nothing yet."""
         before = self.buffer.counts
-        num = self.play(self.buffer.release(worker, "lost"))
+        num = self.play(self.buffer.release(worker, "lost")).num_groups
         if self.calls:
             # Others that wait may take over at once.
             assert before.running - num <= self.buffer.counts.running

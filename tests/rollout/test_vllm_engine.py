@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 from dataclasses import replace
 
 import pytest
@@ -431,3 +432,23 @@ async def test_preemptions_for_want_of_room_are_counted_and_those_of_an_update_a
     await in_engine_thread(engine, preempt)
     assert len((await running).token_ids) == 40
     assert engine.load.num_preemptions == before + 1
+
+
+@pytest.mark.usefixtures("endless")
+async def test_pulse_tells_an_engine_that_computes_from_one_whose_thread_hangs(engine, adapters, prompt):
+    await load(engine, adapters[0])
+    idle = await engine.pulse()
+    running = asyncio.create_task(engine.generate_together(sampling_requests([prompt])))
+    await until_sampled(engine, 5, 1)
+    first = await engine.pulse()
+    await until_sampled(engine, 15, 1)
+    second = await engine.pulse()
+    assert (idle.num_open, first.num_open, second.num_open) == (0, 1, 1)
+    assert idle.done < first.done < second.done
+    await running
+    going_on = threading.Event()
+    engine._commands.submit(going_on.wait)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.pulse(), 0.5)
+    going_on.set()
+    assert (await engine.pulse()).num_open == 0
