@@ -14,8 +14,12 @@ def num_restarts(actor: Any) -> int:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why an actor died or a call failed, in one line: what it raised while it was made, else what Ray says first."""
+    """Why an actor died or a call failed, in one line: what it raised while it was made, else what Ray says first and
+    of which class it was."""
     lines = [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return (lines[-1] if "creation task" in lines[0] else lines[0])[:SHOWN]
+    if "creation task" in lines[0]:
+        return lines[-1][:SHOWN]
+    of_class = next((f" ({line})" for line in lines if line.startswith("class_name:")), "")
+    return lines[0][:SHOWN] + of_class

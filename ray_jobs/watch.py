@@ -4,10 +4,11 @@ Rollout workers, store and PRM are asked for their pulse. A learner computes in 
 calls have bounds instead. Time in which this process itself was stopped counts for nobody.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -159,8 +160,11 @@ class Watch(AbstractContextManager["Watch"]):
             now = time.monotonic()
             tick = min(now - before, LONGEST_TICK_S)
             before = now
-            with suppress(ray.exceptions.RaySystemError):
+            try:
                 self.look(tick)
+            except Exception:
+                # The cluster may be short of answers itself; it is asked again.
+                logging.getLogger(__name__).exception("the watch could not look around")
 
     def look(self, tick: float) -> None:
         """So many seconds have gone by."""
