@@ -138,7 +138,7 @@ def second_resume(stage: Stage) -> str | None:
     said = subprocess.run(stage.job.resume, env=stage.job.environment, capture_output=True, text=True, timeout=300)
     if not stage.job.runs:
         return "resumed a run that had just ended"
-    if said.returncode != 2 or "another process works on the run" not in said.stdout + said.stderr:
+    if said.returncode != 2 or "works on the run in" not in said.stdout + said.stderr:
         stage.complaints.append(f"a second resume was not refused: {(said.stdout + said.stderr)[-300:]}")
     return "resumed the run a second time"
 

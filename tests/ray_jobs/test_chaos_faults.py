@@ -1,0 +1,81 @@
+"""What the faults of `agentflow chaos` do, with a process that only sleeps in the place of a run."""
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs.loading import load_run_config
+from ray_jobs.chaos.faults import FAULTS, WAL_HEADER, Stage
+from ray_jobs.chaos.job import Job
+from ray_jobs.chaos.run import ChaosError, run_chaos
+
+SAYS_SO = "import time; print('reinforce ...', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def stage(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    job = Job(start=[sys.executable, "-c", SAYS_SO], folder=folder, log=tmp_path / "run.log")
+    job.ensure_running()
+    deadline = time.monotonic() + 30
+    while not job.rolls_out and time.monotonic() < deadline:
+        time.sleep(0.02)
+    yield Stage(job=job, rng=random.Random(0), max_workers=3)
+    job.end()
+    job.process.wait()
+
+
+def test_part_that_is_not_there_is_not_hit(stage):
+    assert FAULTS["kill-learner"](stage) is None
+    assert FAULTS["hang-prm"](stage) is None
+    assert stage.job.runs
+
+
+def test_driver_is_killed(stage):
+    assert FAULTS["kill-driver"](stage) == "killed driver"
+    assert not stage.job.runs
+
+
+def test_power_cut_leaves_the_beginning_of_the_ledgers_log(stage):
+    log = stage.job.folder / "ledger.sqlite-wal"
+    log.write_bytes(bytes(5000))
+    said = FAULTS["power"](stage)
+    assert not stage.job.runs
+    assert WAL_HEADER <= log.stat().st_size <= 5000
+    assert said == f"cut the power: {5000 - log.stat().st_size} bytes of the ledger's log are lost"
+
+
+def test_large_disk_is_never_filled(stage, monkeypatch):
+    monkeypatch.setattr("ray_jobs.chaos.faults.SMALL_DISK", 0)
+    assert FAULTS["disk"](stage) is None
+    assert not (stage.job.folder.parent / "ballast").exists()
+
+
+def test_workers_file_asks_for_another_number(stage):
+    assert FAULTS["workers"](stage).startswith("asked for ")
+    assert 1 <= int((stage.job.folder / "workers").read_text()) <= 3
+
+
+def test_second_resume_that_is_not_refused_is_a_complaint(stage, monkeypatch):
+    done = subprocess.CompletedProcess([], 0, stdout="resumed", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert FAULTS["resume-twice"](stage) == "resumed the run a second time"
+    assert stage.complaints == ["a second resume was not refused: resumed"]
+
+
+def test_second_resume_that_is_refused_is_none(stage, monkeypatch):
+    said = "agentflow: error: process 7 on host works on the run in 'run'"
+    done = subprocess.CompletedProcess([], 2, stdout="", stderr=said)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    FAULTS["resume-twice"](stage)
+    assert stage.complaints == []
+
+
+def test_fault_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
+    config = load_run_config(None, [f"output_dir={tmp_path}", "name=r"])
+    with pytest.raises(ChaosError, match=r"there are the faults kill-driver, .*poison; got melt"):
+        run_chaos(config, [], num_faults=1, seed=0, only=["kill-store", "melt"], two_machines=False)
