@@ -59,24 +59,21 @@ def test_worker_joins_a_run_where_a_machine_is_added_and_its_groups_go_back_when
 
 
 def test_learner_whose_machine_is_lost_ends_the_run_where_no_other_has_room(tmp_path):
-    config = make_config(tmp_path, "num_steps=50", "cluster.patience_s=30")
+    config = make_config(tmp_path, "num_steps=50", "cluster.patience_s=20")
     learner = partial(GatedLearner, folder=tmp_path, step=2)
     with doubles_found():
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        learners_machine = cluster.add_node(num_cpus=1)
-        start_ray(ClusterConfig(address=cluster.address))
-        # The learner is placed first.
-        workers_machine = threading.Timer(8.0, cluster.add_node, kwargs={"num_cpus": 1})
-        workers_machine.start()
         try:
+            nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+            start_ray(ClusterConfig(address=cluster.address))
             with open_stage(config, build_learner=learner) as stage:
                 training = stage.reinforce()
                 wait_until(lambda: events(tmp_path, "gated"))
-                cluster.remove_node(learners_machine, allow_graceful=False)
+                (lost,) = (one for one in nodes if one.node_id != stage.run.cast.node_of(0))
+                cluster.remove_node(lost, allow_graceful=False)
                 with pytest.raises(NoRoomError, match="no room for the learner"):
                     stage.finish(training)
         finally:
-            workers_machine.join()
             stop_ray()
             cluster.shutdown()
 
