@@ -1,7 +1,10 @@
 """Raw PRM output as step rewards."""
 
-from reward.prm import map_score
-from reward.types import ScoredGroup
+import math
+
+from reward.types import PrmError, ScoredGroup
+
+VALID_FLOOR = 0.05
 
 
 def step_rewards(scored: ScoredGroup) -> list[list[float | None]]:
@@ -19,3 +22,16 @@ def step_rewards(scored: ScoredGroup) -> list[list[float | None]]:
         ]
         for trajectory, reward, scores in zip(trajectories, scored.rewards, scored.step_scores.raw, strict=True)
     ]
+
+
+def map_score(raw: float, *, valid: bool) -> float:
+    """A raw score as a reward: 0 for a malformed decision, [0.05, 1] for a valid one.
+
+    The floor keeps the worst valid decision above a malformed one; values outside [0, 1] are clipped first.
+    Raises PrmError when a valid decision's raw score is not finite.
+    """
+    if not valid:
+        return 0.0
+    if not math.isfinite(raw):
+        raise PrmError(f"the PRM's score is {raw}, not a number in [0, 1]; the step stays unscored")
+    return VALID_FLOOR + (1 - VALID_FLOOR) * min(max(raw, 0.0), 1.0)

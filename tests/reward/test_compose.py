@@ -10,9 +10,8 @@ from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
 from learner.batching import build_batch
 from reward.compose import group_samples, turn_advantages
-from reward.prm import VALID_FLOOR, PrmError, map_score
-from reward.prm_scores import step_rewards
-from reward.types import Reward, ScoredGroup, StepScores
+from reward.prm_scores import VALID_FLOOR, map_score, step_rewards
+from reward.types import PrmError, Reward, ScoredGroup, StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
