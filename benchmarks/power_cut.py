@@ -91,6 +91,9 @@ class Parts:
         self.learner = InProcess(Learner(config), self._loop)
         self.workers = (InProcess(self._worker, self._loop),)
 
+    def ask_learner(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.learner, method).remote(*arguments)
+
     def sync_weights(self) -> None:
         """The worker is always believed."""
 
@@ -126,7 +129,7 @@ class Rollouts:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def get(self, value: Any) -> Any:
+    def get(self, value: Any, what: str) -> Any:
         return value
 
     def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -152,6 +155,7 @@ def go_on(config: RunConfig, said: TextIO) -> None:
     console = Console(RichConsole(file=said, width=10_000))
     with (
         mock.patch.object(ray, "get", lambda value, **_: value),
+        mock.patch.object(ray, "put", lambda value: value),
         RunFolder.open(config, with_prm=False, resume=True, tell=console.note) as folder,
     ):
         parts = Parts(config, folder.path)

@@ -192,6 +192,9 @@ class GroupBuffer:
         Returns what the ledger had lost of it, in sentences."""
         self._write_down()
         mended = self._ledger.follow(trained, step)
+        # What the ledger believed to run may be what the weights were trained on.
+        for lease in self._admitter.runs.keys() - {permit.lease for _, permit in self._ledger.leases()}:
+            self._admitter.end(lease)
         self._ledger.rewind(step)
         self._move_on(step, policy_version)
         return mended

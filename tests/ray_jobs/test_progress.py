@@ -17,7 +17,7 @@ def make_row(**shares):
 
 
 def make_training(*rows):
-    return Training.of(load_run_config(None, []), rows)
+    return Training.of(load_run_config(None, []), rows, num_steps=len(rows))
 
 
 def news_of(training, *rows):
