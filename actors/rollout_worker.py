@@ -21,7 +21,7 @@ from reward.outcome import OutcomeReward
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.engine import EngineError
-from rollout.lifecycle import GroupResult, Permit, group_id
+from rollout.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.pulse import Pulse
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
@@ -29,8 +29,6 @@ from rollout.workload import Workload
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
-
-Lease = tuple[int, int]
 
 
 @ray.remote

@@ -21,7 +21,7 @@ from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, Worker
 from rollout.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.casualties import Loss
 from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult, TrainedGroups
+from rollout.lifecycle import GroupCounts, GroupResult, Lease, TrainedGroups
 from rollout.pulse import Pulse
 from rollout.read_back import ReadBack
 from rollout.records import append_record, read_records
@@ -103,7 +103,7 @@ class StoreActor:
         patience_s = max(PATIENCE_S, self._buffer.num_workers / MAX_ASKED_AGAIN_PER_S)
         return await self._buffer.admit(status, patience_s=patience_s)
 
-    async def complete(self, lease: tuple[int, int], result: GroupResult) -> None:
+    async def complete(self, lease: Lease, result: GroupResult) -> None:
         await self._buffer.complete(lease, result)
 
     async def release(self, worker: int, reason: str) -> Loss:

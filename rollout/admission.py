@@ -37,7 +37,7 @@ class WorkerStatus:
 
     worker: int
     policy_version: int
-    running: tuple[tuple[int, int], ...]
+    running: tuple[Lease, ...]
     free_places: int
 
 

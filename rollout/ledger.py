@@ -14,7 +14,7 @@ from typing import Any
 
 from rollout.ledger_file import LedgerError as LedgerError
 from rollout.ledger_mending import LedgerMending
-from rollout.lifecycle import Ending, GroupResult, Permit, ReadyGroup, State
+from rollout.lifecycle import Ending, GroupResult, Lease, Permit, ReadyGroup, State
 
 SHOWN_UNTRAINED = 4
 """Of so many groups without signal per train step the bytes are kept, to be looked at."""
@@ -63,7 +63,7 @@ class Ledger(LedgerMending):
         rows = self._db.execute("SELECT * FROM groups WHERE state = 'running'")
         return [(row["worker"], _permit(row)) for row in rows]
 
-    def settle(self, lease: tuple[int, int], ending: Ending, result: GroupResult, *, now: float) -> None:
+    def settle(self, lease: Lease, ending: Ending, result: GroupResult, *, now: float) -> None:
         """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
         with self._transaction():
             self._end(
@@ -77,7 +77,7 @@ class Ledger(LedgerMending):
                 payload=result.payload if ending == "ready" else self._shown(result),
             )
 
-    def give_back(self, lease: tuple[int, int], reason: str, *, max_attempts: int) -> State:
+    def give_back(self, lease: Lease, reason: str, *, max_attempts: int) -> State:
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
         attempt = lease[1]
         state: State = "failed" if attempt >= max_attempts else "queued"
@@ -85,12 +85,12 @@ class Ledger(LedgerMending):
             self._end(lease, state, attempt=attempt + (state == "queued"), reason=reason)
         return state
 
-    def run_again(self, lease: tuple[int, int]) -> None:
+    def run_again(self, lease: Lease) -> None:
         """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
         with self._transaction():
             self._end(lease, "queued")
 
-    def fail(self, lease: tuple[int, int], result: GroupResult, *, now: float) -> None:
+    def fail(self, lease: Lease, result: GroupResult, *, now: float) -> None:
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
         facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
         ended = {
@@ -256,7 +256,7 @@ class Ledger(LedgerMending):
         num = self._scalar(f"SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND {_UNTRAINED}")
         return result.payload if result.payload and num < SHOWN_UNTRAINED else None
 
-    def _end(self, lease: tuple[int, int], after: State, **columns: Any) -> None:
+    def _end(self, lease: Lease, after: State, **columns: Any) -> None:
         """The end of this attempt and of no later one."""
         row = self._row(lease[0])
         if row is not None and row["attempt"] != lease[1]:

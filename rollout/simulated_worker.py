@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from rollout.buffer import GroupBuffer, WorkerStatus
-from rollout.lifecycle import Ending, GroupResult, Permit
+from rollout.lifecycle import Ending, GroupResult, Lease, Permit
 from rollout.simulated_tasks import DrawnTask, Fate, TaskStream
 
 ENDINGS: Mapping[Fate, Ending | None] = {
@@ -73,7 +73,7 @@ class SimulatedWorker:
         self._on_end = on_end
         self._processor = Processor(settings.load_slope)
         self._switches = [(0.0, 0)]
-        self._running: set[tuple[int, int]] = set()
+        self._running: set[Lease] = set()
         self._freed = asyncio.Event()
         self._waited_s = 0.0
         self._asked_at: float | None = None
