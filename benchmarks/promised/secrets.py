@@ -170,11 +170,15 @@ def _after_torn_line(rng: random.Random, name: str) -> tuple[int, int, int]:
             file.write(line[: rng.randint(1, max(line.find(b', "turns"'), len(line) // 2))] + b"\n")
         _write(Path(folder), range(before, NUM_ROWS), "late")
         deadline = time.monotonic() + PATIENCE_S
-        while run.state()["trajectories"] < NUM_ROWS and time.monotonic() < deadline:
+        while (counts := _counts(run)) != (NUM_ROWS, NUM_ROWS, 1) and time.monotonic() < deadline:
             time.sleep(0.05)
         stop.set()
-        state = run.state()
-        return state["metrics"], state["trajectories"], state["unreadable"]
+        return counts
+
+
+def _counts(run: ViewedRun) -> tuple[int, int, int]:
+    state = run.state()
+    return state["metrics"], state["trajectories"], state["unreadable"]
 
 
 def _write(folder: Path, numbers: range, word: str) -> None:
