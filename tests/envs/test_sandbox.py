@@ -20,7 +20,7 @@ from envs.sandbox.frames import FrameError, encode_frame, split_frame
 from envs.sandbox.outcome import BoundedOutput, cut_middle, find_answer, parse_answer, parse_reply, printable_text
 from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
-from ray_jobs.phases.solve import run_code
+from ray_jobs.phases.solve import CodeFileError, run_code
 
 _ROOT = Path(__file__).parents[2]
 
@@ -311,7 +311,7 @@ def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.
     assert captured.out == "42\n"
     assert "code sandbox: tier " in captured.err
     assert run_code(str(tmp_path / "bad.py")) == 1
-    with pytest.raises(run_code.CodeFileError, match=r"cannot be read: there is no absent\.py; name a Python file"):
+    with pytest.raises(CodeFileError, match=r"cannot be read: there is no absent\.py; name a Python file"):
         run_code(str(tmp_path / "absent.py"))
 
 
