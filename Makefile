@@ -49,7 +49,7 @@ docs: setup
 	@echo "site/index.html"
 
 pages: setup
-	@$(BIN)/python -m ray_jobs.metrics_pages
+	@$(BIN)/python -m ray_jobs.metrics.pages
 	@$(BIN)/python docs/generated.py
 
 lock: setup

@@ -1,15 +1,70 @@
-"""The Ray cluster a run uses: one that is there, or one of its own."""
+"""The Ray cluster: how a driver reaches it, which processes live there, which numbers it exports."""
 
 import logging
+import math
 import os
 import socket
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, state
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from configs.cluster import ClusterConfig
 from configs.wording import reason
+
+SHOWN = 200
+
+
+def num_restarts(actor: Any) -> int:
+    """How often Ray has started an actor again; 0 for one that it does not know yet. Works with one that hangs."""
+    row = state.actors(actor._actor_id.hex())
+    return int(row["NumRestarts"]) if row else 0
+
+
+def reason_of(error: BaseException) -> str:
+    """Why an actor died or a call failed, in one line: what it raised while it was made, else what Ray says first and
+    of which class it was."""
+    lines = [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if "creation task" in lines[0]:
+        return lines[-1][:SHOWN]
+    of_class = next((f" ({line})" for line in lines if line.startswith("class_name:")), "")
+    return lines[0][:SHOWN] + of_class
+
+
+WORKER_GAUGES: Mapping[str, str] = {
+    "worker/policy_version": "Policy version that the worker has proven and samples with",
+    "worker/running": "Groups that run on the worker",
+    "worker/places": "Groups that the engine's cache allows at a time",
+    "worker/kv_usage": "Of the engine's KV cache: in use",
+    "worker/waiting": "Requests that wait for a place in the engine",
+}
+"""What rollout workers say of themselves as it happens, also where no train step ends for long."""
+
+
+def gauge_name(metric: str) -> str:
+    """`rollout/solve_rate` is `agentflow_rollout_solve_rate`; Prometheus sees it with Ray's own `ray_` in front."""
+    return "agentflow_" + metric.replace("/", "_")
+
+
+def set_gauges(values: Mapping[str, float], descriptions: Mapping[str, str], **tags: str) -> None:
+    """Set a gauge for each value that is described, with these tags; they stay until set again or until the process
+    ends. Every call for a metric has the same tag keys. What is not a number is left as it was."""
+    for metric, value in values.items():
+        if metric in descriptions and math.isfinite(value):
+            _gauge(metric, descriptions[metric], tuple(tags)).set(value, tags=tags)
+
+
+@cache
+def _gauge(metric: str, description: str, tag_keys: tuple[str, ...]) -> Any:
+    from ray.util.metrics import Gauge
+
+    return Gauge(gauge_name(metric), description, tag_keys)
+
 
 WORKER_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -7,15 +7,15 @@ from typing import Any
 import ray
 
 from configs.run import RunConfig
-from learner.batching import build_batch
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner
+from learner.packing import build_batch
 from learner.samples import build_sample
 from learner.types import StepResult
-from reward.compose import group_samples
+from reward.credit import group_samples
 from reward.stored import scored_group_of
 from rollout.buffer import Batch
-from rollout.lifecycle import NOTHING_TRAINED, TrainedGroups
+from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
 
 

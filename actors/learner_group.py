@@ -16,7 +16,7 @@ from learner.learner import Learner
 from learner.optim import Ranks
 from learner.types import StepResult
 from rollout.buffer import Batch
-from rollout.lifecycle import NOTHING_TRAINED, TrainedGroups
+from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
 
 GRACE_S = 15.0

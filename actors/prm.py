@@ -8,13 +8,13 @@ from typing import Any
 import ray
 
 from configs.reward import PrmConfig
-from reward.junk import canaries
-from reward.prm import ProcessRewardModel
-from reward.prm_scorer import PrmScorer
-from reward.prm_training import LabelledStep, train_prm
-from reward.step_text import StepText
+from reward.prm.decoys import canaries
+from reward.prm.model import ProcessRewardModel
+from reward.prm.scorer import PrmScorer
+from reward.prm.step_text import StepText
+from reward.prm.training import LabelledStep, train_prm
 from reward.types import PrmError, StepScores
-from rollout.pulse import Pulse
+from rollout.engines.engine import Pulse
 from rollout.types import TrajectoryGroup
 
 

@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.following import WeightFollower
-from actors.gauges import WORKER_GAUGES, set_gauges
+from actors.cluster import WORKER_GAUGES, set_gauges
+from actors.weight_follower import WeightFollower
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import TaskSampler
 from envs.types import Task
-from reward.group_result import failed_result, group_result
-from reward.judging import GroupJudge
+from reward.judging import GroupJudge, failed_result, group_result
 from reward.outcome import OutcomeReward
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
-from rollout.engine import EngineError
-from rollout.lifecycle import GroupResult, Lease, Permit, group_id
-from rollout.pulse import Pulse
+from rollout.concurrency import Workload
+from rollout.engines.engine import EngineError, Pulse
+from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
-from rollout.workload import Workload
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState

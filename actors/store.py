@@ -16,15 +16,15 @@ import ray
 from configs.run import RunConfig
 from learner.types import Adapter
 from reward.stored import is_readable
-from rollout.adapter_store import AdapterMismatchError, AdapterStore, PublishedAdapter
 from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
-from rollout.canary import CanaryScores, Reading, canary_fault, moved
-from rollout.casualties import Loss
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult, Lease, TrainedGroups
-from rollout.pulse import Pulse
-from rollout.read_back import ReadBack
+from rollout.engines.engine import Pulse
+from rollout.engines.read_back import ReadBack
 from rollout.records import append_record, read_records
+from rollout.store.adapters import AdapterMismatchError, AdapterStore, PublishedAdapter
+from rollout.store.canary import CanaryScores, Reading, canary_fault, moved
+from rollout.store.casualties import Loss
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, TrainedGroups
 
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""

@@ -23,7 +23,7 @@ from before_rl import copy_before_rl
 
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.policy_options import DEFAULT_RECIPE
+from ray_jobs.options import DEFAULT_RECIPE
 from reward.paired import compare_paired
 from rollout.records import read_records
 
@@ -97,12 +97,12 @@ def _run(options: argparse.Namespace, seed: int, arm: Arm) -> None:
 def _replace_prm(config: RunConfig, folder: Path, kind: str) -> None:
     import torch
 
-    from ray_jobs.model_folder import resolve_model
+    from ray_jobs.run.model_folder import resolve_model
     from reward.collected import CollectedGroups
-    from reward.labels import read_labels
-    from reward.plan_labels import HARMLESS, REPEATED
-    from reward.prm import ProcessRewardModel
-    from reward.prm_training import prm_data, train_prm
+    from reward.labels.labels import read_labels
+    from reward.labels.plan import HARMLESS, REPEATED
+    from reward.prm.model import ProcessRewardModel
+    from reward.prm.training import prm_data, train_prm
 
     prm = ProcessRewardModel(resolve_model(config.prm.model_path), config.prm, seed=config.seed)
     if kind == "random":

@@ -56,19 +56,19 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
-from ray_jobs.cast import Cast
-from ray_jobs.claims import KEEP_MEMORY
-from ray_jobs.console import Console
-from ray_jobs.model_folder import resolve_model
-from ray_jobs.phases import cold_start
-from ray_jobs.policy_options import DEFAULT_RECIPE
-from ray_jobs.run import Run
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.phases.cold_start import cold_start
+from ray_jobs.run.actors import Cast
+from ray_jobs.run.console import Console
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.resources import KEEP_MEMORY
+from ray_jobs.run.run import Run
 from ray_jobs.train import reinforce
 from reward.outcome import OutcomeReward
 from reward.types import Reward
-from rollout.building import build_chat
-from rollout.planner import PlannerDialogue, PlannerSettings
+from rollout.agent.agent import build_chat
+from rollout.agent.planner import PlannerDialogue, PlannerSettings
 from rollout.types import Trajectory
 from rollout.worker import Worker
 

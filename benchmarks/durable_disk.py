@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rollout.ledger_file import LedgerFile
+from rollout.store.ledger_file import LedgerFile
 
 WAL_HEADER, FRAME_HEADER = 32, 24
 

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from configs.loading import RECIPES, load_run_config
 from configs.run import RunConfig
-from ray_jobs.plan import make_plan, plan_facts
+from ray_jobs.plan.plan import make_plan, plan_facts
 
 GENERATED = (
     "envs.mix={ lookup = 1.0 }",
@@ -82,10 +82,10 @@ def plan_step(options: argparse.Namespace) -> dict[str, Any]:
 
 def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[str, Any]:
     """A run's RL phase in numbers, and what each of its processes held at most."""
-    from ray_jobs.phases import cold_start
-    from ray_jobs.preflight import check_before_start
-    from ray_jobs.prm_phases import collect, label, learn_prm
-    from ray_jobs.run import open_run
+    from ray_jobs.phases.cold_start import cold_start
+    from ray_jobs.phases.prm import collect, label, learn_prm
+    from ray_jobs.run.preflight import check_before_start
+    from ray_jobs.run.run import open_run
     from ray_jobs.train import reinforce
 
     config = proof_config(options, name, *overrides)
@@ -140,8 +140,8 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds between two steps of an engine in mode `native`, while nothing is loaded and while adapters are."""
     from configs.rollout import EngineConfig
     from learner.learner import Learner
-    from ray_jobs.model_folder import resolve_model
-    from rollout.vllm_engine import VllmEngine
+    from ray_jobs.run.model_folder import resolve_model
+    from rollout.engines.vllm import VllmEngine
 
     config = proof_config(options, "adapters")
     model_path = resolve_model(config.model.path)
@@ -185,7 +185,7 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
 async def _load_while_decoding(
     engine: Any, adapters: Sequence[Any], running: int, num_tokens: int, ends: list[float]
 ) -> list[tuple[float, float]]:
-    from rollout.engine import GenerationRequest
+    from rollout.engines.engine import GenerationRequest
 
     await engine.load_adapter(adapters[0].policy_version, adapters[0].data)
     asked = GenerationRequest(

@@ -12,8 +12,8 @@ from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
 from configs.run import RunConfig
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolResult, ToolUnavailableError
-from ray_jobs import cast
 from ray_jobs.cli import main
+from ray_jobs.run import actors as cast
 from rollout.types import Trajectory, TrajectoryGroup
 
 

@@ -18,15 +18,14 @@ import torch
 from configs.learner import GuardConfig, LearnerConfig
 from configs.loading import load_run_config
 from envs.datasets.sampler import demonstration_tasks
-from learner.batching import build_batch
 from learner.learner import Learner
-from learner.packing import pack
+from learner.packing import build_batch, pack
 from learner.types import GrammarSpan, TrainingSample
-from ray_jobs.claims import training_env
-from ray_jobs.model_folder import resolve_model
-from ray_jobs.policy_options import DEFAULT_RECIPE
+from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.resources import training_env
+from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
-from rollout.decision import ACTIONS, Decision, planner_grammar
 
 
 def matrix_peak(size: int = 2048, repeats: int = 10) -> float:

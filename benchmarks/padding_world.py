@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from learner.advantages import outcome_gated
-from reward.alarms import HackingMonitor
+from reward.prm.alarms import HackingMonitor
 from reward.statistics import RolloutStatistics, ranking_statistics
 
 WORK, PAD, ANSWER = range(3)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from ray_jobs.view_run import ViewedRun
-from ray_jobs.view_server import build_app
+from ray_jobs.viewer.run import ViewedRun
+from ray_jobs.viewer.server import build_app
 
 ROOT = Path(__file__).parents[1]
 
 SERVER = ROOT / "tests" / "envs" / "foreign_mcp_server.py"
 KEYED = ("python", "benchmarks/keyed_agentflow.py")
-"""Takes the place of `ray_jobs.submit.COMMAND`."""
+"""Takes the place of `ray_jobs.jobs.submit.COMMAND`."""
 
 SMALL = (
     *("envs.search=tavily", "cold_start.num_demonstrations=0", "evaluation.num_tasks=2", "reward.credit=outcome"),

@@ -28,19 +28,18 @@ from benchmarks.simulated_parts import GroupShape, SimulatedLearner, SimulatedWo
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
-from ray_jobs.cast import Cast
-from ray_jobs.console import Console
-from ray_jobs.phases import cold_start
-from ray_jobs.run import Run
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.phases.cold_start import cold_start
+from ray_jobs.run.actors import Cast
+from ray_jobs.run.console import Console
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.run import Run
+from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import continue_training, train_step
-from reward.group_result import group_result
-from reward.judging import GroupJudge
+from reward.judging import GroupJudge, group_result
 from reward.outcome import OutcomeReward
-from rollout.admission import WorkerStatus
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, group_id
-from rollout.simulated_tasks import LognormalTasks
+from rollout.store.admission import WorkerStatus
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, group_id
 
 SHAPE = GroupShape(tasks=LognormalTasks(median_s=0.0, sigma=0.0), num_turns=2, turn_tokens=8)
 MOMENTS_BETWEEN = 160

@@ -51,18 +51,17 @@ from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, PlanStep, wrong_plan
 from envs.datasets.sampler import demonstration_tasks
 from envs.tools.toolbox import Toolbox
-from learner.batching import build_batch
 from learner.learner import Learner
-from learner.packing import PackedRow, TokenSequence, pack
+from learner.packing import PackedRow, TokenSequence, build_batch, pack
 from learner.samples import build_samples
 from learner.types import TrainBatch, TrainingSample
-from ray_jobs.model_folder import resolve_model
-from ray_jobs.policy_options import DEFAULT_RECIPE
-from reward.compose import turn_advantages
+from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.run.model_folder import resolve_model
+from reward.credit import turn_advantages
 from reward.outcome import OutcomeReward
-from rollout.building import build_agent, build_chat
+from rollout.agent.agent import build_agent, build_chat
 from rollout.chat import ChatFormat
-from rollout.demonstrations import DemonstrationEngine
+from rollout.engines.wrappers import DemonstrationEngine
 from rollout.records import read_records, trajectory_of
 from rollout.types import Trajectory, TrajectoryGroup
 

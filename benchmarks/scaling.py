@@ -38,12 +38,12 @@ from benchmarks.waiting_workers import (
 )
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.cast import Cast
 from ray_jobs.chaos import part_of
-from ray_jobs.console import Console
-from ray_jobs.run import Run
-from ray_jobs.run_folder import RunFolder
-from ray_jobs.supervisor import Supervisor
+from ray_jobs.run.actors import Cast
+from ray_jobs.run.console import Console
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.run import Run
+from ray_jobs.run.supervisor import Supervisor
 from ray_jobs.train import continue_training, train_step
 
 GROUP_SIZE = 8

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from rollout.merging import AdapterMerger
-from rollout.read_back import MergedColumns, ReadBack, read_slots
+from rollout.engines.adapters import AdapterMerger
+from rollout.engines.read_back import MergedColumns, ReadBack, read_slots
 
 HIDDEN, RANK, SCALE = 128, 4, 2.0
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -1,8 +1,8 @@
 """A worker without vLLM and a learner without a model, for runs in which only the actors around them are real.
 
-They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in a `ray_jobs.cast.Cast`. Groups sleep
-instead of being sampled; the learner's weights count what it was trained on, so the adapter of the last version says
-whether a group was trained twice or lost, whatever was killed meanwhile.
+They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in `ray_jobs.run.actors.Cast`. Groups
+sleep instead of being sampled; the learner's weights count what it was trained on, so the adapter of the last version
+says whether a group was trained twice or lost, whatever was killed meanwhile.
 """
 
 import asyncio
@@ -17,11 +17,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from envs.types import Task, ToolCall, ToolResult
-from rollout.canary import Canary
-from rollout.engine import BASE_VERSION, EngineLoad
-from rollout.pulse import Pulse
-from rollout.read_back import ReadBack
-from rollout.simulated_tasks import LognormalTasks
+from ray_jobs.simulate.worker import LognormalTasks
+from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
+from rollout.engines.read_back import ReadBack
+from rollout.store.canary import Canary
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.following import WeightFollower
 from actors.learner import LearnerCalls
+from actors.weight_follower import WeightFollower
 from benchmarks.simulated_parts import GroupShape, SimulatedEngine, SimulatedLearner, SimulatedWorker
 from configs.learner import LearnerConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult, TrainBatch
-from reward.group_result import group_result
+from ray_jobs.simulate.worker import LognormalTasks
+from reward.judging import group_result
 from reward.outcome import OutcomeReward
-from reward.step_text import StepText
+from reward.prm.step_text import StepText
 from reward.types import ScoredGroup, StepScores
 from rollout.buffer import Batch, WorkerStatus
-from rollout.lifecycle import GroupResult, Lease, Permit
-from rollout.simulated_tasks import LognormalTasks
+from rollout.store.lifecycle import GroupResult, Lease, Permit
 
 NUM_PREPARED = 16
 """Different groups; each is brought back again and again."""

@@ -28,11 +28,11 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.learner import Learner
 from learner.types import Adapter
-from ray_jobs.model_folder import resolve_model
-from ray_jobs.policy_options import DEFAULT_RECIPE
-from rollout.canary import CanaryScores, canary_fault
-from rollout.engine import GenerationRequest
-from rollout.vllm_engine import VllmEngine
+from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.run.model_folder import resolve_model
+from rollout.engines.engine import GenerationRequest
+from rollout.engines.vllm import VllmEngine
+from rollout.store.canary import CanaryScores, canary_fault
 from rollout.worker import Worker
 
 Result = TypeVar("Result")

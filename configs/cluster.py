@@ -1,8 +1,8 @@
-"""Where the actors run."""
+"""Where the actors run, who shares a GPU card, and when a part that does not answer counts as hung."""
 
 import os
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.base import Config
 
@@ -33,3 +33,38 @@ class ClusterConfig(Config):
                 f"run there with `agentflow submit --address {address}`"
             )
         return address
+
+
+RANK_SHARE = 0.6
+"""Of a card, for each of several ranks of a learner: NCCL refuses two of them on one, and an engine still fits beside
+it."""
+
+
+class CardConfig(Config):
+    shared: bool = False
+    """Learner, process reward model and first rollout worker stand on one card: one reservation of a whole card that
+    they divide by their shares. Without it each goes to a card that has its share free, and with several cards that
+    may be another one. Without effect where learner or engine is on the CPU, or over several cards."""
+    learner: float = Field(default=0.4, gt=0, le=1)
+    """The learner's share of a card, on `cuda`."""
+    engine: float = Field(default=0.4, gt=0, le=1)
+    """A rollout worker's share of a card, on `cuda`."""
+    prm: float = Field(default=0.1, ge=0, le=1)
+    """The process reward model's share of a card, on `cuda`; 0 where a recipe has none."""
+
+    @model_validator(mode="after")
+    def _one_card_is_enough(self) -> "CardConfig":
+        total = self.learner + self.engine + self.prm
+        if self.shared and total > 1 + 1e-9:
+            raise ValueError(f"card.learner + engine + prm = {total:g} is more than the one card they share; at most 1")
+        return self
+
+
+class LivenessConfig(Config):
+    answer_s: float = Field(default=300.0, gt=0)
+    """Seconds after which a rollout worker or the store is killed and replaced that answers nothing, or whose engine
+    computes nothing although requests are open; 20 times the median of the run's answers where that is more."""
+    work_s: float = Field(default=1800.0, gt=0)
+    """The same for a call of the learner (a train step, a checkpoint) and for the PRM."""
+    start_s: float = Field(default=3600.0, gt=0)
+    """The same for a process that starts, and for the first call of each kind: it may load, compile or download."""

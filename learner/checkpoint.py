@@ -13,8 +13,8 @@ import torch
 from configs.wording import reason
 from learner.learner import Learner
 from learner.types import Adapter
-from rollout.disk import sweep_partials, whole_folder
-from rollout.lifecycle import NOTHING_TRAINED, TrainedGroups, TrainedStep
+from rollout.store.disk import sweep_partials, whole_folder
+from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups, TrainedStep
 
 MANIFEST = "manifest.json"
 TRAINED = "trained.json"

@@ -1,12 +1,15 @@
-"""Off-policy corrections: what a token weighs that other weights, or the same ones in another program, sampled."""
+"""Corrections for tokens that other weights or another engine sampled, and the guard that watches them."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from configs.learner import CorrectionKind
+from configs.learner import CorrectionKind, GuardConfig
+from learner.types import TrainBatch
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to plus and minus this before `exp`: finite, and far beyond every bound."""
@@ -74,3 +77,123 @@ def _outside(ratio: Tensor, correction: Correction) -> Tensor:
 
 def _precise(logprobs: Tensor) -> Tensor:
     return logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
+
+
+DECIDED = 0.999
+"""A token that sampler and learner both gave a higher probability is decided: scaffolding of the grammar, an only way
+to go on. Such tokens are most of a planner's reply, they agree whatever the policies do, and a mean over them hides
+how far the others are off-policy."""
+
+LEAST_EVIDENCE = 64
+"""Choice tokens over which engine and learner are compared on the same weights. Where a batch has fewer, the missing
+ones count as agreeing: among eight tokens one whose log-prob is rounded by 0.5 nats would refuse the whole batch."""
+
+
+def off_policy_sums(
+    learner_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, ages: Tensor
+) -> dict[str, float]:
+    """Sums over choice tokens (loss tokens that are not `DECIDED`), and over those of each age.
+
+    All `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is
+    k3 = exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner). At age 0 both hold
+    the same weights: whatever mismatch there is is numerical, or a fault. At `_stale` tokens, which are older, it is
+    staleness too.
+    """
+    mask = loss_mask.bool()
+    with torch.no_grad():
+        difference = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
+        ratio = difference.exp()
+        lower = torch.minimum(learner_logprobs, rollout_logprobs.to(learner_logprobs.dtype))
+        # `not above`, so that a log-prob which is not a number counts as a choice and is noticed.
+        choice = mask & ~(lower > math.log(DECIDED))
+        stale = choice & (ages > 0)
+        tokens = {"": choice, "_age0": choice & ~stale, "_stale": stale}
+        sums = {
+            "age": float(ages[mask].sum()),
+            "logprob_gap_abs": float(difference[choice].abs().sum()),
+        }
+        for suffix, chosen in tokens.items():
+            sums |= {
+                f"choice_tokens{suffix}": float(chosen.sum()),
+                f"mismatch_k3{suffix}": float((ratio - difference - 1)[chosen].sum()),
+                f"ratio{suffix}": float(ratio[chosen].sum()),
+                f"ratio_squared{suffix}": float(ratio[chosen].square().sum()),
+            }
+        return sums
+
+
+def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str, float]:
+    """The sums of the losses and of `off_policy_sums` as metrics: shares of the loss tokens, and means over choice
+    tokens.
+
+    What is split by age is there only where such tokens are.
+    """
+    tokens = max(batch.num_loss_tokens, 1)
+    sampled = max(batch.num_loss_tokens + batch.num_masked_tokens, 1)
+    metrics = {
+        "clip_high": sums.get("clip_high", 0.0) / tokens,
+        "clip_low": sums.get("clip_low", 0.0) / tokens,
+        "correction_masked_share": sums.get("correction_masked", 0.0) / tokens,
+        "stale_masked_share": batch.num_masked_tokens / sampled,
+        "staleness_max": float(batch.max_age),
+        "age_mean": sums.get("age", 0.0) / tokens,
+        "choice_tokens": sums.get("choice_tokens", 0.0),
+        "logprob_gap_abs": sums.get("logprob_gap_abs", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
+        "ratio": sums.get("ratio", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
+    }
+    for suffix in ("", "_age0", "_stale"):
+        if count := sums.get(f"choice_tokens{suffix}"):
+            metrics[f"choice_tokens{suffix}"] = count
+            metrics[f"mismatch_k3{suffix}"] = sums[f"mismatch_k3{suffix}"] / count
+            metrics[f"effective_sample_size{suffix}"] = _effective_share(sums, suffix, count)
+    if "kl_ref_k3" in sums:
+        metrics["kl_ref_k3"] = sums["kl_ref_k3"] / tokens
+    return metrics
+
+
+def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig) -> str | None:
+    """Why the optimizer step must not be taken, in one sentence; None where it may.
+
+    `metrics` are those of `off_policy_metrics`, with `loss` and `grad_norm`.
+    """
+    if not batch.num_loss_tokens:
+        if not batch.num_masked_tokens:
+            return "step skipped: the batch has no sampled tokens to train on; look for empty completions in it"
+        return (
+            f"step skipped: the batch has no loss tokens, {batch.num_masked_tokens} were masked as too old; "
+            "raise the staleness cap or lower pipeline_depth"
+        )
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(metrics[name]):
+            return (
+                f"step skipped: policy/{name} must be finite, it is {metrics[name]}; look for log-probs that are "
+                "not finite in this batch's trajectories, or lower learner.learning_rate"
+            )
+    mismatch, tokens = metrics.get("mismatch_k3_age0", 0.0), metrics.get("choice_tokens_age0", 0.0)
+    if not mismatch * min(1.0, tokens / LEAST_EVIDENCE) <= guard.max_mismatch_k3_age0:
+        return (
+            f"step skipped: policy/mismatch_k3_age0 = {mismatch:.3g} over {tokens:.0f} tokens is above "
+            f"learner.guard.max_mismatch_k3_age0 = {guard.max_mismatch_k3_age0:g}; engine and learner disagree on the "
+            "same weights: check the adapter the engine serves, its log-prob mode and temperature"
+        )
+    mismatch = metrics.get("mismatch_k3_stale", 0.0)
+    if not mismatch <= guard.max_mismatch_k3_stale:
+        return (
+            f"step skipped: policy/mismatch_k3_stale = {mismatch:.3g} is above "
+            f"learner.guard.max_mismatch_k3_stale = {guard.max_mismatch_k3_stale:g}; the batch is too far "
+            "off-policy: lower pipeline_depth or learner.learning_rate"
+        )
+    share = metrics.get("effective_sample_size", 1.0)
+    if not share >= guard.min_effective_sample_share:
+        return (
+            f"step skipped: policy/effective_sample_size = {share:.3g} is below "
+            f"learner.guard.min_effective_sample_share = {guard.min_effective_sample_share:g}; the batch is too far "
+            "off-policy: lower pipeline_depth or learner.learning_rate"
+        )
+    return None
+
+
+def _effective_share(sums: Mapping[str, float], suffix: str, tokens: float) -> float:
+    """Effective sample size per token, (sum r)^2 / (n sum r^2) of the ratios: 1 where all are equal."""
+    ratio, squared = sums[f"ratio{suffix}"], sums[f"ratio_squared{suffix}"]
+    return ratio**2 / max(tokens * squared, 1e-12)

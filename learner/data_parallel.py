@@ -19,8 +19,8 @@ from torch import Tensor
 
 from configs.learner import LearnerConfig
 from learner.backbone import Backbone
-from learner.batching import share_out
 from learner.optim import Microbatch, Ranks
+from learner.packing import share_out
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PATIENCE = timedelta(minutes=30)

@@ -5,7 +5,7 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
-from rollout.merging import AdapterMerger
+from rollout.engines.adapters import AdapterMerger
 
 WEIGHTS = "*.safetensors"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")

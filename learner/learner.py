@@ -12,18 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.learner import LearnerConfig
-from configs.model import ModelConfig
-from learner.corrections import Correction
-from learner.guard import off_policy_metrics, off_policy_sums, refusal
+from configs.learner import LearnerConfig, ModelConfig
+from learner.corrections import Correction, off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks
 from learner.packing import pack, split_microbatches
 from learner.policy import Policy
 from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
-from rollout.canary import TEXT as CANARY_TEXT
-from rollout.canary import Canary
+from rollout.store.canary import TEXT as CANARY_TEXT
+from rollout.store.canary import Canary
 
 NOTHING = scoring_sample([0, 0])
 """What a rank computes while others still have samples."""

@@ -1,19 +1,128 @@
-"""The policy in training: base model plus LoRA adapter, and its log-probs of packed samples."""
+"""The policy: log-probs of tokens under grammar masks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from configs.model import ModelConfig
+from configs.learner import ModelConfig
 from learner.backbone import Backbone
-from learner.grammar import GrammarMasks
-from learner.logprobs import Constrain, token_logprobs
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
+
+
+class GrammarMasks:
+    """Compiles each grammar once and replays sampled tokens through it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        import xgrammar
+
+        self._xgrammar = xgrammar
+        self._vocab_size = vocab_size
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+        self._compiler = xgrammar.GrammarCompiler(info)
+        self._compiled: dict[str, Any] = {}
+
+    def allowed(self, grammar: str, token_ids: np.ndarray) -> torch.Tensor:
+        """Bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.
+
+        Raises ValueError when the tokens do not follow the grammar: they were not sampled under it.
+        """
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._compiler.compile_grammar(grammar)
+        matcher = self._xgrammar.GrammarMatcher(self._compiled[grammar])
+        bitmask = self._xgrammar.allocate_token_bitmask(len(token_ids), self._vocab_size)
+        for position, token in enumerate(token_ids.tolist()):
+            matcher.fill_next_token_bitmask(bitmask, position)
+            if not matcher.accept_token(token):
+                raise ValueError(f"token {token} at position {position} does not follow the sampler's grammar")
+        return bitmask
+
+    def constrain(self, logits: torch.Tensor, bitmask: torch.Tensor) -> None:
+        """Set the logits `[N, V]` of tokens outside the bitmask `[N, ceil(V / 32)]` to -inf, in place."""
+        self._xgrammar.apply_token_bitmask_inplace(logits, bitmask)
+
+
+Constrain = Callable[[Tensor, int, int], None]
+"""`constrain(logits, start, end)`: set to -inf, in place, the logits `[end - start, V]` of tokens that the
+sampler's grammar did not allow after contexts start to end."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head_weight: Tensor,
+    temperatures: Tensor,
+    constrain: Constrain,
+    context_of: Tensor,
+    tokens: Tensor,
+    *,
+    chunk_contexts: int,
+) -> Tensor:
+    """Float32 log-softmax of `hidden @ head_weight.T / temperature` over the tokens left by `constrain`, at `tokens`.
+
+    hidden `[C, H]`, head_weight `[V, H]` (frozen), temperatures `[C]`, context_of and tokens `[N]`: returns
+    `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`. The logits of
+    `chunk_contexts` contexts exist at a time, `[chunk_contexts, V]`; the result does not depend on it.
+    """
+    return _TokenLogprobs.apply(hidden, head_weight, temperatures, constrain, context_of, tokens, chunk_contexts)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """For logits z = h W^T / T, d logp(token) / d h = (W[token] - softmax(z) W) / T. The second term depends on the
+    incoming gradient only through a factor per context, so it is computed in the forward pass, chunk by chunk, and no
+    `[C, V]` tensor outlives its chunk.
+
+    Both terms are taken relative to W[top], the row of the context's most likely token: where that token is nearly
+    certain they are nearly equal, and a bf16 product would round away their difference, which is the whole gradient.
+    softmax(z) W - W[top] is the sum over all other tokens of p (W[v] - W[top]), which is small by itself."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden: Tensor,
+        head_weight: Tensor,
+        temperatures: Tensor,
+        constrain: Constrain,
+        context_of: Tensor,
+        tokens: Tensor,
+        chunk_contexts: int,
+    ) -> Tensor:
+        result = torch.empty(len(tokens), device=hidden.device)
+        expected = torch.empty(hidden.shape, device=hidden.device)
+        top = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
+        for start in range(0, len(hidden), chunk_contexts):
+            end = min(start + chunk_contexts, len(hidden))
+            logits = (hidden[start:end].to(head_weight.dtype) @ head_weight.T).float()
+            logits.div_(temperatures[start:end, None])
+            constrain(logits, start, end)
+            here = ((context_of >= start) & (context_of < end)).nonzero().squeeze(-1)
+            chosen = logits[context_of[here] - start, tokens[here]]
+            normalizer = torch.logsumexp(logits, dim=-1)
+            result[here] = chosen - normalizer[context_of[here] - start]
+            if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+                probabilities = logits.sub_(normalizer[:, None]).exp_()
+                top[start:end] = probabilities.argmax(dim=-1)
+                others = probabilities.scatter_(1, top[start:end, None], 0.0)
+                expected[start:end] = (others.to(head_weight.dtype) @ head_weight).float()
+                expected[start:end] -= others.sum(dim=-1, keepdim=True) * head_weight[top[start:end]].float()
+        ctx.save_for_backward(expected, top, head_weight, temperatures, context_of, tokens)
+        ctx.hidden_dtype = hidden.dtype  # type: ignore[attr-defined]
+        return result
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        expected, top, head_weight, temperatures, context_of, tokens = ctx.saved_tensors  # type: ignore[attr-defined]
+        mass = torch.zeros(len(expected), device=expected.device).index_add_(0, context_of, grad)
+        result = expected.mul(-mass[:, None])
+        apart = head_weight[tokens].float() - head_weight[top[context_of]].float()
+        result.index_add_(0, context_of, apart * grad[:, None])
+        result.div_(temperatures[:, None])
+        return result.to(ctx.hidden_dtype), None, None, None, None, None, None  # type: ignore[attr-defined]
 
 
 class Policy(Backbone):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollout.canary import Canary
+from rollout.store.canary import Canary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

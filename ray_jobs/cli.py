@@ -10,14 +10,23 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ray_jobs import commands
-from ray_jobs.command_parser import CommandParser, seconds, whole_number
-from ray_jobs.evaluation_options import add_compare_options, add_evaluation_options
-from ray_jobs.export_options import add_export_options
-from ray_jobs.plan_options import add_plan_options
-from ray_jobs.policy_options import DEFAULT_RECIPE, add_adapter, add_backend, add_recipe
-from ray_jobs.simulate_options import add_simulate_options
-from ray_jobs.submit_options import add_address, add_submit_options
-from ray_jobs.view_options import add_view_options
+from ray_jobs.options import (
+    DEFAULT_RECIPE,
+    CommandParser,
+    add_adapter,
+    add_address,
+    add_backend,
+    add_compare_options,
+    add_evaluation_options,
+    add_export_options,
+    add_plan_options,
+    add_recipe,
+    add_simulate_options,
+    add_submit_options,
+    add_view_options,
+    seconds,
+    whole_number,
+)
 
 DRY_RUN = "print the resolved configuration, make every check that is made before a start, and stop"
 

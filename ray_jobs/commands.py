@@ -31,7 +31,7 @@ def _backend_overrides(options: argparse.Namespace) -> list[str]:
 def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunConfig":
     """For the commands that only act."""
     config = _config(options)
-    from ray_jobs.preflight import check_before_acting
+    from ray_jobs.run.preflight import check_before_acting
 
     _tell_of_sandbox(check_before_acting(config, draws_tasks=draws_tasks))
     return config
@@ -47,7 +47,7 @@ def _adapter(options: argparse.Namespace) -> Path | None:
     """The checkpoint that `--adapter` names, None for the base model. Raises CheckpointError."""
     if options.adapter in (None, "none"):
         return None
-    from ray_jobs.policy_source import checkpoint_at
+    from ray_jobs.run.begun import checkpoint_at
 
     return checkpoint_at(Path(options.adapter).expanduser())
 
@@ -56,7 +56,7 @@ def train(options: argparse.Namespace) -> int:
     config = _config(options)
     if options.dry_run:
         from configs.loading import render_config
-        from ray_jobs.preflight import check_before_start
+        from ray_jobs.run.preflight import check_before_start
 
         print(render_config(config), end="", flush=True)
         ready = check_before_start(config, with_prm=options.with_prm, resume=options.resume, download=False)
@@ -66,7 +66,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    from ray_jobs.begun_run import begun_run, started_in
+    from ray_jobs.run.begun import begun_run, started_in
 
     config, with_prm = begun_run(options.run_folder)
     # Its relative paths start there: data, a local model, tools of one's own.
@@ -76,16 +76,16 @@ def resume(options: argparse.Namespace) -> int:
 
 def _run(config: "RunConfig", *, with_prm: bool, resume: bool) -> int:
     """Checked before torch and Ray are imported; a run that has ended already is only shown."""
-    from ray_jobs.begun_run import finished_summary
+    from ray_jobs.run.begun import finished_summary
 
     if resume and (summary := finished_summary(config)):
-        from ray_jobs.console import print_summary
-        from ray_jobs.report import write_report
-        from ray_jobs.run_folder import run_path
+        from ray_jobs.pages.report import write_report
+        from ray_jobs.run.console import print_summary
+        from ray_jobs.run.folder import run_path
 
         print_summary(summary, write_report(run_path(config)))
         return 0
-    from ray_jobs.preflight import check_before_start
+    from ray_jobs.run.preflight import check_before_start
 
     ready = check_before_start(config, with_prm=with_prm, resume=resume)
     from ray_jobs.train import run_training
@@ -95,37 +95,37 @@ def _run(config: "RunConfig", *, with_prm: bool, resume: bool) -> int:
 
 
 def submit(options: argparse.Namespace) -> int:
-    from ray_jobs.submit import run_submit
-    from ray_jobs.submit_options import submit_options
+    from ray_jobs.jobs.submit import run_submit
+    from ray_jobs.options import submit_options
 
     return run_submit(submit_options(options))
 
 
 def status(options: argparse.Namespace) -> int:
-    from ray_jobs.jobs_watch import run_status
+    from ray_jobs.jobs.watch import run_status
 
     return run_status(options.address, options.job)
 
 
 def logs(options: argparse.Namespace) -> int:
-    from ray_jobs.jobs_watch import run_logs
+    from ray_jobs.jobs.watch import run_logs
 
     return run_logs(options.address, options.job, keep_on=options.follow)
 
 
 def stop(options: argparse.Namespace) -> int:
-    from ray_jobs.jobs_watch import run_stop
+    from ray_jobs.jobs.watch import run_stop
 
     return run_stop(options.address, options.job)
 
 
 def chaos(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.preflight import check_before_start
+    from ray_jobs.run.preflight import check_before_start
 
     with_prm = config.reward.credit != "outcome"
     check_before_start(config, with_prm=with_prm, resume=True)
-    from ray_jobs.chaos.run import run_chaos
+    from ray_jobs.checks.chaos.run import run_chaos
 
     job = "pipeline" if with_prm else "train"
     start = [sys.executable, "-m", "ray_jobs.cli", job, str(options.recipe), *options.overrides]
@@ -141,7 +141,7 @@ def chaos(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=not options.benchmarks)
-    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
+    from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
 
     run_evaluation(
         config,
@@ -159,7 +159,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from ray_jobs.compare import run_compare
+    from ray_jobs.evaluation.compare import run_compare
 
     run_compare(options.before, options.after, out=options.out, anyway=options.anyway)
     return 0
@@ -167,13 +167,13 @@ def compare(options: argparse.Namespace) -> int:
 
 def solve(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=False)
-    from ray_jobs.solve import run_solve
+    from ray_jobs.phases.solve import run_solve
 
     return run_solve(config, options.question, _adapter(options), options.trace)
 
 
 def export(options: argparse.Namespace) -> int:
-    from ray_jobs.export import ExportOptions, run_export
+    from ray_jobs.export.export import ExportOptions, run_export
 
     settings = ExportOptions(formats=options.format, quantization=options.quantize, num_prompts=options.prompts)
     run_export(options.source, options.recipe, options.to, settings)
@@ -182,7 +182,7 @@ def export(options: argparse.Namespace) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.serve import run_serve
+    from ray_jobs.export.serve import run_serve
 
     run_serve(config, options.export, options.model)
     return 0
@@ -190,7 +190,7 @@ def serve(options: argparse.Namespace) -> int:
 
 def collect(options: argparse.Namespace) -> int:
     config = _checked_config(options, draws_tasks=True)
-    from ray_jobs.collect import run_collect
+    from ray_jobs.phases.collect import run_collect
 
     run_collect(config, _adapter(options))
     return 0
@@ -198,7 +198,7 @@ def collect(options: argparse.Namespace) -> int:
 
 def label(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.label import run_label
+    from ray_jobs.phases.label import run_label
 
     run_label(config, _adapter(options), dry_run=options.dry_run)
     return 0
@@ -206,21 +206,21 @@ def label(options: argparse.Namespace) -> int:
 
 def train_prm(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.train_prm import run_train_prm
+    from ray_jobs.phases.train_prm import run_train_prm
 
     run_train_prm(config)
     return 0
 
 
 def run_code(options: argparse.Namespace) -> int:
-    from ray_jobs.run_code import main as run_code
+    from ray_jobs.phases.solve import run_code
 
     return run_code(options.file, options.timeout)
 
 
 def serve_tools(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.serve_tools import run_serve_tools
+    from ray_jobs.phases.solve import run_serve_tools
 
     run_serve_tools(config, transport=options.transport, host=options.host, port=options.port)
     return 0
@@ -229,24 +229,24 @@ def serve_tools(options: argparse.Namespace) -> int:
 def doctor(options: argparse.Namespace) -> int:
     if options.recipe is not None:
         config = _checked_config(options, draws_tasks=False)
-        from ray_jobs.sync_doctor import run_sync_doctor
+        from ray_jobs.checks.sync import run_sync_doctor
 
         return run_sync_doctor(config)
-    from ray_jobs.doctor import run_doctor
+    from ray_jobs.checks.doctor import run_doctor
 
     return run_doctor()
 
 
 def plan(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.plan import run_plan
+    from ray_jobs.plan.plan import run_plan
 
     return run_plan(config, card=options.card, model_config=options.model_config, as_json=options.json)
 
 
 def simulate(options: argparse.Namespace) -> int:
     config = _config(options)
-    from ray_jobs.simulate import run_simulate
+    from ray_jobs.simulate.simulate import run_simulate
 
     run_simulate(config, options)
     return 0

@@ -9,18 +9,18 @@ import ray
 
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
-from ray_jobs.absolute_paths import shown
-from ray_jobs.console import print_summary
-from ray_jobs.phases import cold_start, evaluate, load_cold_start
-from ray_jobs.preflight import Ready
-from ray_jobs.prm_phases import collect, label, learn_prm, watch_prm
-from ray_jobs.progress import StepTimes, Training, lost_rows, step_metrics
-from ray_jobs.report import write_report
-from ray_jobs.run import Run, open_run
-from ray_jobs.step_records import StoredGroups, step_records
-from ray_jobs.summary import summarize
-from ray_jobs.supervisor import LearnerLostError, Supervisor
-from rollout.lifecycle import NOTHING_TRAINED
+from ray_jobs.pages.report import write_report
+from ray_jobs.phases.cold_start import cold_start, evaluate, load_cold_start
+from ray_jobs.phases.prm import collect, label, learn_prm, watch_prm
+from ray_jobs.run.console import print_summary
+from ray_jobs.run.preflight import Ready
+from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
+from ray_jobs.run.provenance import shown
+from ray_jobs.run.run import Run, open_run
+from ray_jobs.run.step_records import StoredGroups, step_records
+from ray_jobs.run.summary import summarize
+from ray_jobs.run.supervisor import LearnerLostError, Supervisor
+from rollout.store.lifecycle import NOTHING_TRAINED
 
 
 def run_training(config: RunConfig, ready: Ready, *, with_prm: bool = False, resume: bool = False) -> None:

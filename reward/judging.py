@@ -1,12 +1,63 @@
-"""Judging a group: the outcome first, then, where the group has signal, the process reward model."""
+"""Judging a group: outcome before PRM before filter, and the result that the store keeps."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from reward.outcome import OutcomeReward
+from reward.statistics import group_statistics
+from reward.stored import stored_group
 from reward.types import ScoredGroup, StepScores
-from rollout.types import TrajectoryGroup
+from rollout.store.lifecycle import GroupResult
+from rollout.types import Trajectory, TrajectoryGroup
+
+
+def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> GroupResult:
+    """`duration_s`: from the permit to the judgement; `prm_s`: of it, waiting for step scores."""
+    trajectories = scored.group.trajectories
+    ending = scored.ending
+    times = {
+        "groups": 1.0,
+        "kept": float(ending == "ready"),
+        "duration_s": duration_s,
+        "prm_s": prm_s,
+        "generate_s": sum(turn.generate_s for one in trajectories for turn in one.planner_turns),
+        "tool_s": sum(turn.tool_s for one in trajectories for turn in one.planner_turns),
+    }
+    return GroupResult(
+        ending=ending,
+        payload=stored_group(scored),
+        versions=_token_versions(trajectories),
+        duration_s=duration_s,
+        facts={**asdict(group_statistics(scored)), **times},
+        reason=_why_unscorable(scored),
+    )
+
+
+def failed_result(error: Exception) -> GroupResult:
+    """A group whose rollout raised: nothing can be said of its trajectories."""
+    reason = f"{type(error).__name__}: {error}"[:300]
+    return GroupResult(ending=None, payload=b"", versions={}, facts={"groups": 1.0}, reason=reason)
+
+
+def _token_versions(trajectories: tuple[Trajectory, ...]) -> dict[int, int]:
+    """Sampled planner tokens by the version that sampled them."""
+    return dict(
+        Counter(
+            version for one in trajectories for turn in one.planner_turns for version in turn.completion.token_versions
+        )
+    )
+
+
+def _why_unscorable(scored: ScoredGroup) -> str:
+    stops = Counter(
+        one.stop_reason
+        for one, outcome in zip(scored.group.trajectories, scored.outcomes, strict=True)
+        if outcome is None
+    )
+    return ", ".join(f"{num} of {len(scored.outcomes)} {stop}" for stop, num in stops.items())
+
 
 RETRY_DELAYS_S = (0.1, 1.0, 5.0, 15.0, 30.0)
 """Long enough for a PRM that died to be started again."""

@@ -12,7 +12,7 @@ import httpx
 
 from configs.api_keys import find_key, how_to_set
 from configs.judge import JudgeConfig
-from envs.tools.http_json import retry_after_s
+from envs.http import retry_after_s
 
 CHARS_PER_TOKEN = 4
 LONGEST_PAUSE_S = 120.0

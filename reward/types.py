@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollout.filters import ending_of
-from rollout.lifecycle import Ending
+from rollout.store.lifecycle import Ending
 from rollout.types import Trajectory, TrajectoryGroup
 
 

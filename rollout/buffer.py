@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollout.admission import Admission, Admitter, BufferSettings, WorkerStatus
-from rollout.admission import admission_capacity as admission_capacity
-from rollout.admission_queue import AdmissionQueue
-from rollout.casualties import Loss
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
-from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
-from rollout.starvation import StarvationGuard, StarvedError
+from rollout.filters import StarvationGuard, StarvedError
+from rollout.store.admission import Admission, AdmissionQueue, Admitter, BufferSettings, WorkerStatus
+from rollout.store.admission import admission_capacity as admission_capacity
+from rollout.store.casualties import Loss
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
+from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 BIAS_WINDOW = 1000
 

@@ -1,19 +1,12 @@
-"""How many groups a worker may run at once, found from the pressure on its engine's KV cache.
+"""How many groups a worker runs at once, found from the pressure on its engine's KV cache."""
 
-Additive-increase, multiplicative-decrease in the spirit of prime-rl (`src/prime_rl/orchestrator/concurrency.py` at
-559b4477), whose thresholds and growth these are. What is different, and why:
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
 
-- Running work is never cancelled: what takes long is what is hard. A worker above its places admits nothing until
-  groups have ended, so pressure subsides more slowly, and none of it counts as new before the excess has ended.
-- A trim is a fixed factor, where prime-rl aims at a usage of 0.7. There is no harsher second cut: with nothing to
-  cancel it would only lengthen the pause.
-- A turnover is a number of observations instead of a share per completion, so that an engine from which nothing
-  comes back any more is still cut.
-- Queued requests forbid growth and never cut. Workers are meant to run more trajectories than the engine has
-  sequences; a queue that comes from a full cache shows as usage and preemptions.
-- The first number of places is the configured most, where prime-rl begins at what surely fits: too many costs some
-  recomputed prefixes here, too few would idle the engine for many turnovers.
-"""
+from configs.rollout import RolloutConfig
+from rollout.engines.engine import EngineLoad
 
 GROW_BELOW = 0.6
 """KV usage under which places are added."""
@@ -89,3 +82,62 @@ class ConcurrencyControl:
         if places != self._places:
             self._places = places
             self._since_change = 0
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReading:
+    """Seconds since the reading before: in all, waiting for admission with places free, engine computing. And the
+    places that the cache allows, and how many of them were taken at the time of reading."""
+
+    worker: int
+    elapsed_s: float
+    admission_wait_s: float
+    engine_busy_s: float
+    places: int
+    running: int
+
+
+class Workload:
+    """At depth 0 the places never change: what runs together decides the last bits of what is sampled."""
+
+    def __init__(self, config: RolloutConfig, *, pipeline_depth: int) -> None:
+        most = max(1, 2 * config.engine.max_num_seqs // config.group_size)
+        least = most if pipeline_depth == 0 else 1
+        # Asked about twice per group, so a turnover of all places is about so many questions.
+        self._control = ConcurrencyControl(most, least, turnover=2 * most)
+        self._read_at = time.monotonic()
+        self._busy_before = 0.0
+        self._waited_s = 0.0
+        self.num_places = most
+
+    def places(self, load: EngineLoad, running: int) -> int:
+        """Groups that may run now."""
+        self.num_places = self._control.observe(
+            kv_usage=load.kv_usage, num_preemptions=load.num_preemptions, num_waiting=load.num_waiting, running=running
+        )
+        return self.num_places
+
+    async def waiting(self, answer: Awaitable[Answer]) -> Answer:
+        """The answer; the time that it took counts as waiting for admission."""
+        started = time.monotonic()
+        try:
+            return await answer
+        finally:
+            self._waited_s += time.monotonic() - started
+
+    def reading(self, worker: int, busy_s: float, running: int) -> WorkerReading:
+        """What was since the call before."""
+        now = time.monotonic()
+        reading = WorkerReading(
+            worker=worker,
+            elapsed_s=now - self._read_at,
+            admission_wait_s=self._waited_s,
+            engine_busy_s=busy_s - self._busy_before,
+            places=self.num_places,
+            running=running,
+        )
+        self._read_at, self._busy_before, self._waited_s = now, busy_s, 0.0
+        return reading

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from envs.types import Task, ToolCall, ToolResult
-from rollout.disk import named
+from rollout.store.disk import named
 from rollout.types import Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
 TOKENIZER = "tokenizer.json"

@@ -8,12 +8,11 @@ from configs.run import RunConfig
 from envs.tools.base_generator import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent import Agent, TurnListener
-from rollout.building import build_agent
+from rollout.agent.agent import Agent, TurnListener, build_agent
 from rollout.chat import Chat
-from rollout.engine import Engine
-from rollout.episodic_memory import EpisodicMemory
-from rollout.seeded import SeededEngine
+from rollout.engines.engine import Engine
+from rollout.engines.wrappers import SeededEngine
+from rollout.memory.episodic import EpisodicMemory
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The rollout worker's work, without Ray: groups, demonstrations and evaluations on one engine."""
+"""A rollout worker: it runs the attempts of a group side by side."""
 
 import asyncio
 import logging
@@ -9,17 +9,32 @@ from typing import Any
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, PlanStep
 from envs.types import Task
-from rollout.building import build_chat
-from rollout.demonstrations import DemonstrationEngine, demonstrated_plans
-from rollout.episodic_memory import MemoryUnavailableError
-from rollout.frozen_model import FrozenModel
-from rollout.group import run_group
-from rollout.lockstep import LockstepEngine
-from rollout.replay import ReplayEngine
-from rollout.seeded import engine_seed
+from rollout.agent.agent import Agent, build_chat
+from rollout.engines.vllm import VllmEngine
+from rollout.engines.wrappers import (
+    DemonstrationEngine,
+    FrozenModel,
+    LockstepEngine,
+    ReplayEngine,
+    demonstrated_plans,
+    engine_seed,
+)
+from rollout.memory.episodic import MemoryUnavailableError
 from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
-from rollout.vllm_engine import VllmEngine
+
+
+async def run_group(agent: Agent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
+    """Run `group_size` trajectories of `task`, all with the same hints: only then can they be compared. Every one comes
+    back, failed ones as failed."""
+    trajectories = await asyncio.gather(
+        *(
+            agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
+            for index in range(group_size)
+        )
+    )
+    return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
+
 
 _log = logging.getLogger(__name__)
 

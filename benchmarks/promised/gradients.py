@@ -10,9 +10,9 @@ import torch
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
-from learner.logprobs import token_logprobs
+from learner.policy import token_logprobs
 from promised.promise import Measured, Promise
-from reward.compose import group_samples
+from reward.credit import group_samples
 from reward.outcome import OutcomeReward
 from reward.types import StepScores
 from rollout.types import Completion, StopReason, Trajectory, TrajectoryGroup, Turn

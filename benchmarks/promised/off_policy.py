@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from configs.learner import CorrectionKind, GuardConfig, LearnerConfig
-from learner.guard import off_policy_metrics, off_policy_sums, refusal
+from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import dapo_loss
 from learner.types import TrainBatch
 from promised.promise import Measured, Promise

@@ -10,9 +10,9 @@ from padding_world import monitored, train
 
 from configs.reward import AlarmConfig
 from promised.promise import Measured, Promise
-from reward.alarms import HackingMonitor
-from reward.math_answer import LIMIT_S, score_math
-from reward.prm_metrics import clustered_interval
+from reward.prm.alarms import HackingMonitor
+from reward.prm.metrics import clustered_interval
+from reward.scorers.math import LIMIT_S, score_math
 
 HEALTHY, HOSTILE = 0.85, (0.95, 1.0)
 RUNS = 3

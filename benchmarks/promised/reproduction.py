@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from promised.promise import Measured, Promise
-from ray_jobs.chaos.audit import audit
-from ray_jobs.chaos.job import Job
+from ray_jobs.checks.chaos.audit import audit
+from ray_jobs.checks.chaos.job import Job
 
 RECIPE = Path("configs/recipes/sync_cpu.toml")
 NUM_STEPS = 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from envs.sandbox import Sandbox, SandboxSettings
-from envs.sandbox.idle import resident_bytes
+from envs.sandbox.episode import resident_bytes
 from promised.promise import Measured, Promise
 
 _ROOT = Path(__file__).parents[2]

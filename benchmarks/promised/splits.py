@@ -9,15 +9,14 @@ from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
 from configs.loading import load_run_config
-from envs.datasets.collection import collection_tasks
 from envs.datasets.game24 import MAX_NUMBER
 from envs.datasets.own import own_tasks
-from envs.datasets.sampler import TaskSampler, demonstration_tasks
+from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_tasks
 from envs.datasets.split import question_key
 from envs.types import Task
 from promised.promise import Measured, Promise
-from ray_jobs.evaluate import EvaluationRequest, evaluation_items
-from ray_jobs.phases import evaluation_tasks
+from ray_jobs.evaluation.evaluate import EvaluationRequest, evaluation_items
+from ray_jobs.phases.cold_start import evaluation_tasks
 
 DEMO = Path(__file__).parents[2] / "configs" / "recipes" / "demo_cpu.toml"
 NUM_RL_TASKS = 10_000

@@ -10,9 +10,8 @@ from simulated_memory import MergedMemory, adapter_versions, read_native, save_b
 
 from envs.datasets.generated import sample_tasks
 from promised.promise import Measured, Promise
-from rollout.canary import CanaryScores, canary_fault, moved
-from rollout.demonstrations import demonstrated_plans
-from rollout.seeded import engine_seed
+from rollout.engines.wrappers import demonstrated_plans, engine_seed
+from rollout.store.canary import CanaryScores, canary_fault, moved
 
 STEP_SIZES = (1e-6, 1e-5, 1e-4, 1e-3)
 VERSIONS = 12

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.spelling import did_you_mean
 from envs.benchmarks import readers
-from envs.benchmarks.rows import PublicSet, Row, local_rows, public_rows
+from envs.benchmarks.readers import PublicSet, Row, local_rows, public_rows
 from envs.datasets.aime import PUBLIC_IDS, load_aime
 from envs.datasets.game24 import PUBLIC_ID, load_game24
 from envs.types import Task

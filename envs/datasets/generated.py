@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from envs.datasets.catalogue import build_catalogue
-from envs.datasets.families import FAMILIES, PlanStep
+from envs.datasets.families import FAMILIES, PlanStep, build_catalogue
 from envs.datasets.split import SPLITS, Purpose, Split, TooFewTasksError, purpose_of, split_of
 from envs.datasets.wrong_plans import wrong_steps
 from envs.types import Task

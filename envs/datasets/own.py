@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.benchmarks.rows import local_rows
+from envs.benchmarks.readers import local_rows
 from envs.datasets.split import SPLITS, Split, question_key, split_of
 from envs.types import Task
 

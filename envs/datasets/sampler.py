@@ -1,14 +1,18 @@
-"""Which task comes when: a fixed sequence for training, a fixed held-out set for evaluation."""
+"""Which task comes when: the sequence for training, the held-out set, the tasks to collect on, and those trained on."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from configs.envs import EnvsConfig
+from configs.reward import CollectConfig
+from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.registry import load_tasks
-from envs.datasets.split import TooFewTasksError
+from envs.datasets.split import TooFewTasksError, question_key
+from envs.leakage import write_leak_report
 from envs.types import Task
 
 BLOCK = 1000
@@ -106,3 +110,55 @@ def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> l
             "or set cold_start.num_demonstrations = 0"
         )
     return sample_tasks(generated, split="train", count=count, seed=seed, purpose="demonstrations")
+
+
+def collection_tasks(envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path) -> list[Task]:
+    """`collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
+
+    Generated tasks are those that neither RL nor the demonstrations ever draw. AIME problems that leak the evaluation's
+    questions are dropped, and `leak_report` says which and why. Raises ValueError where a data set cannot be read.
+    """
+    path = Path(envs.data_path) if envs.data_path else None
+    quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
+    generated = {name: count for name, count in quotas.items() if name in FAMILIES}
+    tasks = []
+    if generated:
+        drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed, purpose="prm")
+        tasks = [one.task for one in drawn]
+    for name in quotas.keys() - generated.keys():
+        found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)
+        tasks += _some(found, quotas[name], seed)
+    return tasks
+
+
+def _aime(path: Path | None, collect: CollectConfig, leak_report: Path) -> list[Task]:
+    test_path = Path(collect.aime_test_path) if collect.aime_test_path else path
+    whole = collect.aime_test_path is not None or path is None
+    questions = [task.question for task in load_aime(test_path, split="eval", whole_file=whole)]
+    tasks, checks = load_aime_without_leaks(path, test_questions=questions)
+    write_leak_report(leak_report, checks, questions)
+    return tasks
+
+
+def _others(name: str, path: Path | None, seed: int) -> list[Task]:
+    return load_tasks(name, split="train", count=None, seed=seed, path=path)
+
+
+def _some(tasks: list[Task], count: int, seed: int) -> list[Task]:
+    return random.Random(f"collect|{seed}").sample(tasks, min(count, len(tasks)))
+
+
+def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
+    """The tasks that training on the mix of `envs` cannot meet, in their order. Generated families ask no question that
+    anybody else asks. Raises ValueError and OSError as `load_tasks`."""
+    path = Path(envs.data_path) if envs.data_path else None
+    names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
+    met = {_key(task) for name in names for task in load_tasks(name, split="train", count=None, seed=0, path=path)}
+    return [task for task in tasks if _key(task) not in met]
+
+
+def _key(task: Task) -> str:
+    """The same for the same problem: a hand in whatever order, a question but for case, spacing and punctuation."""
+    if task.dataset == "game24":
+        return f"game24 {sorted(map(int, task.answer.split()))}"
+    return question_key(task.question)

@@ -1,20 +1,172 @@
 """The code process: forked into its own cell, it gives up every right and then serves code texts."""
 
+import ast
+import builtins
+import contextlib
 import fcntl
 import os
+import random
+import resource
 import signal
 import socket
+import sys
+import textwrap
+import traceback
+import types
 from dataclasses import dataclass
-from typing import NoReturn
+from types import CodeType
+from typing import Any, NoReturn
 
 from envs.sandbox import kernel
 from envs.sandbox.frames import BORN, READY, FrameError, encode_frame, send_frame, split_frame
-from envs.sandbox.landlock import restrict_files
-from envs.sandbox.limits import apply_limits
-from envs.sandbox.runner import Runner
-from envs.sandbox.seccomp import CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT, filter_program, restrict_calls
-from envs.sandbox.settings import SandboxSettings
-from envs.sandbox.tiers import Tier
+from envs.sandbox.settings import ALLOWED_IMPORTS, SandboxSettings, Tier
+from envs.sandbox.walls import CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT, filter_program, restrict_calls, restrict_files
+
+_FILE_NAME = "<code>"
+_FENCE = "```"
+
+
+class ForbiddenImportError(Exception):
+    """Says which imports there are. Code that hides an import from this check meets the kernel instead."""
+
+
+def compile_source(source: str, *, check_imports: bool) -> tuple[CodeType, CodeType | None]:
+    """The statements, and the bare last expression whose value is shown."""
+    tree = _parse(_without_fence(source))
+    if check_imports:
+        for name in _imported_names(tree):
+            if name not in ALLOWED_IMPORTS:
+                raise ForbiddenImportError(
+                    f"import of '{name}' is not allowed; available: {', '.join(sorted(ALLOWED_IMPORTS))}"
+                )
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        last = compile(expression, _FILE_NAME, "eval")
+    return compile(tree, _FILE_NAME, "exec"), last
+
+
+def _without_fence(source: str) -> str:
+    stripped = source.strip()
+    if stripped.startswith(_FENCE) and stripped.endswith(_FENCE) and "\n" in stripped:
+        return stripped.split("\n", 1)[1].removesuffix(_FENCE)
+    return source
+
+
+def _parse(source: str) -> ast.Module:
+    try:
+        return ast.parse(source, _FILE_NAME)
+    except IndentationError:
+        return ast.parse(textwrap.dedent(source).strip(), _FILE_NAME)
+
+
+def _imported_names(tree: ast.Module) -> list[str]:
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or ".")
+    return [name.partition(".")[0] or "." for name in names]
+
+
+_MAX_MESSAGE_CHARS = 2000
+_STDOUT = 1
+
+
+class Runner:
+    """Everything here can be bent by the code that it runs: its answers concern that code and nobody else."""
+
+    def __init__(self, *, check_imports: bool) -> None:
+        self._check_imports = check_imports
+        sys.set_int_max_str_digits(0)  # the clock bounds the conversion, and long numbers are answers here
+        self._stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        self._stdout = open(  # noqa: SIM115
+            _STDOUT, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the site module, which is not loaded, has them
+        self._module = types.ModuleType("__main__")
+        self._module.__dict__["__builtins__"] = builtins
+
+    def run(self, source: bytes) -> tuple[str, str]:
+        """The error category ("" when all went well) and its message."""
+        self._reset_process_state()
+        try:
+            statements, last = compile_source(source.decode(), check_imports=self._check_imports)
+        except ForbiddenImportError as error:
+            return "forbidden-import", str(error)
+        except (SyntaxError, ValueError) as error:
+            return "syntax", _message(error)
+        except (RecursionError, MemoryError):
+            return "syntax", "SyntaxError: the code is nested too deeply"
+        try:
+            self._execute(statements, last)
+        except SystemExit as error:
+            return ("", "") if error.code in (None, 0) else ("exception", _message(error))
+        except MemoryError:
+            return "memory", "MemoryError: the code needs more memory than it may have"
+        except BaseException as error:
+            return "exception", _message(error)
+        return "", ""
+
+    def _execute(self, statements: types.CodeType, last: types.CodeType | None) -> None:
+        names = self._module.__dict__
+        try:
+            exec(statements, names)
+            value = eval(last, names) if last else None
+            if value is not None:
+                print(repr(value))
+        finally:
+            self._flush()
+
+    def _reset_process_state(self) -> None:
+        sys.modules["__main__"] = self._module
+        sys.stdin, sys.stdout, sys.stderr = self._stdin, self._stdout, self._stdout
+        random.seed(0)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(0)
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, self._stdout):
+            with contextlib.suppress(Exception):  # the code closed or replaced it, and that is its doing
+                stream.flush()
+
+
+def _message(error: BaseException) -> str:
+    last_line = traceback.format_exception_only(type(error), error)[-1].strip()
+    text = last_line[:_MAX_MESSAGE_CHARS]
+    line = _line_number(error)
+    return f"{text} (line {line})" if line else text
+
+
+def _line_number(error: BaseException) -> int | None:
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == "<code>"]
+    return lines[-1] if lines else None
+
+
+_MIB = 1 << 20
+
+
+def apply_limits(settings: SandboxSettings) -> None:
+    """Hard equals soft: the code cannot raise them. NPROC only counts because nobody is not root."""
+    for kind, limit in (
+        (resource.RLIMIT_CPU, settings.max_cpu_s),
+        (resource.RLIMIT_AS, settings.memory_mb * _MIB),
+        (resource.RLIMIT_FSIZE, settings.max_file_mb * _MIB),
+        (resource.RLIMIT_NOFILE, settings.max_open_files),
+        (resource.RLIMIT_STACK, 16 * _MIB),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        _, ceiling = resource.getrlimit(kind)
+        bound = limit if ceiling == resource.RLIM_INFINITY else min(limit, ceiling)
+        resource.setrlimit(kind, (bound, bound))
+
 
 NONCE_BYTES = 16
 _STDIN, _OUTPUTS, _REQUESTS, _RESULTS = 0, (1, 2), 3, 4

@@ -1,16 +1,70 @@
-"""Steps of code that share their names, run in one process of the sandbox."""
+"""Steps of code that share their names, run in one process of the sandbox, and the memory they hold between steps."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
+from weakref import WeakKeyDictionary
 
 from envs.sandbox.frames import BORN, READY, receive_frame, receive_frame_from, send_frame
-from envs.sandbox.idle import IdleMemory, resident_bytes
-from envs.sandbox.verdict import REQUEST_HEADER, parse_reply
+from envs.sandbox.outcome import REQUEST_HEADER, parse_reply
 from envs.types import ToolResult, ToolUnavailableError
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Evictable(Protocol):
+    """An episode, as far as its memory goes."""
+
+    closed: bool
+
+    def evict(self) -> None:
+        """Give up the process, unless a step runs in it."""
+
+
+class IdleMemory:
+    """Keeps the sum over all episodes that wait for their next step at or below `max_bytes`: the largest go first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        # Weak: an episode that nobody holds any more ends by itself.
+        self._held: WeakKeyDictionary[Evictable, int] = WeakKeyDictionary()
+
+    def rest(self, episode: Evictable, num_bytes: int) -> None:
+        """The episode's step has ended; its process is stopped and holds so much."""
+        with self._lock:
+            if not episode.closed:
+                self._held[episode] = num_bytes
+        while (largest := self._one_too_many()) is not None:
+            largest.evict()
+
+    def wake(self, episode: Evictable) -> None:
+        """A step of it begins, or it is closed."""
+        with self._lock:
+            self._held.pop(episode, None)
+
+    def _one_too_many(self) -> Evictable | None:
+        with self._lock:
+            held = dict(self._held)
+            if sum(held.values()) <= self._max_bytes:
+                return None
+            largest = max(held, key=held.__getitem__)
+            del self._held[largest]
+            return largest
+
+
+def resident_bytes(pid: int) -> int:
+    """Physical memory of a process, what it shares included; 0 where the process is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
 
 _GRACE_S = 30.0
 _RESTARTED = "[The interpreter was restarted: names from earlier steps are gone.]\n"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.scratch import remove_folder, scratch_parent
-from envs.sandbox.settings import SandboxSettings, encode_settings
-from envs.sandbox.tiers import Tier, refusal
+from envs.sandbox.settings import SandboxSettings, Tier, encode_settings, refusal
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
 _START_TIMEOUT_S = 60.0

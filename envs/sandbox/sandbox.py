@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from envs.sandbox.episode import Episode, SandboxFaultError
-from envs.sandbox.idle import IdleMemory
+from envs.sandbox.episode import Episode, IdleMemory, SandboxFaultError
 from envs.sandbox.process import SandboxRefusedError, SandboxState, ZygoteProcess
 from envs.sandbox.settings import SandboxSettings
 from envs.types import ToolResult, ToolUnavailableError

@@ -11,13 +11,9 @@ from envs.sandbox import kernel
 from envs.sandbox.cell import NONCE_BYTES, Cell, CellPlan, start_cell
 from envs.sandbox.frames import FrameError, encode_frame, receive_frame, send_frame
 from envs.sandbox.jail import TMP_DIR, enter_cell
-from envs.sandbox.landlock import restrict_files
-from envs.sandbox.output import BoundedOutput
-from envs.sandbox.scratch import FolderFiles, TmpfsFiles
-from envs.sandbox.seccomp import WARDEN_CALLS, filter_program, restrict_calls, warden_chosen
-from envs.sandbox.settings import SandboxSettings
-from envs.sandbox.verdict import (
+from envs.sandbox.outcome import (
     REQUEST_HEADER,
+    BoundedOutput,
     CellEndedError,
     Verdict,
     death_of,
@@ -25,6 +21,9 @@ from envs.sandbox.verdict import (
     find_answer,
     parse_answer,
 )
+from envs.sandbox.scratch import FolderFiles, TmpfsFiles
+from envs.sandbox.settings import SandboxSettings
+from envs.sandbox.walls import WARDEN_CALLS, filter_program, restrict_calls, restrict_files, warden_chosen
 
 _SETUP_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16

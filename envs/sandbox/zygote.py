@@ -18,11 +18,18 @@ from typing import Any, NoReturn
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
 from envs.sandbox.frames import READY, receive_frame, send_frame
-from envs.sandbox.landlock import landlock_version
 from envs.sandbox.scratch import make_folder, make_scratch, remove_folder
-from envs.sandbox.seccomp import seccomp_available
-from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, SandboxSettings, decode_settings
-from envs.sandbox.tiers import REQUIRED_LAYERS, Tier, choose_tier, lacking
+from envs.sandbox.settings import (
+    ALLOWED_IMPORTS,
+    LAYERS,
+    REQUIRED_LAYERS,
+    SandboxSettings,
+    Tier,
+    choose_tier,
+    decode_settings,
+    lacking,
+)
+from envs.sandbox.walls import landlock_version, seccomp_available
 from envs.sandbox.warden import run_warden
 
 _LINK = 0

@@ -3,9 +3,8 @@
 from collections.abc import Awaitable, Callable
 
 from configs.envs import BaseGeneratorConfig
-from envs.tools.http_json import JsonReply, request_json
+from envs.http import Failure, JsonReply, Service, ServiceLimits, request_json
 from envs.tools.keys import ToolSetupError, read_key
-from envs.tools.service import Failure, Service, ServiceLimits
 from envs.types import ToolResult
 
 MAX_PROMPT_CHARS = 8000

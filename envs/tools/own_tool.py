@@ -17,8 +17,7 @@ OUR_PACKAGES = ("configs", "envs", "rollout", "learner", "reward", "actors", "ra
 def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
     """What makes the tool, once for every episode. Raises ToolSetupError."""
     if config.is_mcp:
-        from envs.tools.mcp_address import McpAddress, McpAddressError, McpKey
-        from envs.tools.mcp_client import McpTool
+        from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpTool
 
         try:
             address = McpAddress.parse(config.source)

@@ -1,18 +1,189 @@
-"""The tools of a run: shared parts made once, per-episode tools opened fresh for every task."""
+"""The tools of a run: each action that `envs.actions` names becomes a tool, opened fresh for every task."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.envs import EnvsConfig
-from envs.tools.base_generator import AskModel
-from envs.tools.block_list import BlockList, read_questions
+from envs.datasets.families import build_catalogue
+from envs.http import ServiceLimits
+from envs.tools.actions import AnswerTool, PythonCodeTool, ThinkTool
+from envs.tools.base_generator import AskModel, BaseGeneratorTool, build_ask
+from envs.tools.finders import GoogleFinder, PageFinder, PageSearchTool, WikipediaFinder
+from envs.tools.guard import BlockList, CachedTool, GuardedTool, read_questions
 from envs.tools.keys import ToolSetupError
-from envs.tools.recording import Recording
-from envs.tools.registry import Parts, open_tool
+from envs.tools.own_tool import check_own, make_first, own_maker
+from envs.tools.recording import RecordedTool, Recording
+from envs.tools.search import OfflineSearchTool
+from envs.tools.web_fetch import FetchLimits, PageFetcher
+from envs.tools.web_search import WebSearchTool
 from envs.types import Tool
+
+if TYPE_CHECKING:
+    from envs.sandbox import Sandbox
+
+OpenTool = Callable[[], AbstractContextManager[Tool]]
+"""Gives the tool of one episode, and ends it with the episode."""
+
+CACHE_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the tools of a run are made from. What is entered into `lifetime` ends with the run."""
+
+    config: EnvsConfig
+    lifetime: ExitStack
+    block_list: BlockList
+    recording: Recording | None
+    own_model: AskModel | None
+    sandbox: "Sandbox | None"
+
+    @property
+    def limits(self) -> ServiceLimits:
+        web = self.config.web
+        return ServiceLimits(time_limit_s=web.time_limit_s, requests_per_minute=web.requests_per_minute)
+
+    def guarded(self, tool: Tool) -> Tool:
+        """A tool whose results come from outside: guarded, and recorded where the configuration says so."""
+        guarded = GuardedTool(tool, self.block_list, time_limit_s=self._longest_s)
+        return RecordedTool(guarded, self.recording) if self.recording else guarded
+
+    def shared(self, tool: Tool) -> OpenTool:
+        """One tool for all episodes, guarded, that keeps what it was answered."""
+        entries = self.config.web.cache_entries
+        cached = CachedTool(tool, max_entries=entries, max_age_s=CACHE_AGE_S) if entries else tool
+        return _lent(self.guarded(cached))
+
+    @property
+    def _longest_s(self) -> float:
+        """Calls wait for their turn as well; the agent's own limit of an episode is the tighter one then."""
+        return 20 * self.config.web.time_limit_s
+
+
+def open_tool(action: str, parts: Parts) -> OpenTool:
+    """Raises ToolSetupError."""
+    return BUILDERS[action](parts) if action in BUILDERS else _own(action, parts)
+
+
+def _code(parts: Parts) -> OpenTool:
+    sandbox = parts.sandbox
+    assert sandbox is not None  # it is there wherever this action is
+    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.sandbox.timeout_s))
+
+
+def _search(parts: Parts) -> OpenTool:
+    config = parts.config
+    if config.search == "tavily":
+        return parts.shared(
+            _page_search("search", "search the web with a short query of a few keywords", "tavily", parts)
+        )
+    offline = OfflineSearchTool(
+        build_catalogue().passages,
+        max_results=config.search_results,
+        max_chars=config.max_result_chars,
+        latency_s=config.search_latency_s,
+    )
+    return _lent(offline)
+
+
+def _wikipedia(parts: Parts) -> OpenTool:
+    return parts.shared(_page_search("wikipedia_search", "find Wikipedia articles by keywords", "wikipedia", parts))
+
+
+def _google(parts: Parts) -> OpenTool:
+    return parts.shared(_page_search("google_search", "search Google with a short query", "google", parts))
+
+
+def _web(parts: Parts) -> OpenTool:
+    config = parts.config
+    fetcher = PageFetcher(
+        FetchLimits(
+            max_bytes=config.web.max_page_bytes,
+            deadline_s=config.web.time_limit_s / 2,
+            pages_per_minute=config.web.pages_per_minute,
+        ),
+        block_list=parts.block_list,
+        allowed_hosts=config.web.allowed_hosts,
+    )
+    tool = WebSearchTool(
+        fetcher,
+        _finder(config.web.finder, parts),
+        block_list=parts.block_list,
+        max_chars=config.max_result_chars,
+        max_passages=config.web.max_results,
+    )
+    return parts.shared(tool)
+
+
+def _base_generator(parts: Parts) -> OpenTool:
+    return parts.shared(BaseGeneratorTool(build_ask(parts.config.base_generator, parts.limits, parts.own_model)))
+
+
+BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
+    "think": lambda _: _lent(ThinkTool()),
+    "search": _search,
+    "code": _code,
+    "answer": lambda _: _lent(AnswerTool()),
+    "wikipedia_search": _wikipedia,
+    "web_search": _web,
+    "google_search": _google,
+    "base_generator": _base_generator,
+}
+
+
+def _own(name: str, parts: Parts) -> OpenTool:
+    """Somebody's own tool, made afresh for every episode and guarded like all that comes from outside."""
+    make = own_maker(name, parts.config.tools[name])
+
+    @contextmanager
+    def open_one() -> Iterator[Tool]:
+        with _closing(make()) as tool:
+            yield parts.guarded(tool)
+
+    with _closing(make_first(name, make)) as tool:
+        check_own(name, tool)
+    return open_one
+
+
+def _page_search(name: str, description: str, finder: str, parts: Parts) -> Tool:
+    return PageSearchTool(
+        name,
+        description,
+        _finder(finder, parts),
+        block_list=parts.block_list,
+        max_chars=parts.config.max_result_chars,
+    )
+
+
+def _finder(name: str, parts: Parts) -> PageFinder:
+    web = parts.config.web
+    if name == "wikipedia":
+        return WikipediaFinder(parts.limits, base_url=web.wikipedia_url, max_results=web.max_results)
+    if name == "google":
+        return GoogleFinder(parts.limits, max_results=web.max_results)
+    # Tavily's client takes a tenth of a second to import.
+    from envs.tools.finders import TavilyFinder
+
+    return TavilyFinder(parts.limits, max_results=web.max_results, excluded_hosts=web.blocked_hosts)
+
+
+def _lent(tool: Tool) -> OpenTool:
+    return lambda: nullcontext(tool)
+
+
+@contextmanager
+def _closing(tool: Any) -> Iterator[Any]:
+    """The tool; at the end its `close`, where it has one."""
+    try:
+        yield tool
+    finally:
+        if hasattr(tool, "close"):
+            tool.close()
+
 
 if TYPE_CHECKING:
     from envs.sandbox import Sandbox, SandboxState

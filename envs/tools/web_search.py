@@ -5,10 +5,10 @@ import logging
 import re
 from dataclasses import dataclass
 
-from envs.tools.block_list import BlockList
-from envs.tools.found_pages import MAX_QUERY_CHARS, NO_RESULTS, FoundPage, PageFinder
-from envs.tools.passages import PassageIndex, split_passages
-from envs.tools.service import QueryRefusedError
+from envs.http import QueryRefusedError
+from envs.tools.finders import MAX_QUERY_CHARS, NO_RESULTS, FoundPage, PageFinder
+from envs.tools.guard import BlockList
+from envs.tools.search import PassageIndex, split_passages
 from envs.tools.web_fetch import Page, PageFetcher, PageRefusedError
 from envs.types import ToolResult
 

@@ -13,9 +13,8 @@ from scripted import decision, make_agent
 
 from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
 from reward.types import StepScores
-from rollout.engine import EngineError
-from rollout.group import run_group
-from rollout.pulse import Pulse
+from rollout.engines.engine import EngineError, Pulse
+from rollout.worker import run_group
 
 GATE = "gate"
 

@@ -8,8 +8,8 @@ from faults import WatchedWorker
 from stage import local_ray, make_config, open_stage
 
 from benchmarks.simulated_parts import GroupShape
+from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import reinforce
-from rollout.simulated_tasks import LognormalTasks
 
 MIXED = GroupShape(
     tasks=LognormalTasks(median_s=0.2, sigma=0.8, shares={"signal": 0.6, "all_right": 0.2, "all_wrong": 0.2})

@@ -22,18 +22,18 @@ from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker, traine
 from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.cast import Cast
-from ray_jobs.chaos.job import PARTS, part_of
-from ray_jobs.console import Console
-from ray_jobs.phases import cold_start
-from ray_jobs.run import Run
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.checks.chaos.job import PARTS, part_of
+from ray_jobs.phases.cold_start import cold_start
+from ray_jobs.run.actors import Cast
+from ray_jobs.run.console import Console
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.run import Run
+from ray_jobs.run.watch import Watch
 from ray_jobs.train import reinforce
-from ray_jobs.watch import Watch
-from rollout.adapter_store import AdapterStore
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts
 from rollout.records import read_records
+from rollout.store.adapters import AdapterStore
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0

@@ -20,8 +20,9 @@ from stage import (
 
 from actors.cluster import start_ray, stop_ray
 from configs.cluster import ClusterConfig
-from ray_jobs import supervisor, train
-from ray_jobs.cast import NoRoomError
+from ray_jobs import train
+from ray_jobs.run import supervisor
+from ray_jobs.run.actors import NoRoomError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -38,9 +38,9 @@ from stage import (
 from benchmarks.simulated_parts import SimulatedWorker
 from configs.learner import LearnerConfig
 from envs.datasets.sampler import TaskSampler
-from ray_jobs import cast
-from ray_jobs.deaths import MAX_DEATHS, CrashLoopError
-from ray_jobs.supervisor import Supervisor
+from ray_jobs.run import actors as cast
+from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
+from ray_jobs.run.supervisor import Supervisor
 from reward.judging import GroupJudge
 from reward.outcome import OutcomeReward
 from reward.types import PrmError

@@ -7,8 +7,8 @@ import pytest
 import ray
 from stage import local_ray, make_config, open_stage, wait_until
 
-from actors.gauges import WORKER_GAUGES
-from ray_jobs.metrics import BY_NAME
+from actors.cluster import WORKER_GAUGES
+from ray_jobs.metrics.table import BY_NAME
 from rollout.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -6,8 +6,8 @@ import pytest
 from faults import GatedLearner, HangingEngine, SleepingEngine, WatchedWorker, events, open_gate, worker_with
 from stage import check_nothing_lost, local_ray, make_config, open_stage, processes, steps_of, wait_until
 
-from ray_jobs import console, watch
-from ray_jobs.supervisor import Supervisor
+from ray_jobs.run import console, watch
+from ray_jobs.run.supervisor import Supervisor
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

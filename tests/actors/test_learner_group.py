@@ -16,7 +16,7 @@ from stage import check_nothing_lost, local_ray, make_config, open_stage, proces
 from benchmarks.simulated_parts import SimulatedLearner
 from envs.types import Task
 from learner.learner import Learner
-from ray_jobs.claims import place_learner, start_learner
+from ray_jobs.run.resources import place_learner, start_learner
 from rollout.types import Completion, Trajectory, Turn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learner"))

@@ -1,6 +1,6 @@
 from ray.exceptions import RayActorError
 
-from actors.lives import reason_of
+from actors.cluster import reason_of
 
 
 def died(*lines):

@@ -7,11 +7,11 @@ from stage import PATIENCE_S, kill, local_ray, make_config
 
 from actors.store import StoreActor
 from learner.types import Adapter
-from rollout.adapter_store import AdapterMismatchError
 from rollout.buffer import WorkerStatus
-from rollout.canary import Canary, Reading
-from rollout.lifecycle import GroupResult
-from rollout.read_back import ReadBack
+from rollout.engines.read_back import ReadBack
+from rollout.store.adapters import AdapterMismatchError
+from rollout.store.canary import Canary, Reading
+from rollout.store.lifecycle import GroupResult
 
 pytestmark = pytest.mark.ray
 

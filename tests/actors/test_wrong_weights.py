@@ -7,9 +7,9 @@ import ray
 from faults import DeafEngine, HangingEngine, LateEngine, MutatingEngine, StaleEngine, events, worker_with
 from stage import check_nothing_lost, local_ray, make_config, open_stage, versions_of
 
-from ray_jobs import cast as cast_module
-from ray_jobs import supervisor
-from rollout.adapter_store import AdapterMismatchError
+from ray_jobs.run import actors as cast_module
+from ray_jobs.run import supervisor
+from rollout.store.adapters import AdapterMismatchError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

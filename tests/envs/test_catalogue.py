@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from envs.datasets.catalogue import MAX_WEIGHT_KG, MIN_WEIGHT_KG, build_catalogue
+from envs.datasets.families import MAX_WEIGHT_KG, MIN_WEIGHT_KG, build_catalogue
 from envs.datasets.split import split_of
 
 

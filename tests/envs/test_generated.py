@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from envs.datasets.catalogue import build_catalogue
-from envs.datasets.families import FAMILIES
+from envs.datasets.families import FAMILIES, build_catalogue
 from envs.datasets.generated import generate, sample_tasks, wrong_plan
 from envs.datasets.registry import load_tasks
 

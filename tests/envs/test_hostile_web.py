@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from envs.tools import web_fetch
 from envs.tools.addresses import HostUnknownError, is_public
-from envs.tools.block_list import BlockList
+from envs.tools.guard import BlockList
 from envs.tools.web_fetch import FetchLimits, PageFetcher, PageRefusedError
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolUnavailableError

@@ -12,12 +12,11 @@ from mcp_processes import HttpServer, http_server, started
 
 from configs.envs import EnvsConfig
 from envs.tools.keys import ToolSetupError
-from envs.tools.mcp_address import McpAddress, McpAddressError, McpKey
-from envs.tools.mcp_client import McpLimits, McpTool, _closing
+from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpLimits, McpTool, _closing
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
-from rollout.decision import Decision
-from rollout.executor import Executor
+from rollout.agent.modules import Executor
+from rollout.agent.planner import Decision
 
 _FOREIGN = Path(__file__).parent / "foreign_mcp_server.py"
 _KEY = "canary-0123456789"

@@ -17,8 +17,15 @@ from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
 from scripted import ScriptedTool
 
 from configs.envs import EnvsConfig
-from envs.mcp_server import NO_SESSION, TOKEN_VARIABLE, UNAVAILABLE, build_server
-from envs.mcp_sessions import MAX_SESSIONS, ServerRefusedError, Sessions
+from envs.mcp_server import (
+    MAX_SESSIONS,
+    NO_SESSION,
+    TOKEN_VARIABLE,
+    UNAVAILABLE,
+    ServerRefusedError,
+    Sessions,
+    build_server,
+)
 from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolUnavailableError
 

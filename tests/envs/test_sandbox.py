@@ -17,11 +17,10 @@ import pytest
 
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.sandbox.frames import FrameError, encode_frame, split_frame
-from envs.sandbox.output import BoundedOutput, cut_middle, printable_text
-from envs.sandbox.verdict import find_answer, parse_answer, parse_reply
-from envs.tools.python_code import PythonCodeTool
+from envs.sandbox.outcome import BoundedOutput, cut_middle, find_answer, parse_answer, parse_reply, printable_text
+from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
-from ray_jobs import run_code
+from ray_jobs.phases.solve import CodeFileError, run_code
 
 _ROOT = Path(__file__).parents[2]
 
@@ -307,13 +306,13 @@ async def test_the_tool_says_that_the_sandbox_behind_it_is_closed() -> None:
 def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "good.py").write_text("6 * 7")
     (tmp_path / "bad.py").write_text("1/0")
-    assert run_code.main(str(tmp_path / "good.py")) == 0
+    assert run_code(str(tmp_path / "good.py")) == 0
     captured = capsys.readouterr()
     assert captured.out == "42\n"
     assert "code sandbox: tier " in captured.err
-    assert run_code.main(str(tmp_path / "bad.py")) == 1
-    with pytest.raises(run_code.CodeFileError, match=r"cannot be read: there is no absent\.py; name a Python file"):
-        run_code.main(str(tmp_path / "absent.py"))
+    assert run_code(str(tmp_path / "bad.py")) == 1
+    with pytest.raises(CodeFileError, match=r"cannot be read: there is no absent\.py; name a Python file"):
+        run_code(str(tmp_path / "absent.py"))
 
 
 # The parts

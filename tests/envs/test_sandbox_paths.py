@@ -17,9 +17,9 @@ from scripted import decision, make_agent, run
 
 from envs.mcp_server import NO_SESSION
 from envs.sandbox import Sandbox, SandboxSettings
-from envs.tools.python_code import PythonCodeTool
+from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult
-from rollout.decision import Decision
+from rollout.agent.planner import Decision
 
 AT_ONCE = 50
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3

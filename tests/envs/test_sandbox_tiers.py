@@ -19,9 +19,9 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import Sandbox, SandboxSettings
-from envs.sandbox.idle import IdleMemory, resident_bytes
+from envs.sandbox.episode import IdleMemory, resident_bytes
 from envs.sandbox.scratch import FolderFiles, make_folder, make_scratch, remove_folder, scratch_parent
-from envs.sandbox.tiers import choose_tier, lacking, refusal
+from envs.sandbox.settings import choose_tier, lacking, refusal
 from envs.types import ToolResult
 
 _HERE = Path(__file__).parent
@@ -98,7 +98,8 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
     program = """
         import contextlib, io
         from configs.loading import load_run_config
-        from ray_jobs import doctor, preflight
+        from ray_jobs.checks import doctor
+        from ray_jobs.run import preflight
         from ray_jobs.cli import main
 
         for tier in ("auto", "namespaces"):

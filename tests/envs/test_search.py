@@ -1,6 +1,6 @@
 import pytest
 
-from envs.datasets.catalogue import build_catalogue
+from envs.datasets.families import build_catalogue
 from envs.tools.search import MAX_QUERY_CHARS, NO_RESULTS, OfflineSearchTool
 from envs.types import Tool
 

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from envs.tools.block_list import BlockList
-from envs.tools.found_pages import FoundPage, PageSearchTool
-from envs.tools.service import QueryRefusedError, ServiceLimits
-from envs.tools.tavily_search import API_KEY_VARIABLE, TavilyFinder
+from envs.http import QueryRefusedError, ServiceLimits
+from envs.tools.finders import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
+from envs.tools.finders import FoundPage, PageSearchTool, TavilyFinder
+from envs.tools.guard import BlockList
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer
 

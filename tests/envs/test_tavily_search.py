@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from envs.tools.block_list import BlockList
-from envs.tools.found_pages import PageSearchTool
+from envs.http import ServiceLimits
+from envs.tools.finders import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
+from envs.tools.finders import PageSearchTool, TavilyFinder
+from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
-from envs.tools.service import ServiceLimits
-from envs.tools.tavily_search import API_KEY_VARIABLE, TavilyFinder
 from envs.types import Tool, ToolUnavailableError
 
 API_KEY = "tvly-secret-0123456789"

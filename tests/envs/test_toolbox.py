@@ -9,16 +9,12 @@ from pydantic import ValidationError
 
 from configs.envs import BUILT_IN_ACTIONS, EnvsConfig
 from configs.loading import load_run_config
-from envs.tools.block_list import BlockList, read_questions
-from envs.tools.caching import CachedTool
-from envs.tools.guarding import BLOCKED, GuardedTool
+from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, read_questions
 from envs.tools.keys import ToolSetupError
 from envs.tools.recording import RecordedTool, Recording
-from envs.tools.registry import BUILDERS
-from envs.tools.toolbox import Toolbox
+from envs.tools.toolbox import BUILDERS, Toolbox
 from envs.types import ToolResult, ToolUnavailableError
-from rollout.decision import planner_grammar
-from rollout.planner import system_prompt
+from rollout.agent.planner import planner_grammar, system_prompt
 
 QUESTION = "How many crates of wool locks does the blue truck carry on its way to the harbour town?"
 

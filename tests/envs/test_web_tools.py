@@ -7,15 +7,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from configs.envs import BaseGeneratorConfig
+from envs.http import QueryRefusedError, ServiceLimits
 from envs.tools.base_generator import BaseGeneratorTool, build_ask
-from envs.tools.block_list import BlockList
-from envs.tools.found_pages import FoundPage, PageSearchTool
-from envs.tools.google_search import GoogleFinder
+from envs.tools.finders import FoundPage, GoogleFinder, PageSearchTool, WikipediaFinder
+from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
-from envs.tools.service import QueryRefusedError, ServiceLimits
 from envs.tools.web_fetch import FetchLimits, PageFetcher
 from envs.tools.web_search import WebSearchTool
-from envs.tools.wikipedia_search import WikipediaFinder
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer
 

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from tiny import UNGUARDED, make_samples
 
-from configs.learner import LearnerConfig
-from configs.model import ModelConfig
-from learner.batching import build_batch
+from configs.learner import LearnerConfig, ModelConfig
 from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from learner.data_parallel import MeetingPoint, join
 from learner.learner import Learner
 from learner.optim import Ranks
+from learner.packing import build_batch
 
 OBJECTIVES = ("dapo", "grpo", "flow_grpo")
 STAGES = (1, 2, 3)

@@ -11,9 +11,8 @@ import ranks
 import torch
 from tiny import sample, save_tiny_model
 
-from learner.batching import num_distinct_tokens, share_out
 from learner.checkpoint import load_checkpoint, newest_checkpoint
-from learner.packing import pack, split_microbatches
+from learner.packing import num_distinct_tokens, pack, share_out, split_microbatches
 
 ROOT = Path(__file__).parents[2]
 CASES = list(product(ranks.OBJECTIVES, ranks.STAGES))

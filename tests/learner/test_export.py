@@ -3,9 +3,9 @@ import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
 from learner.export import ExportError, file_digests, write_merged_model
-from learner.export_gap import greedy_answer, loaded_model, measure_gap
-from learner.gguf_export import write_gguf
-from rollout.decision import planner_grammar
+from ray_jobs.export.gap import greedy_answer, loaded_model, measure_gap
+from ray_jobs.export.gguf import write_gguf
+from rollout.agent.planner import planner_grammar
 
 PROMPTS = [(1, 40, 41, 7), (1, 90, 12, 60, 5)]
 

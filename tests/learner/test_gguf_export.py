@@ -5,8 +5,8 @@ from tiny_export import TEMPLATE, save_tiny_export_model
 from tokenizers import Regex, pre_tokenizers
 
 from learner.export import ExportError
-from learner.export_gap import loaded_model
-from learner.gguf_export import pre_tokenizer_name, write_gguf
+from ray_jobs.export.gap import loaded_model
+from ray_jobs.export.gguf import pre_tokenizer_name, write_gguf
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])

@@ -8,8 +8,8 @@ import torch
 from tiny import make_learner, sample, save_tiny_model
 
 from configs.learner import CorrectionConfig, CorrectionKind, GuardConfig
-from learner.batching import build_batch
-from learner.guard import off_policy_metrics, off_policy_sums, refusal
+from learner.corrections import off_policy_metrics, off_policy_sums, refusal
+from learner.packing import build_batch
 from learner.types import TrainBatch
 
 PROMPT = [5, 6, 7, 8]

@@ -6,11 +6,10 @@ import pytest
 import torch
 from tiny import UNGUARDED, make_learner, make_samples, sample, save_tiny_model
 
-from configs.learner import CorrectionConfig, CorrectionKind, LearnerConfig
-from configs.model import ModelConfig
-from learner.batching import build_batch
+from configs.learner import CorrectionConfig, CorrectionKind, LearnerConfig, ModelConfig
 from learner.checkpoint import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint, write_manifest
 from learner.learner import Learner
+from learner.packing import build_batch
 from learner.tree_attention import plan_attention
 from learner.types import Adapter, GrammarSpan
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from learner.logprobs import token_logprobs
+from learner.policy import token_logprobs
 
 VOCABULARY, HIDDEN, CONTEXTS = 4096, 576, 64
 BANDS = ((0.0, 0.5), (0.5, 0.98), (0.98, 0.998), (0.998, 0.9999), (0.9999, 1.0))

@@ -9,7 +9,7 @@ from live_memory import LiveMemory
 from tiny import make_learner, sample, save_tiny_model
 
 from configs.learner import LearnerConfig
-from learner.batching import build_batch
+from learner.packing import build_batch
 from learner.types import GrammarSpan
 
 GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
@@ -62,7 +62,7 @@ def test_checkpointing_changes_no_gradient_in_mixed_precision(model_path):
 
 
 def mixed_learner(model_path, **config):
-    from configs.model import ModelConfig
+    from configs.learner import ModelConfig
     from learner.learner import Learner
 
     learner = Learner(model_path, ModelConfig(lora_rank=4), LearnerConfig(num_threads=1, **config), seed=0)

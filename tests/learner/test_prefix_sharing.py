@@ -8,8 +8,7 @@ import torch
 from tiny import make_learner, sample, save_tiny_model
 
 from benchmarks.prefix_sharing import batch_apart, gradient, nothing_shared, pack_apart
-from learner.batching import build_batch
-from learner.packing import pack
+from learner.packing import build_batch, pack
 from learner.types import GrammarSpan
 
 GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'

@@ -1,7 +1,7 @@
 import pytest
 
 from envs.types import Task
-from learner.batching import build_batch
+from learner.packing import build_batch
 from learner.samples import build_sample, build_samples
 from rollout.types import Completion, TextCompletion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 

@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 
-from configs.learner import GuardConfig, LearnerConfig
-from configs.model import ModelConfig
+from configs.learner import GuardConfig, LearnerConfig, ModelConfig
 from learner.types import TrainingSample
 
 WORDS = 60

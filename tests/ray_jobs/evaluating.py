@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from scripted import decision, make_agent
 
 from configs.loading import load_run_config
-from rollout.engine import EngineError
+from rollout.engines.engine import EngineError
 
 SOLUTIONS = {"1 1 4 6": "4*6*1*1", "4 6 6 8": "4+6+6+8"}
 
@@ -54,5 +54,5 @@ def use(monkeypatch, solver):
     def open_scripted(config, adapter):
         yield solver
 
-    monkeypatch.setattr("ray_jobs.evaluate.open_worker", open_scripted)
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.open_worker", open_scripted)
     return solver

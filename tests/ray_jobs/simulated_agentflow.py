@@ -8,8 +8,8 @@ sys.path.insert(0, str(Path.cwd()))
 
 from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
 from envs.types import Task
-from ray_jobs import cast
 from ray_jobs.cli import main
+from ray_jobs.run import actors as cast
 from rollout.types import Trajectory
 
 STEP_S = 0.5

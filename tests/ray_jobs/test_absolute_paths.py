@@ -1,9 +1,9 @@
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.absolute_paths import shown, with_absolute_paths
-from ray_jobs.cast import _sees
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.run.actors import _sees
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.provenance import shown, with_absolute_paths
 
 RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.prm_path=runs/p/prm")
 

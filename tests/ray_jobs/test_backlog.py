@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from ray_jobs.backlog import Backlog
+from ray_jobs.run.folder import Backlog
 
 PATIENCE_S = 60.0
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_jobs.bottleneck import (
+from ray_jobs.metrics.bottleneck import (
     LIMITS,
     Shares,
     average_shares,
@@ -14,7 +14,7 @@ from ray_jobs.bottleneck import (
     shares_of_step,
     verdict_metrics,
 )
-from rollout.workload import WorkerReading
+from rollout.concurrency import WorkerReading
 
 
 def make_shares(**changes):

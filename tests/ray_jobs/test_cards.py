@@ -1,6 +1,6 @@
 import re
 
-from ray_jobs.cards import scored_cards
+from ray_jobs.pages.trajectory_cards import scored_cards
 
 
 def make_turn(action, text, result=""):

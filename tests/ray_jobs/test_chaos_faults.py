@@ -8,9 +8,9 @@ import time
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.chaos.faults import FAULTS, WAL_HEADER, Stage
-from ray_jobs.chaos.job import Job
-from ray_jobs.chaos.run import ChaosError, run_chaos
+from ray_jobs.checks.chaos.faults import FAULTS, WAL_HEADER, Stage
+from ray_jobs.checks.chaos.job import Job
+from ray_jobs.checks.chaos.run import ChaosError, run_chaos
 
 SAYS_SO = "import time; print('reinforce ...', flush=True); time.sleep(60)"
 
@@ -50,7 +50,7 @@ def test_power_cut_leaves_the_beginning_of_the_ledgers_log(stage):
 
 
 def test_large_disk_is_never_filled(stage, monkeypatch):
-    monkeypatch.setattr("ray_jobs.chaos.faults.SMALL_DISK", 0)
+    monkeypatch.setattr("ray_jobs.checks.chaos.faults.SMALL_DISK", 0)
     assert FAULTS["disk"](stage) is None
     assert not (stage.job.folder.parent / "ballast").exists()
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ray_jobs.chaos.job import part_of
+from ray_jobs.checks.chaos.job import part_of
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 from configs.loading import load_run_config
-from ray_jobs.claims import learner_claims, worker_claim
+from ray_jobs.run.resources import learner_claims, worker_claim
 
 CUDA = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
 

@@ -7,8 +7,8 @@ from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs import commands
 from ray_jobs.cli import main
-from ray_jobs.policy_options import DEFAULT_RECIPE
-from ray_jobs.preflight import Ready
+from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.run.preflight import Ready
 
 ROOT = RECIPES.parents[1]
 
@@ -72,7 +72,7 @@ def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    monkeypatch.setattr("ray_jobs.machine._num_gpus", lambda: 0)
+    monkeypatch.setattr("ray_jobs.run.preflight._num_gpus", lambda: 0)
     assert main(["train", *map(str, arguments), f"output_dir={tmp_path}/runs"]) == 2
     said_by_us = capsys.readouterr()
     lines = said_by_us.err.strip().splitlines()
@@ -173,8 +173,10 @@ def test_unknown_option_is_refused():
 
 def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypatch, capsys):
     adapters = []
-    monkeypatch.setattr("ray_jobs.preflight.check_before_acting", lambda config, draws_tasks: None)
-    monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, request: adapters.append(request.adapter))
+    monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
+    monkeypatch.setattr(
+        "ray_jobs.evaluation.evaluate.run_evaluation", lambda config, request: adapters.append(request.adapter)
+    )
     run = tmp_path / "run"
     for version in (5, 10):
         checkpoint = run / "checkpoints" / f"v{version:06d}"
@@ -219,11 +221,11 @@ def test_interrupt_ends_with_130(monkeypatch, capsys):
 
 
 def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
-    from ray_jobs.run import open_run
+    from ray_jobs.run.run import open_run
 
     for name in ("start_ray", "stop_ray", "start_cast"):
-        monkeypatch.setattr(f"ray_jobs.run.{name}", lambda *_: None)
-    monkeypatch.setattr("ray_jobs.run.RunFolder.keep_tokenizer", lambda *_: None)
+        monkeypatch.setattr(f"ray_jobs.run.run.{name}", lambda *_: None)
+    monkeypatch.setattr("ray_jobs.run.run.RunFolder.keep_tokenizer", lambda *_: None)
     config = load_run_config(None, [f"output_dir={tmp_path}/my runs", "reward.credit=outcome"])
 
     def interrupted(options):
@@ -233,7 +235,7 @@ def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ray_jobs.run.start_cast", interrupt)
+    monkeypatch.setattr("ray_jobs.run.run.start_cast", interrupt)
     monkeypatch.setattr(commands, "doctor", interrupted)
     assert main(["doctor"]) == 130
     said = capsys.readouterr().err

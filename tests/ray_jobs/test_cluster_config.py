@@ -7,7 +7,7 @@ import pytest
 from actors.cluster import ClusterError, start_ray
 from configs.cluster import ClusterConfig
 from configs.loading import ConfigError, load_run_config
-from ray_jobs.preflight import check_before_start
+from ray_jobs.run.preflight import check_before_start
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_cluster_that_is_not_there_is_said_at_once():
 
 def test_in_a_job_the_head_nodes_devices_say_nothing_about_where_models_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr("ray_jobs.preflight.check_model", lambda config, download: tmp_path)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config, download: tmp_path)
     check_before_start(load_run_config(None, [f"output_dir={tmp_path}/runs", "learner.num_threads=64"]))
 
 

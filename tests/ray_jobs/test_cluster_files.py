@@ -10,8 +10,7 @@ import ray
 import yaml
 
 from configs.loading import load_run_config
-from ray_jobs.preflight import check_labelling, check_recipe
-from ray_jobs.recipe_keys import key_variables
+from ray_jobs.run.preflight import check_labelling, check_recipe, key_variables
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -4,7 +4,7 @@ import pytest
 
 from configs.reward import CollectConfig
 from envs.types import Task
-from ray_jobs.collecting import MAX_OPEN_GROUPS, collect_groups, collection_facts
+from ray_jobs.phases.collect import MAX_OPEN_GROUPS, collect_groups, collection_facts
 from reward.collected import CollectedGroups
 from rollout.types import TrajectoryGroup
 from tests.reward.test_step_text import decided, make_trajectory, malformed

@@ -6,10 +6,10 @@ import pytest
 from evaluating import ScriptedSolver, config_for, right_answer, use
 
 from envs.types import Task
-from ray_jobs.compare import ComparisonError, run_compare
-from ray_jobs.evaluate import EvaluationRequest, run_evaluation
-from ray_jobs.evaluation_folder import EvaluationError
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.evaluation.compare import ComparisonError, run_compare
+from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
+from ray_jobs.evaluation.folder import EvaluationError
+from ray_jobs.run.folder import RunFolder
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
 

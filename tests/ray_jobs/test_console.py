@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console as RichConsole
 
-from ray_jobs import console as console_module
-from ray_jobs.console import Console, duration, print_summary
+from ray_jobs.run import console as console_module
+from ray_jobs.run.console import Console, duration, print_summary
 
 
 def make_console(**options):

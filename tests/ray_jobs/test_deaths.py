@@ -1,6 +1,6 @@
 import pytest
 
-from ray_jobs.deaths import MAX_DEATHS, ONE_EVENT_S, CrashLoopError, Death, Deaths
+from ray_jobs.run.deaths import MAX_DEATHS, ONE_EVENT_S, CrashLoopError, Death, Deaths
 
 
 class Clock:

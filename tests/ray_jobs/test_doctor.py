@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs import doctor
+from ray_jobs.checks import doctor
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ from scripted import ScriptedTool, decision, make_agent
 from configs.api_keys import ApiKeyError
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
-from ray_jobs.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
-from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
-from ray_jobs.run_folder import RunFolder
-from rollout.engine import BackendError, EngineError
+from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
+from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
+from ray_jobs.run.folder import RunFolder
+from rollout.engines.engine import BackendError, EngineError
 from rollout.records import read_records
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
@@ -209,7 +209,7 @@ def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
         async def close(self):
             pass
 
-    monkeypatch.setattr("ray_jobs.evaluate.AnswerJudge", FakeJudge)
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
     answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}
     use(monkeypatch, ScriptedSolver(lambda task, seed: answers.get(task.id, "D")))
     config = config_for(tmp_path, "evaluation.judge={model='m'}")

@@ -5,7 +5,7 @@ from ollama_protocol import ScriptedOllama, serving
 
 from configs.loading import load_run_config
 from envs.types import Task
-from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
+from ray_jobs.evaluation.identity import FIXED, differences, identity_of, unproven
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 

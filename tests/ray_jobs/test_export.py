@@ -10,10 +10,10 @@ from configs.run import RunConfig
 from learner.checkpoint import CheckpointError, write_manifest
 from learner.demo_model import demo_model_dir
 from learner.export import ExportError
-from learner.export_gap import greedy_answer, loaded_model
 from ray_jobs.cli import main
-from ray_jobs.export import ExportOptions, find_source, planner_openings, read_export, run_export
-from rollout.building import build_chat
+from ray_jobs.export.export import ExportOptions, find_source, planner_openings, read_export, run_export
+from ray_jobs.export.gap import greedy_answer, loaded_model
+from rollout.agent.agent import build_chat
 
 OPTIONS = ExportOptions(formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
 Usage = namedtuple("Usage", "total used free")
@@ -130,7 +130,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(run, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ray_jobs.export.write_gguf", full)
+    monkeypatch.setattr("ray_jobs.export.export.write_gguf", full)
     with pytest.raises(ExportError, match="No space left on device; free space or choose another folder"):
         run_export(str(run), None, tmp_path / "out", OPTIONS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]

@@ -4,9 +4,9 @@ import pytest
 
 from configs.loading import ConfigError, load_run_config
 from envs.types import Task
-from ray_jobs.phases import Evaluation, evaluation_tasks
-from ray_jobs.preflight import PreflightError, check_before_acting
-from ray_jobs.summary import _by_dataset
+from ray_jobs.phases.cold_start import Evaluation, evaluation_tasks
+from ray_jobs.run.preflight import PreflightError, check_before_acting
+from ray_jobs.run.summary import _by_dataset
 from rollout.types import Trajectory
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"

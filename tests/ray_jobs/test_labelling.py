@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from configs.reward import LabelConfig
-from ray_jobs.labelling import (
+from ray_jobs.phases.label import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
     LabellingStoppedError,
@@ -14,10 +14,10 @@ from ray_jobs.labelling import (
     labelling_passes,
     split_checks,
 )
-from reward.judge import StepJudge
-from reward.labels import LabelError, StepLabel, append_label, read_labels
+from reward.labels.judge import StepJudge
+from reward.labels.labels import LabelError, StepLabel, append_label, read_labels
 from reward.openai_chat import BudgetExceededError, ChatError
-from reward.step_text import step_texts
+from reward.prm.step_text import step_texts
 from tests.reward.test_judge import PRICED, judge_of, step, verdict
 from tests.reward.test_openai_chat import Answer, FakeChatServer, says
 from tests.reward.test_step_text import decided, make_trajectory

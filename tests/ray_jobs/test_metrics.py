@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.gauges import WORKER_GAUGES, gauge_name
-from learner.guard import off_policy_metrics, off_policy_sums
+from actors.cluster import WORKER_GAUGES, gauge_name
+from learner.corrections import off_policy_metrics, off_policy_sums
 from learner.types import StepResult, TrainBatch
-from ray_jobs.bottleneck import LIMITS
-from ray_jobs.metrics import BY_NAME, LIVE, LOGGED
-from ray_jobs.metrics_grafana import CLUSTER_PANELS, ENGINE_PANELS, dashboard
-from ray_jobs.metrics_layout import LIVE_ROW, LOGGED_ROWS
-from ray_jobs.metrics_pages import DASHBOARD, PAGE, dashboard_file, metrics_page
-from ray_jobs.progress import StepTimes, step_metrics
+from ray_jobs.metrics.bottleneck import LIMITS
+from ray_jobs.metrics.grafana import CLUSTER_PANELS, ENGINE_PANELS, dashboard
+from ray_jobs.metrics.pages import DASHBOARD, PAGE, dashboard_file, metrics_page
+from ray_jobs.metrics.table import BY_NAME, LIVE, LIVE_ROW, LOGGED, LOGGED_ROWS
+from ray_jobs.run.progress import StepTimes, step_metrics
 from rollout.buffer import Batch
-from rollout.lifecycle import GroupCounts
+from rollout.store.lifecycle import GroupCounts
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = re.compile(
@@ -92,7 +91,7 @@ def test_gauges_carry_names_that_prometheus_takes():
 
 
 def test_dashboard_and_page_are_those_of_the_table():
-    """After a change of the table: `python -m ray_jobs.metrics_pages`."""
+    """After a change of the table: `python -m ray_jobs.metrics.pages`."""
     assert DASHBOARD.read_text() == dashboard_file()
     assert PAGE.read_text() == metrics_page()
 

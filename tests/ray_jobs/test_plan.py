@@ -11,10 +11,10 @@ import pytest
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan import as_overrides, make_plan, plan_facts
-from ray_jobs.plan_memory import GIB, activations, kv_cache, kv_token_bytes
-from ray_jobs.plan_run import CARDS, HEADROOM, card_bytes
-from ray_jobs.plan_shapes import PlanError, find_shape, known_models, read_shape
+from ray_jobs.plan.memory import GIB, activations, kv_cache, kv_token_bytes
+from ray_jobs.plan.plan import as_overrides, make_plan, plan_facts
+from ray_jobs.plan.run import CARDS, HEADROOM, card_bytes
+from ray_jobs.plan.shapes import PlanError, find_shape, known_models, read_shape
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -330,10 +330,9 @@ def allocated(family, sizes, *, num_tokens, checkpointing):
     from live_memory import LiveMemory
     from tiny import UNGUARDED, sample, save_tiny_model
 
-    from configs.learner import LearnerConfig
-    from configs.model import ModelConfig
-    from learner.batching import build_batch
+    from configs.learner import LearnerConfig, ModelConfig
     from learner.learner import Learner
+    from learner.packing import build_batch
 
     with tempfile.TemporaryDirectory() as folder:
         learner = Learner(

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import power_cut
 from benchmarks.durable_disk import DurableDisk, PowerCutError
 from benchmarks.power_cut import TrainedTwiceError, cut_again_and_again, go_on, make_config
-from rollout import disk
-from rollout.ledger import Ledger
-from rollout.ledger_file import LedgerFile
 from rollout.records import read_records
+from rollout.store import disk
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerFile
 
 MENDED = re.compile(r"the ledger (had lost|said that)|metrics\.jsonl has lost")
 

@@ -9,16 +9,17 @@ from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
-from ray_jobs import machine, model_folder
-from ray_jobs.model_folder import SMALL_FILES, resolve_model
-from ray_jobs.preflight import (
+from ray_jobs.run import model_folder
+from ray_jobs.run import preflight as machine
+from ray_jobs.run.model_folder import SMALL_FILES, resolve_model
+from ray_jobs.run.preflight import (
     PreflightError,
     check_before_acting,
     check_before_start,
+    check_judge_key,
     check_labelling,
     notes_before_start,
 )
-from ray_jobs.recipe_keys import check_judge_key
 
 
 @pytest.fixture
@@ -266,7 +267,7 @@ def test_checks_of_a_cpu_run_do_not_import_torch():
     import subprocess
 
     code = (
-        "import sys\nfrom configs.loading import load_run_config\nfrom ray_jobs import preflight\n"
+        "import sys\nfrom configs.loading import load_run_config\nfrom ray_jobs.run import preflight\n"
         "try: preflight.check_before_start(load_run_config(None, ['model.path=/none', 'envs.actions=[\"answer\"]']))\n"
         "except preflight.PreflightError: pass\n"
         "sys.exit(len({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"

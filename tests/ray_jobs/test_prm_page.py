@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ray_jobs
-from ray_jobs.prm_page import PRM_STYLE, like_with_like, render_prm_section
+from ray_jobs.pages.prm import PRM_STYLE, like_with_like, render_prm_section
 
 EVIL = "<script>alert(1)</script>"
 
@@ -154,6 +154,6 @@ def test_hostile_text_is_escaped_and_nothing_comes_from_outside():
 
 
 def test_style_uses_only_variables_that_the_page_has():
-    page_style = (Path(ray_jobs.__file__).parent / "viewer" / "palette.css").read_text()
+    page_style = (Path(ray_jobs.__file__).parent / "viewer" / "static" / "palette.css").read_text()
     assert set(re.findall(r"var\((--\w+)\)", PRM_STYLE)) <= set(re.findall(r"(--\w+):", page_style))
     assert not re.search(r"#[0-9a-f]{3,6}\b", PRM_STYLE)

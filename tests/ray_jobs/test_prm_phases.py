@@ -5,9 +5,9 @@ import pytest
 from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
-from ray_jobs.prm_phases import watch_prm
+from ray_jobs.phases.prm import watch_prm
+from reward.stored import VerbatimGroup
 from reward.types import Reward, ScoredGroup, StepScores
-from reward.verbatim import VerbatimGroup
 from rollout.types import TrajectoryGroup
 from tests.ray_jobs.view_world import make_trajectory, make_turn
 
@@ -45,7 +45,7 @@ def make_group(name, *scores, task=PLANNED, scored=True):
 
 @pytest.fixture
 def watch(monkeypatch):
-    monkeypatch.setattr("ray_jobs.prm_phases.ray.get", lambda answers: answers)
+    monkeypatch.setattr("ray_jobs.phases.prm.ray.get", lambda answers: answers)
 
     def watched(groups, *, step=1, prm=None):
         run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))

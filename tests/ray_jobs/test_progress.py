@@ -1,6 +1,6 @@
 from configs.loading import load_run_config
-from ray_jobs.bottleneck import Shares
-from ray_jobs.progress import VERDICT_WINDOW, Training
+from ray_jobs.metrics.bottleneck import Shares
+from ray_jobs.run.progress import VERDICT_WINDOW, Training
 
 
 def make_row(**shares):

@@ -6,8 +6,8 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import SandboxState
-from ray_jobs.report import write_report
-from ray_jobs.run_folder import RunFolder
+from ray_jobs.pages.report import write_report
+from ray_jobs.run.folder import RunFolder
 
 EVIL = "<script>alert(1)</script>"
 METRICS = {

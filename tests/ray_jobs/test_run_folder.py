@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs import provenance
 from ray_jobs.cli import main
-from ray_jobs.preflight import check_same_run
-from ray_jobs.run_folder import RunFolder, RunFolderError, run_path
-from ray_jobs.step_records import StepRecord
+from ray_jobs.run import provenance
+from ray_jobs.run.folder import RunFolder, RunFolderError, run_path
+from ray_jobs.run.preflight import check_same_run
+from ray_jobs.run.step_records import StepRecord
 from rollout.records import read_records
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
@@ -42,7 +42,7 @@ def test_folder_says_what_the_run_is_before_it_does_anything(tmp_path):
 def resumed(monkeypatch):
     """What `agentflow resume RUN` would go on with: its configuration, and the folder it works in."""
     seen = []
-    monkeypatch.setattr("ray_jobs.preflight.check_before_start", lambda config, **_: None)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_before_start", lambda config, **_: None)
     monkeypatch.setattr(
         "ray_jobs.train.run_training", lambda config, ready, *, with_prm, resume: seen.append((config, Path.cwd()))
     )

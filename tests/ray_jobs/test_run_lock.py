@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs import run_folder, run_lock
-from ray_jobs.run_folder import RunFolder
-from ray_jobs.run_lock import RunLock, RunLockError
-from rollout.file_system import FileSystem
+from ray_jobs.run import folder as run_folder
+from ray_jobs.run import folder as run_lock
+from ray_jobs.run.folder import RunFolder, RunLock, RunLockError
+from rollout.store.disk import FileSystem
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_second_process_is_told_who_works_on_the_run(tmp_path):
 
 
 def test_lock_goes_with_the_process_that_held_it(tmp_path):
-    script = f"from pathlib import Path; from ray_jobs.run_lock import RunLock; RunLock(Path({str(tmp_path)!r}));"
+    script = f"from pathlib import Path; from ray_jobs.run.folder import RunLock; RunLock(Path({str(tmp_path)!r}));"
     subprocess.run([sys.executable, "-c", f"{script} import os; os._exit(1)"], check=False)
     RunLock(tmp_path).release()
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs import claims
+from ray_jobs.run import resources as claims
 
 ON_CARDS = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
 

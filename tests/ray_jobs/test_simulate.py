@@ -6,13 +6,13 @@ import pytest
 
 from configs.loading import ConfigError
 from configs.run import RunConfig
-from ray_jobs.simulate import Point, best_point, limit, run_simulate
-from ray_jobs.simulate_options import add_simulate_options
-from ray_jobs.simulation_inputs import simulation_inputs
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult
-from rollout.simulated_tasks import DrawnTask
-from rollout.simulation import SimulationResult
+from ray_jobs.options import add_simulate_options
+from ray_jobs.simulate.inputs import simulation_inputs
+from ray_jobs.simulate.simulate import Point, best_point, limit, run_simulate
+from ray_jobs.simulate.simulation import SimulationResult
+from ray_jobs.simulate.worker import DrawnTask
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, GroupResult
 
 FAST = ("--steps", "12", "--step-s", "10", "--median-s", "10")
 

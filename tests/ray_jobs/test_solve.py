@@ -8,7 +8,7 @@ from scripted import decision, make_agent, run
 
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
-from rollout.engine import EngineError
+from rollout.engines.engine import EngineError
 from rollout.records import read_records, trajectory_of, trajectory_record
 
 ACTIONS = 'envs.actions=["think", "answer"]'
@@ -49,7 +49,7 @@ def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypat
         agent = make_agent(texts)
         yield SimpleNamespace(solve=lambda task, show: run(agent, task))
 
-    monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
+    monkeypatch.setattr("ray_jobs.phases.solve.open_worker", scripted)
     assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
     assert why in " ".join(capsys.readouterr().out.split())
     assert len(list(read_records(tmp_path / "trace.jsonl"))) == 1

@@ -9,14 +9,13 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.types import StepResult
-from ray_jobs.step_records import step_records
-from reward.credit_parts import credit_parts
-from reward.stored import stored_group
+from ray_jobs.run.step_records import step_records
+from reward.credit import credit_parts
+from reward.stored import stored_group, verbatim_group
 from reward.types import Reward, ScoredGroup, StepScores
-from reward.verbatim import verbatim_group
 from rollout.buffer import Batch
-from rollout.lifecycle import GroupCounts
 from rollout.records import head_of, trajectory_of
+from rollout.store.lifecycle import GroupCounts
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")

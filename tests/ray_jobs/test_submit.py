@@ -10,13 +10,13 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
 from configs.loading import load_run_config
-from ray_jobs import jobs_client
 from ray_jobs.cli import main
-from ray_jobs.jobs_client import JobError, JobServer
-from ray_jobs.jobs_watch import job_table, printable, run_status, run_stop, why_failed
-from ray_jobs.recipe_keys import key_variables
-from ray_jobs.submit import plan_submission
-from ray_jobs.submit_options import PHASES, SubmitOptions, add_submit_options, submit_options
+from ray_jobs.jobs import client as jobs_client
+from ray_jobs.jobs.client import JobError, JobServer
+from ray_jobs.jobs.submit import plan_submission
+from ray_jobs.jobs.watch import job_table, printable, run_status, run_stop, why_failed
+from ray_jobs.options import PHASES, SubmitOptions, add_submit_options, submit_options
+from ray_jobs.run.preflight import key_variables
 
 SECRET = "sk-live-0123456789"
 
@@ -82,7 +82,7 @@ class ScriptedClient:
 def server(monkeypatch):
     """Every command talks to this one."""
     server = JobServer("http://127.0.0.1:8265", ScriptedClient(make_job()))
-    for module in ("submit", "jobs_watch"):
+    for module in ("jobs.submit", "jobs.watch"):
         monkeypatch.setattr(f"ray_jobs.{module}.connect", lambda address: server)
     return server
 

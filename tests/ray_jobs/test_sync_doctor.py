@@ -5,10 +5,12 @@ import pytest
 
 from configs.loading import RECIPES
 from learner.types import Adapter
-from ray_jobs import cli, doctor, sync_doctor
-from ray_jobs.sync_doctor import prove_sync
-from rollout.canary import Canary
-from rollout.read_back import ReadBack
+from ray_jobs import cli
+from ray_jobs.checks import doctor
+from ray_jobs.checks import sync as sync_doctor
+from ray_jobs.checks.sync import prove_sync
+from rollout.engines.read_back import ReadBack
+from rollout.store.canary import Canary
 from rollout.types import Completion
 
 TOKENS = tuple(range(11))
@@ -238,7 +240,7 @@ def test_exit_code_is_that_of_the_worst_line(capsys, monkeypatch, tmp_path):
 
 def test_doctor_takes_a_recipe_and_overrides_with_sync_and_neither_without(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr("ray_jobs.preflight.check_before_acting", lambda config, draws_tasks: None)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
     monkeypatch.setattr(sync_doctor, "run_sync_doctor", lambda config: asked.append(config) or 1)
     monkeypatch.setattr(doctor, "run_doctor", lambda: 0)
     recipe = str(RECIPES / "sync_cpu.toml")

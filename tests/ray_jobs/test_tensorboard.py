@@ -12,12 +12,10 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
 from configs.loading import load_run_config
-from ray_jobs.metrics import BY_NAME
-from ray_jobs.metrics_distributions import HISTOGRAMS, StepDistributions
-from ray_jobs.metrics_texts import TEXTS, StepTexts, markdown_of, plain
-from ray_jobs.run_folder import RunFolder
-from ray_jobs.step_records import StepRecord
-from ray_jobs.tensorboard import Board
+from ray_jobs.metrics.table import BY_NAME
+from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS, Board, StepDistributions, StepTexts, markdown_of, plain
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.step_records import StepRecord
 
 HOSTILE = (
     "<script>alert(1)</script> ![x](http://evil.test/a.png) [y](javascript:alert(2)) <http://evil.test> **b** | c | "

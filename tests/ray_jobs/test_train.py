@@ -6,8 +6,8 @@ import sys
 import pytest
 from real_run import WAIT_S, read, wait_for_train_step
 
-from ray_jobs.chaos.audit import audit
-from ray_jobs.chaos.job import Job
+from ray_jobs.checks.chaos.audit import audit
+from ray_jobs.checks.chaos.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -11,9 +11,8 @@ from view_world import append, evaluation_row, group_rows, make_group, make_run,
 
 from benchmarks.viewer_opening import chromium
 from envs.token_gate import new_token, with_token
-from ray_jobs.view import door_to, follow
-from ray_jobs.view_run import ViewedRun
-from ray_jobs.view_server import build_app
+from ray_jobs.viewer.run import ViewedRun
+from ray_jobs.viewer.server import build_app, door_to, follow
 
 ARGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -1,6 +1,6 @@
 """The attempts of a group merged where they agree."""
 
-from ray_jobs.view_tree import prefix_tree
+from ray_jobs.viewer.tree import prefix_tree
 
 
 def turn(action, given, result="", **changes):

@@ -9,14 +9,13 @@ import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
 from learner.types import StepResult
-from ray_jobs.step_records import step_records
-from reward.stored import stored_group
+from ray_jobs.run.step_records import step_records
+from reward.stored import stored_group, verbatim_group
 from reward.types import Reward, ScoredGroup, StepScores
-from reward.verbatim import verbatim_group
 from rollout.buffer import Batch
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupCounts, GroupResult
 from rollout.records import trajectory_record
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, GroupResult
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]

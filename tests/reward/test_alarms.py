@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from configs.reward import AlarmConfig
-from reward.alarms import HackingMonitor
+from reward.prm.alarms import HackingMonitor
 from reward.statistics import RolloutStatistics, ranking_statistics
 
 LEVELS = {

@@ -7,12 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.types import Task
-from reward.gaia import score_gaia
-from reward.math_answer import _CHECKER, same_number, score_math
-from reward.math_expression import NotANumberError, parse_number
-from reward.multiple_choice import score_choice
 from reward.scorers import partial_credit, score_answer
-from reward.string_match import exact_match, token_f1
+from reward.scorers.math import _CHECKER, NotANumberError, parse_number, same_number, score_math
+from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=120)
 

@@ -8,9 +8,8 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
-from learner.batching import build_batch
-from reward.compose import group_samples, turn_advantages
-from reward.prm_scores import VALID_FLOOR, map_score, step_rewards
+from learner.packing import build_batch
+from reward.credit import VALID_FLOOR, group_samples, map_score, step_rewards, turn_advantages
 from reward.types import PrmError, Reward, ScoredGroup, StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from reward.judge import PROMPT_SHA, CostEstimate, StepJudge
-from reward.labels import LabelError, append_label, read_labels
+from reward.labels.judge import CRITERIA, PROMPT_SHA, RUBRIC, CostEstimate, StepJudge, Verdict, parse_verdict
+from reward.labels.labels import LabelError, append_label, read_labels
 from reward.openai_chat import BudgetExceededError, ChatClient, ChatError
-from reward.step_text import StepText
-from reward.verdict import CRITERIA, RUBRIC, Verdict, parse_verdict
+from reward.prm.step_text import StepText
 from tests.reward.test_openai_chat import Answer, FakeChatServer, Pauses, config, says
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"

@@ -9,7 +9,7 @@ from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
-from reward.compose import turn_advantages
+from reward.credit import turn_advantages
 from reward.judging import RETRY_DELAYS_S, GroupJudge
 from reward.outcome import OutcomeReward
 from reward.statistics import group_statistics

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from reward.junk import CANARIES, canaries, junk_steps
-from reward.step_text import StepText
+from reward.prm.decoys import CANARIES, canaries, junk_steps
+from reward.prm.step_text import StepText
 
 
 def make_step(task, step=0, *, decision=None, valid=True):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from reward.labels import StepLabel, append_label, read_labels
+from reward.labels.labels import StepLabel, append_label, read_labels
 
 
 def make_label(step=0, **changes):

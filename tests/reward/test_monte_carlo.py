@@ -1,8 +1,7 @@
 import pytest
 
-from reward.labels import LabelError
-from reward.monte_carlo import MonteCarloLabeller
-from reward.step_text import step_texts
+from reward.labels.labels import LabelError, MonteCarloLabeller
+from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 EPISODE = make_trajectory(

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
-from reward.compose import group_samples
-from reward.outcome import OutcomeReward
-from reward.shaping import soft_overlong_penalty
+from reward.credit import group_samples
+from reward.outcome import OutcomeReward, soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
 from reward.types import StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn

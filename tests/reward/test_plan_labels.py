@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from envs.datasets.catalogue import build_catalogue
+from envs.datasets.families import build_catalogue
 from envs.datasets.generated import generate
-from envs.datasets.plan_arithmetic import result_of
+from envs.datasets.wrong_plans import result_of
 from envs.types import Task
-from reward.labels import LabelError
-from reward.plan_labels import PlanLabeller, fresh_labels, plan_scores
-from reward.step_text import step_texts
+from reward.labels.labels import LabelError
+from reward.labels.plan import PlanLabeller, fresh_labels, plan_scores
+from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 FAMILIES = ("lookup", "two_lookup", "arith", "branch")

@@ -9,10 +9,10 @@ from tiny import save_tiny_model
 from configs.reward import PrmConfig
 from envs.types import Task, ToolCall, ToolResult
 from learner.checkpoint import CheckpointError
-from reward import prm as prm_module
-from reward.prm import PrmError, ProcessRewardModel, prm_settings
-from reward.prm_training import LabelledStep, num_batches, train_prm
-from reward.step_text import step_texts
+from reward.prm import model as prm_module
+from reward.prm.model import PrmError, ProcessRewardModel, prm_settings
+from reward.prm.step_text import step_texts
+from reward.prm.training import LabelledStep, num_batches, train_prm
 from rollout.types import Completion, Trajectory, Turn
 
 ROUNDING = 5e-3

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from reward.prm_metrics import (
+from reward.prm.metrics import (
     auroc,
     average_ranks,
     best_of_n,

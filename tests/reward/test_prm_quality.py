@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reward.prm_quality import agreement, quality_report
-from reward.scored_steps import ScoredStep
+from reward.prm.quality import ScoredStep, agreement, quality_report
 
 ACTIONS = ("search", "calculator", "answer")
 

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from envs.types import Task, ToolCall, ToolResult
-from reward.prm import PrmError
-from reward.prm_scorer import PrmScorer
-from reward.step_text import step_texts
+from reward.prm.model import PrmError
+from reward.prm.scorer import PrmScorer
+from reward.prm.step_text import step_texts
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 

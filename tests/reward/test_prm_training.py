@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from envs.types import Task
-from reward.labels import StepLabel
-from reward.prm_training import held_out_tasks, prm_data
-from reward.step_text import step_texts
+from reward.labels.labels import StepLabel
+from reward.prm.step_text import step_texts
+from reward.prm.training import held_out_tasks, prm_data
 from tests.reward.test_step_text import EPISODE, TASK
 
 

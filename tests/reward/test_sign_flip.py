@@ -3,8 +3,7 @@ from itertools import product
 
 import pytest
 
-from reward.paired import mcnemar_exact
-from reward.sign_flip import sign_flip
+from reward.paired import mcnemar_exact, sign_flip
 
 
 def by_enumeration(differences):
@@ -88,7 +87,7 @@ def test_interval_is_no_point_where_all_items_differ_alike():
 
 
 def test_interval_holds_the_true_gain_as_often_as_it_says(monkeypatch):
-    monkeypatch.setattr("reward.sign_flip.NUM_DRAWS", 4000)
+    monkeypatch.setattr("reward.paired.NUM_DRAWS", 4000)
     rng = random.Random(0)
     held = 0
     for _ in range(200):

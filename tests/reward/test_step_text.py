@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.types import Task, ToolCall, ToolResult
-from reward import step_text
-from reward.step_text import GAP, RENDERER_VERSION, StepText, StepTooLongError, encode_step, step_texts
+from reward.prm import step_text
+from reward.prm.step_text import GAP, RENDERER_VERSION, StepText, StepTooLongError, encode_step, step_texts
 from rollout.types import Completion, Trajectory, Turn
 
 TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train
 from configs.reward import AlarmConfig
 from learner.advantages import outcome_gated, pooled
-from reward.alarms import HackingMonitor
+from reward.prm.alarms import HackingMonitor
 
 SEEDS = range(3)
 

@@ -7,9 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envs.types import Task, ToolCall, ToolResult
-from reward.stored import scored_group_of, stored_group
+from reward.stored import scored_group_of, stored_group, verbatim_group
 from reward.types import Reward, ScoredGroup, StepScores
-from reward.verbatim import verbatim_group
 from rollout.records import trajectory_record
 from rollout.types import Completion, TextCompletion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 

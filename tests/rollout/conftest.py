@@ -18,7 +18,7 @@ def learner(model_path):
 
 @pytest.fixture(scope="module")
 def chat(model_path):
-    from rollout.building import build_chat
+    from rollout.agent.agent import build_chat
 
     return build_chat(model_path)
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from rollout.canary import CanaryScores
-from rollout.engine import GenerationRequest
+from rollout.engines.engine import GenerationRequest
+from rollout.store.canary import CanaryScores
 
 ROUNDING = 0.2
 """Mean difference in nats that bfloat16 makes between learner and engine; 0.06 to 0.11 is usual with these adapters."""
@@ -13,17 +13,16 @@ OTHER_WEIGHTS = 0.8
 
 
 def build_learner(model_path):
-    from configs.learner import LearnerConfig
-    from configs.model import ModelConfig
+    from configs.learner import LearnerConfig, ModelConfig
     from learner.learner import Learner
 
     return Learner(model_path, ModelConfig(), LearnerConfig(), seed=0)
 
 
 def build_engine(model_path, **config):
-    from configs.model import ModelConfig
+    from configs.learner import ModelConfig
     from configs.rollout import EngineConfig
-    from rollout.vllm_engine import VllmEngine
+    from rollout.engines.vllm import VllmEngine
 
     return VllmEngine(model_path, EngineConfig(**config), ModelConfig(), seed=0)
 
@@ -106,7 +105,7 @@ def sampling_requests(prompts, **changes):
 
 def without_ends(monkeypatch):
     """Every completion is as long as it may be."""
-    from rollout import vllm_engine
+    from rollout.engines import vllm as vllm_engine
 
     sampling_params = vllm_engine.sampling_params
 

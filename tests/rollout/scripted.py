@@ -3,14 +3,13 @@
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-from envs.tools.plain import AnswerTool, ThinkTool
+from envs.tools.actions import AnswerTool, ThinkTool
 from envs.types import Task, ToolResult
-from rollout.agent import Agent, AgentSettings
+from rollout.agent.agent import Agent, AgentSettings
+from rollout.agent.modules import RuleGenerator, RuleVerifier
+from rollout.agent.planner import PlannerSettings
 from rollout.chat import ChatFormat
-from rollout.generator import RuleGenerator
-from rollout.planner import PlannerSettings
 from rollout.types import Completion
-from rollout.verifier import RuleVerifier
 
 ACTIONS = ("think", "search", "code", "answer")
 

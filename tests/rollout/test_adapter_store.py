@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.adapter_store import AdapterMismatchError, AdapterStore, AdapterStoreError, PublishedAdapter
-from rollout.canary import Canary
+from rollout.store.adapters import AdapterMismatchError, AdapterStore, AdapterStoreError, PublishedAdapter
+from rollout.store.canary import Canary
 
 CANARY = Canary(token_ids=(5, 6, 7), logprobs=(-0.1, -1 / 3), base_logprobs=(-2.0, -3.0))
 
@@ -136,7 +136,7 @@ def test_crash_before_the_line_leaves_the_number_free(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rollout.adapter_store.append_record", killed)
+        patched.setattr("rollout.store.adapters.append_record", killed)
         with pytest.raises(KeyboardInterrupt):
             store.publish(make_published(1), bytes_of(1))
     store = AdapterStore(tmp_path)

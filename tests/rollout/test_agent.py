@@ -5,7 +5,7 @@ import pytest
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
 from envs.types import ToolUnavailableError
-from rollout.engine import EngineError
+from rollout.engines.engine import EngineError
 
 CODE, ANSWER = decision("code", "6*7"), decision("answer", "42")
 

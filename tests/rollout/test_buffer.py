@@ -27,8 +27,8 @@ from rollout.buffer import (
     WorkerStatus,
     admission_capacity,
 )
-from rollout.ledger import Ledger, LedgerError
-from rollout.lifecycle import GroupCounts, GroupResult
+from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.lifecycle import GroupCounts, GroupResult
 
 MIXED, RIGHT, WRONG, UNSCORABLE = "ready", "all_right", "all_wrong", None
 

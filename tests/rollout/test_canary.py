@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from rollout.canary import (
+from rollout.store.canary import (
     CLEAR_MOVE,
     CLEARLY_NEARER,
     LEAST_MOVE,

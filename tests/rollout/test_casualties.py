@@ -2,11 +2,11 @@
 
 import pytest
 
-from rollout.admission import BufferSettings, WorkerStatus
 from rollout.buffer import GroupBuffer
-from rollout.casualties import Casualties
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupResult
+from rollout.store.admission import BufferSettings, WorkerStatus
+from rollout.store.casualties import Casualties
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupResult
 
 RESULT = GroupResult(ending="all_wrong", payload=b"", versions={0: 1}, facts={})
 

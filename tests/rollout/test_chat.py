@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.chat_templates import GEMMA2, NO_ROLE, ROLES, tokenizer_of
-from rollout.building import check_chat
+from rollout.agent.agent import check_chat
 from rollout.chat import ChatFormat, ChatTemplateError, chat_pieces
 
 SYSTEM, TASK, RESULT, LAST = "Solve it with tools.", "Task: 6*7?", "Result: 42", "Result: the end"

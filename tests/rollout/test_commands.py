@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from rollout.commands import Commands
-from rollout.engine import EngineError
+from rollout.engines.engine import EngineError
+from rollout.engines.vllm import Commands
 
 
 def raising(error):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.decision import Decision, FormatError, parse_decision, planner_grammar
+from rollout.agent.planner import Decision, FormatError, parse_decision, planner_grammar
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
 

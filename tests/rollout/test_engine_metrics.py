@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.model import ModelConfig
+from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
-from rollout.vllm_parts import build_llm
+from rollout.engines.vllm_parts import build_llm
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.model import ModelConfig
+from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
-from rollout.vllm_parts import engine_options
+from rollout.engines.vllm_parts import engine_options
 
 
 def test_engine_on_one_card_is_not_spread():

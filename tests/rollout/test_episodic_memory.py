@@ -11,18 +11,16 @@ from qdrant_server import API_KEY
 from scripted import ScriptedEngine, ScriptedTokenizer, decision, make_agent, make_task, run, text_of
 
 from configs.loading import ConfigError, load_run_config
-from configs.memory import MemoryConfig
+from configs.rollout import MemoryConfig
 from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
+from rollout.agent.planner import CLOSING, OPENING, Decision
 from rollout.chat import ChatFormat
-from rollout.decision import Decision
-from rollout.embedding import shared_embedder
-from rollout.episodic_memory import EpisodicMemory, MemoryUnavailableError
-from rollout.experience import HEADING, experience_of
-from rollout.group import run_group
-from rollout.quoting import CLOSING, OPENING
+from rollout.memory.episodic import EpisodicMemory, MemoryUnavailableError, shared_embedder
+from rollout.memory.hints import HEADING, experience_of
 from rollout.solver import Solver
 from rollout.types import Completion, Trajectory, Turn
+from rollout.worker import run_group
 
 ROOT = Path(__file__).parents[2]
 WOOL = "A truck carries 35 crates of wool locks. What is the load in kg?"

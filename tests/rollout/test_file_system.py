@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.file_system import file_system_of
+from rollout.store.disk import file_system_of
 
 LINES = (
     "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",

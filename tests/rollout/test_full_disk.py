@@ -10,11 +10,11 @@ from benchmarks.simulated_parts import SimulatedLearner
 from configs.loading import load_run_config
 from learner.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
 from ray_jobs.cli import _for_the_user
-from ray_jobs.report import write_report
-from ray_jobs.run_folder import RunFolder, RunFolderError
-from rollout.adapter_store import AdapterStore, AdapterStoreError, PublishedAdapter
-from rollout.disk import sweep_partials, write_whole
+from ray_jobs.pages.report import write_report
+from ray_jobs.run.folder import RunFolder, RunFolderError
 from rollout.records import append_record, read_records
+from rollout.store.adapters import AdapterStore, AdapterStoreError, PublishedAdapter
+from rollout.store.disk import sweep_partials, write_whole
 
 
 @contextmanager

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rollout.ledger import Ledger, LedgerError
-from rollout.lifecycle import MOVES, GroupCounts, GroupResult, ReadyGroup
+from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.lifecycle import MOVES, GroupCounts, GroupResult, ReadyGroup
 
 KILLED_WRITER = """
 import sys
 from pathlib import Path
-from rollout.ledger import Ledger
-from rollout.lifecycle import GroupResult
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupResult
 
 ledger = Ledger(Path(sys.argv[1]))
 result = GroupResult(ending="ready", payload=b"bytes", versions={0: 10}, facts={"groups": 1})

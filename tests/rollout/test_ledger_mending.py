@@ -5,8 +5,8 @@ import shutil
 import pytest
 from test_ledger import lease_new, run, train
 
-from rollout.ledger import Ledger, LedgerError
-from rollout.lifecycle import NOTHING_TRAINED, GroupCounts, TrainedGroups, TrainedStep
+from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.lifecycle import NOTHING_TRAINED, GroupCounts, TrainedGroups, TrainedStep
 
 
 @pytest.fixture

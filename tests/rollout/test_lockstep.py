@@ -3,8 +3,8 @@ import asyncio
 import pytest
 from scripted import ScriptedEngine
 
-from rollout.engine import EngineError, GenerationRequest
-from rollout.lockstep import LockstepEngine
+from rollout.engines.engine import EngineError, GenerationRequest
+from rollout.engines.wrappers import LockstepEngine
 
 
 class ScriptedBatchEngine(ScriptedEngine):

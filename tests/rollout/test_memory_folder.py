@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-from rollout import memory_folder
-from rollout.memory_folder import MemoryFolder
+from rollout.memory import episodic as memory_folder
+from rollout.memory.episodic import MemoryFolder
 
 DIES = """
 import os, sys
 from pathlib import Path
-from rollout import memory_folder
+from rollout.memory import episodic as memory_folder
 memory_folder.MEMORY = Path(sys.argv[1])
 folder = memory_folder.MemoryFolder()
 (folder.path / "v1").mkdir()

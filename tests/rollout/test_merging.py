@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from rollout.merging import AdapterMerger
+from rollout.engines.adapters import AdapterMerger
 
 STEM = "base_model.model.model.layers.0"
 

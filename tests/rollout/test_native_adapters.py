@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollout.native_adapters import NativeAdapters
+from rollout.engines.adapters import NativeAdapters
 
 
 class ScriptedLlm:
@@ -36,7 +36,7 @@ def llm():
 @pytest.fixture
 def adapters(llm, monkeypatch):
     monkeypatch.setattr(
-        "rollout.native_adapters.lora_request",
+        "rollout.engines.adapters.lora_request",
         lambda name, number, folder: SimpleNamespace(name=name, lora_int_id=number, folder=folder),
     )
     adapters = NativeAdapters(llm, ScriptedMerger())

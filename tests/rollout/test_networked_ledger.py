@@ -6,12 +6,13 @@ import sqlite3
 import pytest
 from test_ledger import train
 
-from ray_jobs import view_ledger
-from ray_jobs.view_ledger import LedgerRows
-from rollout import ledger_copy, ledger_file
-from rollout.file_system import FileSystem
-from rollout.ledger import Ledger, LedgerError
-from rollout.lifecycle import GroupCounts
+from ray_jobs.viewer import ledger as view_ledger
+from ray_jobs.viewer.ledger import LedgerRows
+from rollout.store import ledger_file
+from rollout.store import ledger_file as ledger_copy
+from rollout.store.disk import FileSystem
+from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.lifecycle import GroupCounts
 
 
 @pytest.fixture

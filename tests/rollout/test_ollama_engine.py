@@ -7,11 +7,10 @@ from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
 
 from configs.backend import BackendConfig
+from rollout.agent.planner import planner_schema
 from rollout.chat import ServedChat
-from rollout.chat_http import ChatServer
-from rollout.decision import planner_schema
-from rollout.engine import BackendError, ContextFullError, EngineError, GenerationRequest
-from rollout.ollama_engine import OllamaEngine
+from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
+from rollout.engines.served import ChatServer, OllamaEngine
 from rollout.types import Message, TextCompletion
 
 DIALOGUE = (Message(role="system", content="Solve."), Message(role="user", content="6*7?"))

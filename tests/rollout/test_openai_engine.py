@@ -7,10 +7,9 @@ import pytest
 from scripted import decision
 
 from configs.backend import BackendConfig
-from rollout.chat_http import ChatServer
-from rollout.decision import planner_grammar, planner_schema
-from rollout.engine import BackendError, ContextFullError, EngineError, GenerationRequest
-from rollout.openai_engine import OpenAiEngine
+from rollout.agent.planner import planner_grammar, planner_schema
+from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
+from rollout.engines.served import ChatServer, OpenAiEngine
 from rollout.types import Message, TextCompletion
 
 REPLY = decision("answer", "42")

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from envs.tools.block_list import BlockList
-from envs.tools.guarding import GuardedTool
+from envs.tools.guard import BlockList, GuardedTool
 from envs.tools.web_fetch import FetchLimits, PageFetcher
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolCall, ToolResult
+from rollout.agent.modules import Memory, MemoryEntry
+from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.chat import ChatFormat
-from rollout.frozen_model import SYSTEM, FrozenModel
-from rollout.memory import Memory, MemoryEntry
-from rollout.quoting import CLOSING, OPENING, shown
+from rollout.engines.wrappers import SYSTEM, FrozenModel
 from rollout.records import trajectory_of, trajectory_record
 from tests.envs.local_server import Answer, LocalServer
 from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, decision, make_agent, run, text_of

@@ -5,7 +5,7 @@ import safetensors.torch
 import torch
 
 from benchmarks.simulated_memory import TARGETS, MergedMemory, adapter_versions, read_native, save_base
-from rollout.read_back import MergedColumns, ReadBack, together
+from rollout.engines.read_back import MergedColumns, ReadBack, together
 
 STEP_SIZES = (1e-6, 1e-5, 1e-4, 1e-3)
 
@@ -85,6 +85,6 @@ def test_share_of_every_worker_counts():
 
 
 def test_targets_of_the_simulated_memory_are_the_attention_of_the_default_recipe():
-    from configs.model import ModelConfig
+    from configs.learner import ModelConfig
 
     assert set(TARGETS) < set(ModelConfig().lora_targets)

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
-from rollout.engine import GenerationRequest
-from rollout.replay import ReplayEngine
+from rollout.engines.engine import GenerationRequest
+from rollout.engines.wrappers import ReplayEngine
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]

@@ -1,8 +1,7 @@
 import random
 
 from envs.datasets.generated import sample_tasks
-from rollout.demonstrations import demonstrated_plans
-from rollout.seeded import engine_seed, stream_seed
+from rollout.engines.wrappers import demonstrated_plans, engine_seed, stream_seed
 
 RUNS, WORKERS = range(64), range(32)
 

@@ -3,11 +3,18 @@ from dataclasses import replace
 
 import pytest
 
+from ray_jobs.simulate.simulation import SimulationSettings, run_in_virtual_time, selection_bias, simulate
+from ray_jobs.simulate.worker import (
+    DrawnTask,
+    LognormalTasks,
+    MeasuredTasks,
+    ParetoTasks,
+    Processor,
+    TaskStream,
+    WorkerSettings,
+    tokens_by_version,
+)
 from rollout.buffer import BufferSettings, StarvedError
-from rollout.simulated_tasks import DrawnTask, LognormalTasks, MeasuredTasks, ParetoTasks, TaskStream
-from rollout.simulated_worker import Processor, WorkerSettings, tokens_by_version
-from rollout.simulation import SimulationSettings, selection_bias, simulate
-from rollout.virtual_time import run_in_virtual_time
 
 HEAVY_TAILS = {
     "lognormal": LognormalTasks(median_s=30, sigma=1.2),

@@ -1,7 +1,7 @@
 from scripted import ScriptedEngine
 
-from rollout.engine import GenerationRequest
-from rollout.seeded import SeededEngine
+from rollout.engines.engine import GenerationRequest
+from rollout.engines.wrappers import SeededEngine
 
 
 def request(trajectory_id="bamboogle/1"):

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from rollout.virtual_time import NothingWillHappenError, run_in_virtual_time
+from ray_jobs.simulate.simulation import NothingWillHappenError, run_in_virtual_time
 
 
 def now():

@@ -24,8 +24,8 @@ from real_engine import (
     until_sampled,
 )
 
-from rollout.canary import CanaryScores, canary_fault, moved
-from rollout.engine import EngineError
+from rollout.engines.engine import EngineError
+from rollout.store.canary import CanaryScores, canary_fault, moved
 from rollout.types import VersionSwitch
 
 pytestmark = pytest.mark.slow
@@ -262,7 +262,7 @@ def without_reload(rpc):
 
 @pytest.mark.usefixtures("endless")
 async def test_canary_is_the_first_thing_that_is_computed_with_new_weights(engine, adapters, chat, monkeypatch):
-    from rollout import vllm_engine
+    from rollout.engines import vllm as vllm_engine
 
     events = []
 
@@ -327,7 +327,7 @@ async def test_other_seeds_give_other_completions_and_no_seed_none_that_come_bac
 
 
 async def test_grammar_binds_what_is_sampled_and_logprobs_are_after_it(engine, prompt):
-    from rollout.decision import parse_decision, planner_grammar
+    from rollout.agent.planner import parse_decision, planner_grammar
 
     completion = await engine.generate(
         request(prompt, grammar=planner_grammar(("answer",)), max_tokens=60, temperature=1.0)
@@ -345,10 +345,10 @@ async def test_learner_replays_the_engines_grammar_masks_token_by_token(engine, 
     import torch
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-    from learner.grammar import GrammarMasks
+    from learner.policy import GrammarMasks
     from learner.samples import scoring_sample
     from learner.types import GrammarSpan
-    from rollout.decision import planner_grammar
+    from rollout.agent.planner import planner_grammar
 
     masks, fill = [], XgrammarGrammar.fill_bitmask
 

@@ -21,7 +21,7 @@ from real_engine import (
     until_sampled,
 )
 
-from rollout.canary import CanaryScores, canary_fault, moved
+from rollout.store.canary import CanaryScores, canary_fault, moved
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,160 @@
+"""What stands around every tool that brings text in from outside: a block list, a cache, and marks of foreign text."""
+
+import asyncio
+import json
+import os
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from configs.wording import reason
+from envs.leakage import word_grams
+from envs.types import Tool, ToolResult, ToolUnavailableError
+
+GRAM_WORDS = 13
+"""A text that shares a run of so many words with a held-out question is taken for a copy of it."""
+MIN_QUESTION_WORDS = 6
+"""A shorter question than GRAM_WORDS is matched whole; one shorter than this is too common a phrase to be matched."""
+
+
+class BlockList:
+    """`hosts` block their subdomains too."""
+
+    def __init__(self, hosts: Sequence[str] = (), questions: Iterable[str] = ()) -> None:
+        self.hosts = tuple(host.strip(".").lower() for host in hosts)
+        self._grams: dict[int, set[int]] = {}
+        for question in questions:
+            words = min(GRAM_WORDS, len(word_grams(question, 1)))
+            if words >= MIN_QUESTION_WORDS:
+                # Hashes, not texts: a benchmark has a million of them.
+                self._grams.setdefault(words, set()).update(map(hash, word_grams(question, words)))
+
+    def allows(self, url: str, text: str) -> bool:
+        return not self.blocks_host(_host(url)) and not self.blocks_text(text)
+
+    def blocks_host(self, host: str) -> bool:
+        host = host.strip(".").lower()
+        return any(host == blocked or host.endswith("." + blocked) for blocked in self.hosts)
+
+    def blocks_text(self, text: str) -> bool:
+        return any(not known.isdisjoint(map(hash, word_grams(text, words))) for words, known in self._grams.items())
+
+
+def read_questions(path: Path) -> list[str]:
+    """Held-out questions, one a line: plain text, or JSON with the field `question`.
+
+    Raises ValueError where the file cannot be read or a JSON line has no question.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
+    return [_question(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _question(line: str, path: Path, number: int) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        return str(json.loads(line)["question"])
+    except (ValueError, KeyError):
+        raise ValueError(f"line {number} of '{path}' is no JSON object with the field 'question'") from None
+
+
+def _host(url: str) -> str:
+    try:
+        return httpx.URL(url).raw_host.decode()
+    except httpx.InvalidURL:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    result: ToolResult
+    expires: float
+
+
+class CachedTool:
+    """Equal calls share one answer for `max_age_s`, and one request while it is under way. Failures are not kept. The
+    least recently used of more than `max_entries` answers goes first."""
+
+    def __init__(self, tool: Tool, *, max_entries: int, max_age_s: float) -> None:
+        self.name = tool.name
+        self.description = tool.description
+        self._tool = tool
+        self._max_entries = max_entries
+        self._max_age_s = max_age_s
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._under_way: dict[str, asyncio.Task[ToolResult]] = {}
+
+    async def call(self, arguments: str) -> ToolResult:
+        key = arguments.strip()
+        entry = self._entries.get(key)
+        if entry is not None and entry.expires > time.monotonic():
+            self._entries.move_to_end(key)
+            return entry.result
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._ask(key))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        # Shielded: whoever gives up waiting must not take the answer away from the others.
+        return await asyncio.shield(task)
+
+    async def _ask(self, key: str) -> ToolResult:
+        result = await self._tool.call(key)
+        if result.error is None:
+            self._entries[key] = _Entry(result, time.monotonic() + self._max_age_s)
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._max_entries:
+                self._entries.popitem(last=False)
+        return result
+
+
+MAX_TEXT_CHARS = 100_000
+BLOCKED = "The result is left out: it holds a question of a benchmark."
+
+
+class GuardedTool:
+    """Marks results as foreign, leaves out those with benchmark text, caps their size and the time they take.
+
+    Whatever a tool raises but ToolUnavailableError becomes one: a fault of somebody's own tool ends an attempt at a
+    task unscored, and no run.
+    """
+
+    def __init__(self, tool: Tool, block_list: BlockList, *, time_limit_s: float) -> None:
+        self.name = tool.name
+        self.description = tool.description
+        self._tool = tool
+        self._block_list = block_list
+        self._time_limit_s = time_limit_s
+
+    async def call(self, arguments: str) -> ToolResult:
+        result = await self._call(arguments)
+        # Half a surrogate pair, which JSON can hold, has no UTF-8 and would break whoever writes it down.
+        text = result.text[:MAX_TEXT_CHARS].encode(errors="replace").decode()
+        if self._block_list.blocks_text(text):
+            return ToolResult(text=BLOCKED, error="blocked", foreign=True)
+        return ToolResult(text=text, error=result.error, foreign=True)
+
+    async def _call(self, arguments: str) -> ToolResult:
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                return await self._tool.call(arguments)
+        except ToolUnavailableError:
+            raise
+        except TimeoutError:
+            raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
+        except Exception as error:
+            raise ToolUnavailableError(f"{self.name} failed with {type(error).__name__} {_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised. What it says may hold a key or a page, and stays unsaid."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"in {os.path.basename(frame.filename)}, line {frame.lineno}"

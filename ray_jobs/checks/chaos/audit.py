@@ -1,0 +1,48 @@
+"""What a run's folder says about its groups, versions and steps: whether anything was lost or came twice."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint import newest_checkpoint, read_manifest
+from ray_jobs.run.folder import METRICS
+from rollout.records import read_records
+from rollout.store.adapters import AdapterStore
+from rollout.store.ledger import Ledger
+
+
+def audit(folder: Path, *, num_poisoned: int = 0) -> dict[str, Any]:
+    """`sound` where nothing is lost or double, and no group failed but so many that were made to."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    counts = ledger.verify()
+    tasks = Counter(ledger.trained_tasks())
+    steps = [row["step"] for row in read_records(folder / METRICS) if "policy/loss" in row]
+    group_steps = {
+        (row["group_id"], row["step"]) for row in read_records(folder / "trajectories.jsonl") if row["phase"] == "train"
+    }
+    index = list(read_records(folder / "adapters" / "index.jsonl"))
+    versions = [row["policy_version"] for row in index]
+    checks = {
+        "balanced": counts.balanced,
+        "no_task_trained_twice": max(tasks.values(), default=1) == 1,
+        "no_group_logged_in_two_steps": len({group for group, _ in group_steps}) == len(group_steps),
+        "every_step_once": steps == list(range(1, len(steps) + 1)),
+        "no_version_reused": versions == sorted(set(versions)),
+        "nothing_failed": counts.failed <= num_poisoned,
+    }
+    return {
+        "ledger": {**asdict(counts), "filtered": counts.filtered, "live": counts.outstanding},
+        "requeued": ledger.num_requeued(),
+        "steps": len(steps),
+        "versions_published": AdapterStore(folder / "adapters").num_published,
+        "adapter": _newest_adapter(folder / "checkpoints"),
+        "checks": checks,
+        "sound": all(checks.values()),
+    }
+
+
+def _newest_adapter(checkpoints: Path) -> str | None:
+    """The digest of the weights that the run ended with. At depth 0 it does not depend on what was killed."""
+    checkpoint, _ = newest_checkpoint(checkpoints)
+    return str(read_manifest(checkpoint.folder)["files"]["adapter.safetensors"]) if checkpoint else None

@@ -1,0 +1,154 @@
+"""Compare two evaluations of the same items: paired, with a test, intervals, and how many items a claim would need."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ray_jobs.evaluation.folder import StoredEvaluation, means_by_item, phases_of_run, read_evaluation
+from ray_jobs.evaluation.identity import differences, unproven
+from ray_jobs.pages.comparison import write_comparison_page
+from ray_jobs.run.folder import write_json
+from reward.paired import PairedComparison, compare_means, compare_paired, items_needed
+
+ASKED_GAINS = (0.02, 0.05, 0.1)
+"""Differences for which the number of items is always told, besides the one that was seen."""
+
+
+class ComparisonError(ValueError):
+    """Two evaluations that must not be compared; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Results of two sides on the same items: means over seeds, in one order."""
+
+    places: tuple[tuple[str, str], ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    def of(self, benchmark: str) -> "Pairs":
+        kept = [index for index, place in enumerate(self.places) if place[0] == benchmark]
+        return Pairs(
+            places=tuple(self.places[index] for index in kept),
+            before=tuple(self.before[index] for index in kept),
+            after=tuple(self.after[index] for index in kept),
+        )
+
+    @property
+    def benchmarks(self) -> list[str]:
+        return sorted({place[0] for place in self.places})
+
+
+def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: bool) -> Path:
+    """Print and write the comparison, below the second folder by default; returns the page. Without `after`, `before`
+    is the folder of a training run, and its own phases are compared. Raises ComparisonError for evaluations that differ
+    in more than their policy, unless `anyway`, which says so on the page."""
+    sides = phases_of_run(before) if after is None else (read_evaluation(before), read_evaluation(after))
+    differing = differences(sides[0].identity, sides[1].identity)
+    if differing and not anyway:
+        raise ComparisonError(
+            f"'{sides[0].path}' and '{sides[1].path}' differ in {', '.join(differing)}, and not in the policy alone: "
+            "what is seen could come from there. Evaluate both with the same settings; --anyway compares the items "
+            "that both have, and says so"
+        )
+    result = comparison(*sides, differing=differing)
+    folder = out or (before / "comparison" if after is None else after / f"against-{before.resolve().name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "comparison.json", result)
+    page = write_comparison_page(folder, sides, result)
+    console = Console()
+    console.print(_table(result))
+    console.print(result["verdict"])
+    console.print(f"report: {page}", soft_wrap=True)
+    return page
+
+
+def comparison(
+    before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None
+) -> dict[str, Any]:
+    """JSON values only. Raises ComparisonError where an item is not the same on both sides, or none is on both."""
+    pairs = _pairs(before, after)
+    seeds = {side.identity["sampling"]["seeds"] for side in (before, after)}
+    compared = compare_paired if seeds == {1} else compare_means
+    whole = compared(pairs.before, pairs.after)
+    return {
+        "before": before.name,
+        "after": after.name,
+        "differs_in": differing or [],
+        "unproven": sorted({*unproven(before.identity), *unproven(after.identity)}),
+        "infrastructure_failures": [sum(item.failed for item in side.items.values()) for side in (before, after)],
+        "num_seeds": sorted(seeds),
+        "all": _row(pairs, whole),
+        "benchmarks": {
+            name: _row(one, compared(one.before, one.after)) for name in pairs.benchmarks for one in [pairs.of(name)]
+        },
+        "verdict": whole.verdict[0].upper() + whole.verdict[1:],
+    }
+
+
+def _pairs(before: StoredEvaluation, after: StoredEvaluation) -> Pairs:
+    sides = [means_by_item(side.items.values()) for side in (before, after)]
+    asked = [
+        {(key.benchmark, key.task_id): (item.question, item.gold) for key, item in side.items.items()}
+        for side in (before, after)
+    ]
+    common = tuple(sorted(sides[0].keys() & sides[1].keys()))
+    if not common:
+        raise ComparisonError("the two evaluations have no item in common; evaluate both on the same benchmarks")
+    changed = [place for place in common if asked[0][place] != asked[1][place]]
+    if changed:
+        raise ComparisonError(
+            f"{len(changed)} items have the same id and another question or reference, first {'/'.join(changed[0])}; "
+            "evaluate both on the same files"
+        )
+    return Pairs(
+        places=common,
+        before=tuple(sides[0][place] for place in common),
+        after=tuple(sides[1][place] for place in common),
+    )
+
+
+def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:
+    # Of the mean squared difference: for one seed, the share of items that exactly one side solves.
+    squares = [(second - first) ** 2 for first, second in zip(pairs.before, pairs.after, strict=True)]
+    discordant = sum(squares) / len(squares)
+    return {
+        "num_items": compared.num_tasks,
+        "before": compared.before,
+        "after": compared.after,
+        "gain": compared.gain,
+        "only_before": compared.only_before,
+        "only_after": compared.only_after,
+        "gain_ci95": list(compared.ci95),
+        "test": compared.test,
+        "p": compared.p,
+        "discordant": discordant,
+        "items_for_this_gain": items_needed(compared.gain, discordant),
+        "items_for": {f"{gain:g}": items_needed(gain, discordant) for gain in ASKED_GAINS},
+    }
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    table = Table(title=f"{result['before']} -> {result['after']}", title_justify="left")
+    for column in ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain"):
+        table.add_column(column)
+    rows = dict(result["benchmarks"])
+    if len(rows) > 1:
+        rows["all"] = result["all"]
+    for name, row in rows.items():
+        low, high = row["gain_ci95"]
+        table.add_row(
+            name,
+            str(row["num_items"]),
+            f"{100 * row['before']:.1f}%",
+            f"{100 * row['after']:.1f}%",
+            f"{100 * row['gain']:+.1f}",
+            f"{100 * low:+.1f} to {100 * high:+.1f}",
+            f"{row['p']:.3g}",
+            str(row["items_for_this_gain"] or ""),
+        )
+    return table

@@ -1,0 +1,260 @@
+"""Evaluate one policy: benchmarks or held-out tasks, every item in the denominator, results as they come."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from configs.envs import EnvsConfig
+from configs.run import RunConfig
+from envs.benchmarks.registry import BENCHMARKS, load_benchmark
+from envs.datasets.sampler import never_trained_on
+from envs.types import Task
+from ray_jobs.evaluation.folder import (
+    SUMMARY,
+    EvaluationError,
+    EvaluationFolder,
+    ItemKey,
+    read_evaluation,
+    summarize_evaluation,
+)
+from ray_jobs.evaluation.identity import digest_of, identity_of
+from ray_jobs.pages.evaluation import write_evaluation_page
+from ray_jobs.phases.cold_start import evaluation_tasks
+from ray_jobs.phases.local import open_worker
+from ray_jobs.run.begun import run_of, started_in
+from ray_jobs.run.folder import write_json
+from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.preflight import check_key
+from reward.answer_judge import JUDGED, AnswerJudge
+from reward.scorers import partial_credit, score_answer
+from rollout.records import trajectory_record
+from rollout.solver import Solver
+from rollout.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """What is asked for. Without `benchmarks` it is the recipe's held-out tasks; `whole` False takes files that hold a
+    part of a benchmark; `limit` takes so many items of each, the same in every evaluation."""
+
+    adapter: Path | None = None
+    benchmarks: tuple[str, ...] = ()
+    data: Path | None = None
+    whole: bool = True
+    num_seeds: int = 1
+    limit: int | None = None
+    out: Path | None = None
+
+
+def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
+    """Evaluate, or go on where an evaluation was cut off; returns the report. Raises EvaluationError."""
+    _check_settings(config, request)
+    console = Console()
+    tasks = evaluation_items(config, request)
+    if beyond := beyond_search(config.envs, request.benchmarks):
+        console.print(
+            f"{', '.join(beyond)}: no tool of this recipe finds facts of the world, and search=offline cannot answer "
+            "this: it finds the catalogue of the generated tasks and nothing else. Put wikipedia_search into "
+            "envs.actions, or set envs.search=tavily"
+        )
+    served = config.backend.kind != "vllm"
+    model_path = None if served else resolve_model(config.model.path)
+    identity = identity_of(
+        config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
+    )
+    out = request.out or Path(config.output_dir) / f"{config.name}-evaluation-{digest_of(identity)[:8]}"
+    folder = EvaluationFolder(out, identity, seed=config.seed)
+    wanted = [(task, seed) for seed in range(request.num_seeds) for task in tasks]
+    missing = [one for one in wanted if _key(*one) not in folder.done]
+    if len(missing) < len(wanted):
+        console.print(f"{len(wanted) - len(missing)} of {len(wanted)} results are there already")
+    if missing:
+        with console.status("loading the engine"), open_worker(config, request.adapter) as solver:
+            asyncio.run(attempt_all(config, solver, missing, folder, console))
+    return report_evaluation(out, console)
+
+
+def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task]:
+    """The items, benchmark by benchmark, without those that training meets. Raises EvaluationError where they cannot be
+    had."""
+    if not request.benchmarks:
+        groups = _by_dataset(evaluation_tasks(config))
+    else:
+        try:
+            groups = {name: load_benchmark(name, request.data, whole=request.whole) for name in request.benchmarks}
+            trained, console = _trained(config, request.adapter), Console()
+            groups = {name: _never_trained_on(name, tasks, trained, console) for name, tasks in groups.items()}
+        except (ValueError, OSError, KeyError) as error:
+            raise EvaluationError(_said(error)) from error
+    return [task for name, tasks in groups.items() for task in _some(name, tasks, request.limit)]
+
+
+def beyond_search(envs: EnvsConfig, benchmarks: Sequence[str]) -> list[str]:
+    """The benchmarks that ask for facts of the world, where no tool of the recipe looks outside. A tool of one's own
+    may."""
+    outside = {"wikipedia_search", "web_search", "google_search", *envs.tools}
+    if envs.search != "offline":
+        outside.add("search")
+    return [] if outside & {*envs.actions} else [name for name in benchmarks if BENCHMARKS[name].asks_facts]
+
+
+async def attempt_all(
+    config: RunConfig, solver: Solver, wanted: Sequence[tuple[Task, int]], folder: EvaluationFolder, console: Console
+) -> None:
+    """Every item under its seed, side by side; each result is on disk as soon as it is there."""
+    judge = AnswerJudge(config.evaluation.judge) if config.evaluation.judge else None
+    places = asyncio.Semaphore(solver.max_open)
+    with Progress(console=console, transient=True) as progress:
+        shown = progress.add_task("items", total=len(wanted))
+
+        async def attempt(task: Task, seed: int) -> None:
+            async with places:
+                folder.add(await result_of(config, solver, judge, task, seed))
+            progress.advance(shown)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task, seed in wanted:
+                    group.create_task(attempt(task, seed))
+        except BaseExceptionGroup as errors:
+            # They were cancelled because of the first one; it says what is wrong.
+            raise errors.exceptions[0] from None
+        finally:
+            if judge is not None:
+                await judge.close()
+
+
+async def result_of(
+    config: RunConfig, solver: Solver, judge: AnswerJudge | None, task: Task, seed: int
+) -> dict[str, Any]:
+    """One item: tried again while its engine or tools fail, then scored. A record of `items.jsonl`."""
+    started = time.perf_counter()
+    settings = config.evaluation
+    for attempt in range(1, settings.max_attempts + 1):
+        again = f"#{attempt}" if attempt > 1 else ""
+        trajectory = await solver.attempt(
+            task, f"{task.dataset}/{task.id}/{seed}{again}", temperature=settings.temperature, seed=seed
+        )
+        if trajectory.stop_reason != "infrastructure":
+            break
+    failed = trajectory.stop_reason == "infrastructure"
+    reward = None if failed else score_answer(task, trajectory.answer)
+    asked, judged = await _judged(judge, task, trajectory, reward)
+    return trajectory_record(trajectory, reward=reward, phase="evaluate", step=None) | {
+        "seed": seed,
+        "f1": partial_credit(task, trajectory.answer),
+        "judge_asked": asked,
+        "judged": judged,
+        "attempts": attempt,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def report_evaluation(out: Path, console: Console) -> Path:
+    """Summary, page and table of an evaluation that is complete."""
+    stored = read_evaluation(out)
+    summary = summarize_evaluation(stored)
+    write_json(out / SUMMARY, summary)
+    page = write_evaluation_page(out, stored, summary)
+    console.print(_table(stored.name, summary))
+    if failures := summary["infrastructure_failures"]:
+        console.print(
+            f"[bold]{failures} results are infrastructure failures and count as not solved[/bold]; the same command "
+            "tries only these again"
+        )
+    console.print(f"report: {page}", soft_wrap=True)
+    return page
+
+
+async def _judged(
+    judge: AnswerJudge | None, task: Task, trajectory: Trajectory, reward: float | None
+) -> tuple[bool, bool | None]:
+    if judge is None or task.dataset not in JUDGED or reward != 0.0 or trajectory.answer is None:
+        return False, None
+    return True, await judge.same(task.question, task.answer, trajectory.answer)
+
+
+def _check_settings(config: RunConfig, request: EvaluationRequest) -> None:
+    if request.num_seeds > 1 and config.evaluation.temperature == 0:
+        raise EvaluationError(
+            f"--seeds {request.num_seeds} at evaluation.temperature = 0 are copies of one another; ask for one seed, "
+            "or set evaluation.temperature=0.7"
+        )
+    if config.evaluation.judge:
+        check_key("evaluation.judge.api_key_env", config.evaluation.judge.api_key_env)
+
+
+def _key(task: Task, seed: int) -> ItemKey:
+    return ItemKey(task.dataset, task.id, seed)
+
+
+def _never_trained_on(name: str, tasks: list[Task], trained: Sequence[EnvsConfig], console: Console) -> list[Task]:
+    kept = tasks
+    for envs in trained:
+        kept = never_trained_on(kept, envs)
+    if not kept:
+        raise EvaluationError(f"training meets each of the {len(tasks)} items of '{name}': none is left to evaluate on")
+    if len(kept) < len(tasks):
+        left_out = len(tasks) - len(kept)
+        console.print(f"{name}: {left_out} of {len(tasks)} items are left out, because training meets them")
+    return kept
+
+
+def _trained(config: RunConfig, adapter: Path | None) -> list[EnvsConfig]:
+    """What the recipe trains on, and what the run did that the adapter lies in."""
+    run = run_of(adapter) if adapter else None
+    if run is None:
+        return [config.envs]
+    envs = EnvsConfig.model_validate(json.loads((run / "config.json").read_text(encoding="utf-8"))["envs"])
+    if envs.data_path:
+        data = started_in(run) / envs.data_path
+        if not data.is_file():
+            raise EvaluationError(
+                f"the run in '{run}' was trained on '{data}', which is not there: which items it has met cannot be "
+                "told; put the file back, or copy the checkpoint out of the run"
+            )
+        envs = envs.model_copy(update={"data_path": str(data)})
+    return [config.envs, envs]
+
+
+def _by_dataset(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.dataset, []).append(task)
+    return groups
+
+
+def _some(name: str, tasks: list[Task], limit: int | None) -> list[Task]:
+    if limit is None or limit >= len(tasks):
+        return tasks
+    return random.Random(f"limit|{name}").sample(tasks, limit)
+
+
+def _said(error: Exception) -> str:
+    """A key by itself is no sentence."""
+    if isinstance(error, KeyError):
+        return f"a row of a benchmark lacks the column {error}; use the original file"
+    return str(error)
+
+
+def _table(name: str, summary: dict[str, Any]) -> Table:
+    table = Table(title=f"Solved by {name}", title_justify="left")
+    for column in ("benchmark", "solved", "items", "95% interval"):
+        table.add_column(column)
+    rows = dict(summary["benchmarks"])
+    if len(rows) > 1:
+        rows["all"] = summary
+    for label, row in rows.items():
+        low, high = row["solve_rate_ci95"]
+        interval = f"{100 * low:.1f} to {100 * high:.1f}%"
+        table.add_row(label, f"{100 * row['solve_rate']:.1f}%", str(row["num_items"]), interval)
+    return table

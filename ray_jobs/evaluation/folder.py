@@ -1,0 +1,282 @@
+"""The folder of an evaluation: what it is of, a line for every attempt, and the rates they give."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from configs.run import RunConfig
+from configs.wording import reason
+from envs.benchmarks.readers import stem_of
+from envs.leakage import Retrieved, audit_retrieved
+from envs.types import Task
+from ray_jobs.evaluation.identity import FIXED, identity_of_phase, unproven
+from ray_jobs.run.begun import begun_run
+from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
+from ray_jobs.run.provenance import provenance
+from reward.paired import wilson_interval
+from rollout.engines.engine import BASE_VERSION
+from rollout.records import append_record, read_records
+
+SCHEMA = 1
+IDENTITY = "evaluation.json"
+ITEMS = "items.jsonl"
+SUMMARY = "summary.json"
+NOT_RETRIEVED = ("think", "answer", "code", "base_generator")
+"""Tools whose results were not written by anybody outside; what all others bring is audited for leaks."""
+
+
+class EvaluationError(ValueError):
+    """An evaluation that cannot be run or read; the message says what is wrong and what to do."""
+
+
+class ItemKey(NamedTuple):
+    benchmark: str
+    task_id: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """The result of one item under one seed. `solved` is the exact scorer's word alone.
+
+    `f1` is None where there is no partial credit; `judged` is what the judge said, None where it was not asked or gave
+    no verdict. `attempts` counts the tries that the infrastructure needed. `foreign_calls` are those of the verifier
+    and the generator that other weights than the frozen base answered.
+    """
+
+    key: ItemKey
+    question: str
+    gold: str
+    answer: str | None
+    solved: bool
+    f1: float | None
+    judge_asked: bool
+    judged: bool | None
+    stop_reason: str
+    attempts: int
+    num_turns: int
+    planner_versions: tuple[int, ...]
+    frozen_calls: int
+    foreign_calls: int
+    retrieved: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """The engine or a tool broke, every time: nobody's answer was wrong, and the item counts as not solved."""
+        return self.stop_reason == "infrastructure"
+
+
+class EvaluationFolder:
+    """Appends as it goes: an evaluation that was cut off goes on where it stopped."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], *, seed: int) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / IDENTITY).exists():
+            _check_same(path, identity)
+        else:
+            facts = {"schema": SCHEMA, "identity": dict(identity), "provenance": provenance(seed=seed)}
+            write_json(path / IDENTITY, facts)
+        self.done = {item.key for item in items_of(path) if not item.failed}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        append_record(self.path / ITEMS, record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEvaluation:
+    """An evaluation read back; of an item that was tried again, what came of it last."""
+
+    path: Path
+    identity: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    items: Mapping[ItemKey, Item]
+
+    @property
+    def name(self) -> str:
+        policy = self.identity["policy"]
+        return str(policy["adapter"] or policy["model"])
+
+
+def read_evaluation(path: Path) -> StoredEvaluation:
+    """Raises EvaluationError for a folder that holds no evaluation, or one of which items are missing."""
+    facts = _facts(path)
+    items = {item.key: item for item in items_of(path)}
+    wanted = sum(row["count"] for row in facts["identity"]["items"].values()) * facts["identity"]["sampling"]["seeds"]
+    if len(items) != wanted:
+        raise EvaluationError(
+            f"the evaluation in '{path}' has {len(items)} of {wanted} results; run the same command again to finish it"
+        )
+    return StoredEvaluation(path=path, identity=facts["identity"], provenance=facts["provenance"], items=items)
+
+
+def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
+    """The evaluations before and after RL of a training run. Raises EvaluationError where one of them is missing."""
+    try:
+        config, _ = begun_run(path)
+        origin = json.loads((path / "provenance.json").read_text(encoding="utf-8"))
+    except RunFolderError as error:
+        raise EvaluationError(f"{error}; or name two evaluations to compare") from error
+    before, after = (_phase_of_run(path, config, origin, phase) for phase in ("eval_before", "eval_after"))
+    return before, after
+
+
+def _phase_of_run(path: Path, config: RunConfig, origin: Mapping[str, Any], phase: str) -> StoredEvaluation:
+    found = [item_of(row) for row in read_records(path / TRAJECTORIES) if row["phase"] == phase]
+    if not found:
+        raise EvaluationError(f"the run in '{path}' has no {phase}; `agentflow resume {path}` goes on with it")
+    tasks = [
+        Task(id=item.key.task_id, dataset=item.key.benchmark, question=item.question, answer=item.gold)
+        for item in found
+    ]
+    commit = f"{origin.get('git_commit')}{' with changes' if origin.get('git_dirty') else ''}"
+    return StoredEvaluation(
+        path=path,
+        identity=identity_of_phase(config, phase, commit=commit, tasks=tasks),
+        provenance=origin,
+        items={item.key: item for item in found},
+    )
+
+
+def items_of(path: Path) -> Iterator[Item]:
+    """In the order in which they were done; an item may stand there twice."""
+    if (path / ITEMS).exists():
+        yield from map(item_of, read_records(path / ITEMS))
+
+
+def item_of(record: Mapping[str, Any]) -> Item:
+    """From a line of `items.jsonl`, or from any trajectory record: that is one greedy try."""
+    planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
+    versions = [turn["policy_version"] for turn in record["turns"] if turn["role"] != "planner"]
+    return Item(
+        key=ItemKey(record["dataset"], record["task_id"], record.get("seed", 0)),
+        question=record["question"],
+        gold=record["gold"],
+        answer=record["answer"],
+        solved=record["reward"] == 1.0,
+        f1=record.get("f1"),
+        judge_asked=record.get("judge_asked", False),
+        judged=record.get("judged"),
+        stop_reason=record["stop_reason"],
+        attempts=record.get("attempts", 1),
+        num_turns=len(planned),
+        planner_versions=tuple(sorted({turn["policy_version"] for turn in planned})),
+        frozen_calls=len(versions),
+        foreign_calls=sum(version != BASE_VERSION for version in versions),
+        retrieved=tuple(turn["result"] for turn in planned if turn["result"] and turn["action"] not in NOT_RETRIEVED),
+    )
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvaluationError(
+            f"'{path}' holds no evaluation ({reason(error)}); name a folder that `agentflow evaluate` wrote"
+        ) from error
+    if facts.get("schema") != SCHEMA:
+        raise EvaluationError(f"'{path}' has schema {facts.get('schema')}, this version reads {SCHEMA}; evaluate again")
+    return dict(facts)
+
+
+def _check_same(path: Path, identity: Mapping[str, Any]) -> None:
+    begun = _facts(path)["identity"]
+    changed = [name for name in ("policy", *FIXED) if begun.get(name) != identity[name]]
+    if changed:
+        raise EvaluationError(
+            f"'{path}' holds an evaluation with another {', '.join(changed)}; give the same settings to continue it, "
+            "or another --out"
+        )
+
+
+def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
+    """JSON values only. Rates are means over items of their mean over seeds; an item whose infrastructure failed at
+    every try counts as not solved."""
+    items = list(stored.items.values())
+    names = sorted({item.key.benchmark for item in items})
+    benchmarks = {name: _results([item for item in items if item.key.benchmark == name]) for name in names}
+    return {
+        "policy": stored.identity["policy"],
+        "solve_rate": _rate(items),
+        "solve_rate_ci95": list(_interval(items)),
+        "mean_over_benchmarks": mean(row["solve_rate"] for row in benchmarks.values()),
+        "num_items": sum(row["num_items"] for row in benchmarks.values()),
+        "num_seeds": stored.identity["sampling"]["seeds"],
+        "infrastructure_failures": sum(item.failed for item in items),
+        "benchmarks": benchmarks,
+        "frozen_calls": sum(item.frozen_calls for item in items),
+        "foreign_calls": sum(item.foreign_calls for item in items),
+        "planner_versions": sorted({version for item in items for version in item.planner_versions}),
+        "unproven": unproven(stored.identity),
+    }
+
+
+def means_by_item(items: Iterable[Item]) -> dict[tuple[str, str], float]:
+    """(Benchmark, task id) -> mean over seeds of being solved."""
+    solved: dict[tuple[str, str], list[bool]] = {}
+    for item in items:
+        solved.setdefault((item.key.benchmark, item.key.task_id), []).append(item.solved)
+    return {place: mean(results) for place, results in solved.items()}
+
+
+def _results(items: Sequence[Item]) -> dict[str, Any]:
+    by_seed = [[item for item in items if item.key.seed == seed] for seed in sorted({item.key.seed for item in items})]
+    rates = [mean(item.solved for item in one) for one in by_seed]
+    partial = [item.f1 for item in items if item.f1 is not None]
+    return {
+        "num_items": len({item.key.task_id for item in items}),
+        "num_results": len(items),
+        "solve_rate": _rate(items),
+        "solve_rate_ci95": list(_interval(items)),
+        "by_seed": rates,
+        "spread_over_seeds": stdev(rates) if len(rates) > 1 else None,
+        "f1": mean(partial) if partial else None,
+        "infrastructure_failures": sum(item.failed for item in items),
+        "retried": sum(item.attempts > 1 for item in items),
+        "endings": dict(Counter(item.stop_reason for item in items)),
+        "no_answer": sum(item.answer is None and not item.failed for item in items),
+        "turns": mean(item.num_turns for item in items),
+        "judge": _judged(items),
+        "leaks": _leaks(items),
+    }
+
+
+def _rate(items: Sequence[Item]) -> float:
+    return mean(means_by_item(items).values())
+
+
+def _interval(items: Sequence[Item]) -> tuple[float, float]:
+    """Over items, not over tries: further seeds of an item say nothing of other items."""
+    means = means_by_item(items)
+    return wilson_interval(sum(means.values()), len(means))
+
+
+def _judged(items: Sequence[Item]) -> Mapping[str, Any] | None:
+    """Apart from the exact score. None where nobody was asked."""
+    asked = [item for item in items if item.judge_asked]
+    if not asked:
+        return None
+    accepted = sum(item.judged is True for item in asked)
+    return {
+        "asked": len(asked),
+        "accepted": accepted,
+        "silent": sum(item.judged is None for item in asked),
+        "solve_rate_with_judge": (sum(item.solved for item in items) + accepted) / len(items),
+    }
+
+
+def _leaks(items: Sequence[Item]) -> Mapping[str, Any]:
+    """How many questions were found in what the tools brought in for them."""
+    audit = audit_retrieved(
+        Retrieved(id="/".join(map(str, item.key)), question=stem_of(item.question), texts=item.retrieved)
+        for item in items
+    )
+    return {
+        "searched": audit.num_searched,
+        "leaked": list(audit.leaked),
+        "share": len(audit.leaked) / len(items),
+    }

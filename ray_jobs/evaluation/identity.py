@@ -1,0 +1,200 @@
+"""What an evaluation is of: the policy, and all that must be the same for two policies to be compared.
+
+Everything is named by a digest of the thing itself, so that two evaluations can prove that they had the same frozen
+modules, the same items and the same settings.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.rollout import ModuleConfig
+from configs.run import RunConfig
+from envs.types import Task
+from reward.answer_judge import RUBRIC
+from rollout import chat
+from rollout.agent import agent, planner
+from rollout.agent import modules as executor
+from rollout.agent import modules as generator
+from rollout.agent import modules as memory
+from rollout.agent import modules as verifier
+from rollout.agent import planner as decision
+from rollout.engines.served import ChatServer
+
+FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "tools", "memory", "judge", "items")
+"""What must be equal on both sides of a comparison; the policy is what may differ."""
+
+_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+def identity_of(
+    config: RunConfig, *, adapter: Path | None, model_path: Path | None, tasks: Sequence[Task], num_seeds: int
+) -> dict[str, Any]:
+    """JSON values only. `model_path` is the folder of the base model, None where a server has it.
+
+    Raises BackendError where a server cannot be asked, CheckpointError for an adapter that cannot be trusted.
+    """
+    policy, weights = _served(config) if model_path is None else _own(config, adapter, model_path)
+    base = policy["model_digest"]
+    identity = {
+        "policy": policy,
+        "verifier": _module(config.rollout.verifier, verifier, base),
+        "generator": _module(config.rollout.generator, generator, base),
+        "quantisation": weights,
+        "sampling": _sampling(config, num_seeds),
+        "agent": _code_digest(agent, chat, decision, executor, memory, planner),
+        "tools": _tools(config),
+        "memory": _memory(config),
+        "judge": _judge(config),
+        "items": _items(tasks),
+    }
+    # As it will be read back: tuples are lists there.
+    return dict(json.loads(json.dumps(identity)))
+
+
+def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Of an evaluation inside of a training run: whatever is no policy is the run's own, and so are code and base. All
+    its phases have the one base model that the run loaded, so none is named by a digest."""
+    code = f"commit {commit}"
+    frozen = {
+        name: {"kind": module.kind, "max_tokens": module.max_tokens, "code": code}
+        for name, module in (("verifier", config.rollout.verifier), ("generator", config.rollout.generator))
+    }
+    identity = {
+        "policy": {"backend": "vllm", "model": config.model.path, "adapter": phase},
+        **frozen,
+        "quantisation": _own_weights(config),
+        "sampling": _sampling(config, 1) | {"temperature": 0.0, "max_attempts": 1},
+        "agent": code,
+        "tools": _tools(config),
+        "memory": _memory(config),
+        "judge": None,
+        "items": _items(tasks),
+    }
+    return dict(json.loads(json.dumps(identity)))
+
+
+def digest_of(value: Any) -> str:
+    """The same for equal JSON values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The parts of FIXED in which two identities differ."""
+    return [name for name in FIXED if one.get(name) != other.get(name)]
+
+
+def unproven(identity: Mapping[str, Any]) -> list[str]:
+    """What a server does not tell, and what therefore rests on its operator's word."""
+    policy = identity["policy"]
+    if policy["backend"] == "vllm":
+        return []
+    said = {"quantisation": identity["quantisation"]["weights"], "digest of the model": policy["model_digest"]}
+    return [name for name, value in said.items() if value is None]
+
+
+def _own(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from learner.checkpoint import read_manifest
+
+    manifest = read_manifest(adapter) if adapter else None
+    policy = {
+        "backend": "vllm",
+        "model": config.model.path,
+        "model_digest": _files_digest(model_path),
+        "adapter": str(adapter) if adapter else None,
+        "adapter_digest": manifest["files"]["adapter.safetensors"] if manifest else None,
+        "policy_version": manifest["policy_version"] if manifest else None,
+    }
+    return policy, _own_weights(config)
+
+
+def _own_weights(config: RunConfig) -> dict[str, Any]:
+    engine = config.rollout.engine
+    return {"weights": engine.dtype, "told_by": "the engine's setting", "adapter_mode": engine.adapter_mode}
+
+
+def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    backend = config.backend
+    row: Mapping[str, Any] = {}
+    if backend.kind == "ollama":
+        reply = asyncio.run(ChatServer(backend).request("GET", "/api/tags"))
+        names = {backend.model, f"{backend.model}:latest"}
+        row = next((one for one in reply.get("models", []) if one.get("name") in names), {})
+    policy = {
+        "backend": backend.kind,
+        "model": backend.model,
+        "model_digest": row.get("digest"),
+        "adapter": None,
+        "adapter_digest": None,
+        "policy_version": None,
+    }
+    level = row.get("details", {}).get("quantization_level")
+    return policy, {"weights": level, "told_by": "the server", "adapter_mode": None}
+
+
+def _module(config: ModuleConfig, source: Any, base_digest: str | None) -> dict[str, Any]:
+    """A rule is its code; a model is its code with its prompt, and the base weights that never change."""
+    asks = config.kind == "model"
+    return {
+        "kind": config.kind,
+        "max_tokens": config.max_tokens if asks else None,
+        "code": _code_digest(source),
+        "weights": base_digest if asks else None,
+    }
+
+
+def _sampling(config: RunConfig, num_seeds: int) -> dict[str, Any]:
+    rollout = config.rollout
+    return {
+        "temperature": config.evaluation.temperature,
+        "seeds": num_seeds,
+        "max_steps": rollout.max_steps,
+        "max_turn_tokens": rollout.max_turn_tokens,
+        "max_model_len": rollout.engine.max_model_len,
+        "format_retries": rollout.format_retries,
+        "episode_timeout_s": rollout.episode_timeout_s,
+        "max_attempts": config.evaluation.max_attempts,
+    }
+
+
+def _tools(config: RunConfig) -> dict[str, Any]:
+    """Without the tasks; and whether results are recorded or replayed does not change what a tool is."""
+    return config.envs.model_dump(mode="json", exclude={"mix", "data_path", "recording"})
+
+
+def _memory(config: RunConfig) -> dict[str, Any] | None:
+    """None where no hints of earlier tasks are shown."""
+    memory = config.memory
+    return memory.model_dump(mode="json") if memory.enabled and memory.in_evaluation else None
+
+
+def _judge(config: RunConfig) -> dict[str, Any] | None:
+    judge = config.evaluation.judge
+    if judge is None:
+        return None
+    settings = {"model": judge.model, "temperature": judge.temperature, "votes": judge.num_votes}
+    return {**settings, "rubric": digest_of(RUBRIC)}
+
+
+def _items(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+    rows: dict[str, list[list[str]]] = {}
+    for task in tasks:
+        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer])
+    return {name: {"count": len(rows[name]), "digest": digest_of(sorted(rows[name]))} for name in sorted(rows)}
+
+
+def _code_digest(*modules: Any) -> str:
+    return digest_of([inspect.getsource(module) for module in modules])
+
+
+def _files_digest(folder: Path) -> str:
+    """Over the contents of a model's files, whatever the folder is called."""
+    digests = {}
+    for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(digests)

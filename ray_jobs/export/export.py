@@ -1,0 +1,201 @@
+"""Export a policy: a merged Hugging Face model, a GGUF file, a Modelfile, and what proves where they come from."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from configs.loading import load_run_config
+from configs.run import RunConfig
+from configs.wording import reason
+from envs.datasets.sampler import held_out_tasks
+from envs.tools.toolbox import Toolbox
+from learner.checkpoint import read_manifest
+from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
+from ray_jobs.export.gap import measure_gap
+from ray_jobs.export.gguf import go_template, render_modelfile, write_gguf
+from ray_jobs.run.begun import checkpoint_at, run_of
+from ray_jobs.run.model_folder import resolve_model
+from rollout.agent.agent import build_chat
+from rollout.agent.planner import opening, planner_grammar
+from rollout.engines.served import PLAIN_SAMPLING
+
+MANIFEST = "export.json"
+HF_FOLDER = "hf"
+SCHEMA = 1
+PROMPT_SEED = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """`num_prompts` planner prompts measure the quantisation; 0 leaves it unmeasured."""
+
+    formats: tuple[str, ...]
+    quantization: str
+    num_prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Which policy, and the run's settings that say how its adapter is folded in. `checkpoint` None: the base."""
+
+    config: RunConfig
+    checkpoint: Path | None
+    manifest: dict[str, Any] | None
+
+
+def run_export(source: str, recipe: Path | None, target: Path, options: ExportOptions) -> None:
+    """Writes the folder `target` whole or not at all. Raises ExportError, CheckpointError, PreflightError."""
+    console = Console()
+    policy = find_source(source, recipe)
+    model_path = resolve_model(policy.config.model.path)
+    _check_room(target, 3 * size_of_weights(model_path))
+    with _whole(target) as partial:
+        with console.status("merging"):
+            merged = _merge(policy, model_path, partial / HF_FOLDER)
+        facts: dict[str, Any] = {"gguf": None}
+        if "gguf" in options.formats:
+            with console.status(f"writing GGUF in {options.quantization}"):
+                facts["gguf"] = _write_gguf(policy.config, merged, partial, options)
+        if "hf" not in options.formats:
+            shutil.rmtree(merged)
+        _write_manifest(partial, policy, model_path, facts)
+    console.print(f"exported {policy.checkpoint or 'the base model'} to {target}")
+    gap = (facts["gguf"] or {}).get("gap")
+    if gap:
+        console.print(
+            f"{options.quantization}: mean |log-prob gap| {gap['mean_abs_logprob']:.4f} nats, mean KL "
+            f"{gap['mean_kl']:.5f}, same greedy answer after {gap['same_answers']} of {gap['num_prompts']} planner "
+            "prompts"
+        )
+
+
+def find_source(source: str, recipe: Path | None) -> Source:
+    """`none` (the recipe's base model), a run folder (its newest good checkpoint), a checkpoint or its adapter file.
+    Without a recipe the settings are those of the run that the checkpoint lies in."""
+    if source == "none":
+        return Source(config=load_run_config(recipe), checkpoint=None, manifest=None)
+    checkpoint = checkpoint_at(Path(source).expanduser())
+    manifest = read_manifest(checkpoint)
+    if recipe:
+        config = load_run_config(recipe)
+    elif run := run_of(checkpoint):
+        config = _config_of(run)
+    else:
+        raise ExportError(f"{checkpoint} lies in no run folder; name the recipe it was trained with: --recipe RECIPE")
+    return Source(config=config, checkpoint=checkpoint, manifest=manifest)
+
+
+def _config_of(run: Path) -> RunConfig:
+    try:
+        return RunConfig.model_validate_json((run / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ExportError(
+            f"{run / 'config.json'} cannot be read ({type(error).__name__}); name the run's recipe: --recipe RECIPE"
+        ) from error
+
+
+def _merge(policy: Source, model_path: Path, target: Path) -> Path:
+    adapter = (policy.checkpoint / "adapter.safetensors").read_bytes() if policy.checkpoint else None
+    model = policy.config.model
+    write_merged_model(model_path, adapter, target, rank=model.lora_rank, alpha=model.lora_alpha)
+    return target
+
+
+def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOptions) -> dict[str, Any]:
+    gguf = folder / f"model-{options.quantization}.gguf"
+    write_gguf(merged, gguf, options.quantization, name=f"agentflow {config.name}")
+    chat = build_chat(merged)
+    template = go_template(chat.pieces)
+    parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
+    (folder / "Modelfile").write_text(render_modelfile(gguf.name, template, parameters))
+    prompts = [chat.prompt(*text) for text in planner_openings(config, options.num_prompts)]
+    gap = None
+    if prompts:
+        grammar, max_tokens = planner_grammar(config.envs.actions), config.rollout.max_turn_tokens
+        gap = measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=max_tokens)
+    return {
+        "file": gguf.name,
+        "quantization": options.quantization,
+        "template": template,
+        "parameters": parameters,
+        "gap": asdict(gap) if gap else None,
+    }
+
+
+def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
+    """The system's and the user's words before the first decision on so many held-out tasks."""
+    if not count:
+        return []
+    path = Path(config.envs.data_path) if config.envs.data_path else None
+    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path)
+    with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
+        return [opening(tools, task, config.rollout.max_steps) for task in tasks]
+
+
+def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, Any]) -> None:
+    manifest = {
+        "schema": SCHEMA,
+        "source": {
+            "run": policy.config.name,
+            "checkpoint": policy.checkpoint.name if policy.checkpoint else None,
+            "policy_version": policy.manifest["policy_version"] if policy.manifest else None,
+            "adapter_sha256": policy.manifest["files"]["adapter.safetensors"] if policy.manifest else None,
+            "base_model": policy.config.model.path,
+            "base_sha256": {path.name: digest_of(path) for path in sorted(model_path.glob("*.safetensors"))},
+            "lora_rank": policy.config.model.lora_rank,
+            "lora_alpha": policy.config.model.lora_alpha,
+        },
+        **facts,
+        "packages": {name: importlib.metadata.version(name) for name in ("gguf", "transformers", "safetensors")},
+        "files": file_digests(folder),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _check_room(target: Path, needed: int) -> None:
+    if target.exists():
+        raise ExportError(f"'{target}' exists; choose another folder, or remove it")
+    nearest = next(path for path in target.absolute().parents if path.exists())
+    free = shutil.disk_usage(nearest).free
+    if free < needed:
+        raise ExportError(
+            f"exporting takes up to {needed / 2**20:.0f} MiB below '{nearest}', which has {free / 2**20:.0f} MiB free; "
+            "free some, or choose another folder"
+        )
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder to write in, which becomes `target` when everything is there."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(target)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write export '{target}': {error.strerror or error}; free space or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
+    """The manifest of an export of which these files match their digest. Raises ExportError."""
+    try:
+        manifest = dict(json.loads((folder / MANIFEST).read_text()))
+        for name in files:
+            if digest_of(folder / name) != manifest["files"][name]:
+                raise ExportError(f"{folder / name} is not the file that was exported: its sha256 differs")
+    except (OSError, ValueError, KeyError) as error:
+        raise ExportError(f"{folder} is no complete export ({reason(error)}); run `agentflow export` again") from error
+    return manifest

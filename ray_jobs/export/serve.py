@@ -1,0 +1,55 @@
+"""Serve an export: make it a model of a running Ollama, and see that it answers as a planner."""
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+
+from configs.backend import BackendConfig
+from configs.run import RunConfig
+from ray_jobs.export.export import ExportError, planner_openings, read_export
+from rollout.agent.planner import FormatError, parse_decision, planner_schema
+from rollout.engines.engine import BackendError, GenerationRequest
+from rollout.engines.served import ChatServer, OllamaEngine
+from rollout.types import Message
+
+
+def run_serve(config: RunConfig, folder: Path, model: str) -> None:
+    """`config` says the tools of the planner that is tried. Raises ExportError and BackendError."""
+    console = Console()
+    gguf = read_export(folder, ()).get("gguf")
+    if gguf is None:
+        raise ExportError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
+    manifest = read_export(folder, (gguf["file"],))
+    backend = BackendConfig.model_validate(config.backend.model_dump() | {"kind": "ollama", "model": model})
+    engine = OllamaEngine(ChatServer(backend), backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+    digest = manifest["files"][gguf["file"]]
+    with console.status(f"giving {gguf['file']} to {backend.url}"):
+        asyncio.run(engine.create(folder / gguf["file"], digest, gguf["template"], gguf["parameters"]))
+    with console.status("asking it for a decision"):
+        text = asyncio.run(_first_decision(engine, config))
+    console.print(f"{backend.url} serves '{model}'; to a held-out task it answers {text}", markup=False)
+    console.print(f"try it: agentflow solve QUESTION --backend ollama:{model}", markup=False)
+
+
+async def _first_decision(engine: OllamaEngine, config: RunConfig) -> str:
+    """Raises BackendError when the model does not answer as a planner."""
+    ((system, user),) = planner_openings(config, 1)
+    actions = config.envs.actions
+    completion = await engine.generate(
+        GenerationRequest(
+            trajectory_id="serve",
+            prompt_token_ids=(),
+            max_tokens=config.rollout.max_turn_tokens,
+            temperature=0.0,
+            messages=(Message(role="system", content=system), Message(role="user", content=user)),
+            json_schema=planner_schema(actions),
+        )
+    )
+    try:
+        return parse_decision(completion.text, actions).to_json()
+    except FormatError as error:
+        raise BackendError(
+            f"the served model does not answer as a planner: {error}; it wrote {completion.text[:200]!r}; check the "
+            "export, and that the recipe is the one it was trained with"
+        ) from None

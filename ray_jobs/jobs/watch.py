@@ -1,0 +1,178 @@
+"""What a person sees of submitted jobs: their states, their logs, why one failed; and how to stop one."""
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from ray.job_submission import JobDetails, JobStatus
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
+from ray_jobs.run.console import duration
+
+STYLES = {
+    JobStatus.PENDING: "yellow",
+    JobStatus.RUNNING: "cyan",
+    JobStatus.SUCCEEDED: "green",
+    JobStatus.STOPPED: "magenta",
+    JobStatus.FAILED: "red",
+}
+TAIL_LINES = 12
+STOP_PATIENCE_S = 60.0
+_OURS = "agentflow: error: "
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def run_status(address: str | None, name: str | None) -> int:
+    """All jobs, or one with the end of its log. Returns 1 for a job that failed. Raises JobError."""
+    server, console = connect(address), Console()
+    if name is None:
+        console.print(jobs_table(server.jobs(), server.url))
+        return 0
+    job = server.job(name)
+    console.print(job_table(job))
+    lines = tail(_log(server, job))
+    for line in lines:
+        console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+    if job.status == JobStatus.FAILED:
+        tell_failure(console, job, lines)
+    return int(job.status == JobStatus.FAILED)
+
+
+def run_logs(address: str | None, name: str, *, keep_on: bool) -> int:
+    """The log as it stands, or until the job has ended. Raises JobError."""
+    server = connect(address)
+    job = server.job(name)
+    if keep_on:
+        return follow(server, str(job.submission_id))
+    sys.stdout.write(printable(_log(server, job)))
+    return 0
+
+
+def run_stop(address: str | None, name: str) -> int:
+    """End a job and wait until it has ended. Raises JobError."""
+    server, console = connect(address), Console()
+    job = server.job(name)
+    if job.status.is_terminal():
+        console.print(f"{job.submission_id} has ended already: {_state(job)}")
+        return 0
+    with server_errors(server.url):
+        server.client.stop_job(str(job.submission_id))
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    with console.status(f"stopping {job.submission_id}"):
+        while not (job := server.job(name)).status.is_terminal():
+            if time.monotonic() > deadline:
+                raise JobError(f"{name} has not ended within {STOP_PATIENCE_S:.0f} s; `agentflow status {name}` tells")
+            time.sleep(0.5)
+    console.print(f"{job.submission_id}: {_state(job)}")
+    if run := (job.metadata or {}).get("run"):
+        console.print(f"nothing is lost: `agentflow submit RECIPE --phase resume` goes on with {run}", soft_wrap=True)
+    return 0
+
+
+def follow(server: JobServer, name: str) -> int:
+    """Print a job's log until it has ended, then how. Returns 0 where it succeeded, 1 where it did not, 130 where the
+    reader left before (the job goes on)."""
+    console = Console()
+    try:
+        with server_errors(server.url):
+            asyncio.run(_print_log(server, name))
+    except KeyboardInterrupt:
+        console.print(f"\n{name} goes on; stop it with `agentflow stop {name}`")
+        return 130
+    job = server.job(name)
+    console.print(f"{name}: {_state(job)}")
+    if job.status == JobStatus.FAILED:
+        tell_failure(console, job, tail(_log(server, job)))
+    return int(job.status != JobStatus.SUCCEEDED)
+
+
+def jobs_table(jobs: Sequence[JobDetails], url: str) -> Table:
+    table = Table(title=f"Jobs on {url}", title_justify="left")
+    for column in ("job", "state", "recipe", "took"):
+        table.add_column(column, no_wrap=column != "recipe", overflow="fold")
+    for job in jobs:
+        recipe = Text((job.metadata or {}).get("recipe", ""))
+        table.add_row(Text(str(job.submission_id)), _state(job), recipe, _took(job))
+    return table
+
+
+def job_table(job: JobDetails) -> Table:
+    """A job's facts. Of its environment nothing is shown: it may hold keys."""
+    table = Table(title=f"Job {job.submission_id}", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    rows: Iterator[tuple[str, str | Text]] = iter(
+        [
+            ("state", _state(job)),
+            ("runs", Text(job.entrypoint)),
+            *((key, Text(value)) for key, value in (job.metadata or {}).items() if not key.startswith("job_")),
+            ("started", _clock(job.start_time)),
+            ("took", _took(job)),
+        ]
+    )
+    for key, value in rows:
+        table.add_row(key, value)
+    return table
+
+
+def tell_failure(console: Console, job: JobDetails, lines: Sequence[str]) -> None:
+    """How a job failed and what to do about it."""
+    console.print(Text("why", style="bold red"), Text(why_failed(job, lines)), soft_wrap=True)
+
+
+def why_failed(job: JobDetails, lines: Sequence[str]) -> str:
+    """The reason in the words of the log's last lines where these say it, with what to do."""
+    log = "\n".join([printable(job.message or ""), *lines])
+    if ours := [line for line in log.splitlines() if line.startswith(_OURS)]:
+        return ours[-1].removeprefix(_OURS)
+    if modules := _MISSING_MODULE.findall(log):
+        whose = "is not in the working directory and not installed" if modules[-1] == "ray_jobs" else "is missing"
+        return (
+            f"the module '{modules[-1]}' {whose} on the cluster; submit from the project's folder (--working-dir), and "
+            "install the project's dependencies on every node (deploy/Dockerfile) or with --runtime-env"
+        )
+    if job.driver_exit_code in (-9, 137) or "out of memory" in log.lower():
+        return "a process was killed, as the system does when memory runs out; give the node more, or the run less"
+    if job.driver_exit_code is None:
+        return f"it did not get as far as its command: {' '.join(printable(job.message or 'no reason given').split())}"
+    last = next((line for line in reversed(lines) if line.strip()), "its log is empty")
+    return f"exit code {job.driver_exit_code}, last line: {last}"
+
+
+def tail(log: str) -> list[str]:
+    """The last lines, harmless to print."""
+    return printable(log).rstrip().splitlines()[-TAIL_LINES:]
+
+
+def printable(text: str) -> str:
+    """A log may hold what models and web pages wrote: without control characters, which terminals obey."""
+    return _CONTROL.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text.replace("\r\n", "\n")))
+
+
+async def _print_log(server: JobServer, name: str) -> None:
+    async for chunk in server.client.tail_job_logs(name):
+        sys.stdout.write(printable(chunk))
+        sys.stdout.flush()
+
+
+def _log(server: JobServer, job: JobDetails) -> str:
+    with server_errors(server.url):
+        return str(server.client.get_job_logs(str(job.submission_id)) or "")
+
+
+def _state(job: JobDetails) -> Text:
+    return Text(job.status.value.lower(), style=STYLES[job.status])
+
+
+def _clock(millis: int | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(millis / 1000)) if millis else ""
+
+
+def _took(job: JobDetails) -> str:
+    return duration((job.end_time or time.time() * 1000) / 1000 - job.start_time / 1000) if job.start_time else ""

@@ -1,0 +1,158 @@
+"""Which part limits the run: a verdict from where the time went."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Literal, get_args
+
+from rollout.concurrency import WorkerReading
+
+Limit = Literal["learner", "engine", "tools", "prm", "signal", "admission", "weight_sync", "balanced"]
+LIMITS: tuple[Limit, ...] = get_args(Limit)
+"""The number of a limit, in `util/bottleneck`, is its index here."""
+
+WAIT_HIGH = 0.2
+"""A learner that waits less than this for its batches is fed."""
+PUBLISH_HIGH = 0.25
+BACKPRESSURE_HIGH = 0.2
+KEPT_LOW = 0.3
+PRM_HIGH = 0.3
+TOOLS_HIGH = 0.4
+ENGINE_HIGH = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Where time went, all in [0, 1].
+
+    Of the loop's wall time: `learner_busy` (the train step computes), `learner_wait` (for a batch), `publish` (of new
+    weights, on the learner's side). Of the workers' wall time: `backpressure` (waiting for admission with free places)
+    and `engine_busy` (the engine steps, requests are open). `tool_wait`: of a trajectory's time, in tools. `prm_wait`:
+    of a group's time, waiting for PRM scores. `kept_share`: groups with signal among those that ended. `places_used`:
+    running groups over allowed places.
+    """
+
+    learner_busy: float
+    learner_wait: float
+    publish: float
+    backpressure: float
+    engine_busy: float
+    tool_wait: float
+    prm_wait: float
+    kept_share: float
+    places_used: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What limits, the numbers that decided, and what to do; `text` and `hint` are one line each."""
+
+    limit: Limit
+    text: str
+    hint: str
+
+
+_SAID: Mapping[Limit, str] = {
+    "weight_sync": "publishing weights limits: it takes {publish:.0%} of the learner's time, "
+    "and waiting for batches {learner_wait:.0%}",
+    "learner": "the learner limits: it waits for batches {learner_wait:.0%} of its time, "
+    "workers with free places wait for admission {backpressure:.0%} of theirs",
+    "signal": "missing signal limits: only {kept_share:.0%} of the groups can be trained on, "
+    "and the learner waits {learner_wait:.0%} of its time",
+    "prm": "the PRM limits: groups wait for its scores {prm_wait:.0%} of their time, "
+    "and the learner waits {learner_wait:.0%} of its",
+    "tools": "tools limit: trajectories spend {tool_wait:.0%} of their time in them while the engine is busy only "
+    "{engine_busy:.0%}; {places_used:.0%} of the places are used",
+    "engine": "the engine limits: it is busy {engine_busy:.0%} of the time while the learner waits {learner_wait:.0%}; "
+    "{places_used:.0%} of the places are used",
+    "admission": "admission limits: workers with free places wait for it {backpressure:.0%} of their time, "
+    "and the learner waits {learner_wait:.0%} of its",
+    "balanced": "nothing stands out: the learner computes {learner_busy:.0%} and waits {learner_wait:.0%} of its time, "
+    "the engine is busy {engine_busy:.0%}",
+}
+
+
+def bottleneck(shares: Shares, hints: Mapping[Limit, str]) -> Verdict:
+    """What limits, in words; `hints` say for each limit what to do."""
+    limit = limit_of(shares)
+    return Verdict(limit=limit, text=_SAID[limit].format(**asdict(shares)), hint=hints[limit])
+
+
+def limit_of(shares: Shares) -> Limit:
+    """First the learner's side, then, where the learner waits, why no batch is there. The first that holds:
+
+    1. weight_sync: publishing is high, and at least the wait for batches. Before the learner, who looks fed as well.
+    2. The learner is fed: the learner limits if workers are held back, otherwise both sides keep pace (balanced).
+    3. signal: few groups are kept. Before all that follows: more of the same would be dropped as well.
+    4. prm: groups wait long for scores. Before tools and engine, which slow down when the PRM shares their machine.
+    5. tools: trajectories wait long for tools, and that leaves the engine idle. A busy engine hides them.
+    6. engine: it is busy. Before admission: what a busy engine is given more of only gets older.
+    7. admission: workers are held back although the learner waits. Always so at depth 0 with fast rollouts.
+    8. balanced.
+    """
+    if shares.publish >= max(PUBLISH_HIGH, shares.learner_wait):
+        return "weight_sync"
+    held_back = shares.backpressure >= BACKPRESSURE_HIGH
+    if shares.learner_wait < WAIT_HIGH:
+        return "learner" if held_back else "balanced"
+    engine_is_busy = shares.engine_busy >= ENGINE_HIGH
+    rules: tuple[tuple[bool, Limit], ...] = (
+        (shares.kept_share < KEPT_LOW, "signal"),
+        (shares.prm_wait >= PRM_HIGH, "prm"),
+        (shares.tool_wait >= TOOLS_HIGH and not engine_is_busy, "tools"),
+        (engine_is_busy, "engine"),
+        (held_back, "admission"),
+    )
+    return next((limit for holds, limit in rules if holds), "balanced")
+
+
+def shares_of_step(
+    *,
+    step_s: float,
+    wait_s: float,
+    train_s: float,
+    publish_s: float,
+    facts: Mapping[str, float],
+    readings: Sequence[WorkerReading],
+) -> Shares:
+    """The shares of one train step, from seconds and from what has happened since the step before.
+
+    `facts` are sums over the groups that ended: over their trajectories `generate_s` (waiting for completions) and
+    `tool_s`; over the groups `duration_s` (from permit to scores), `prm_s` (the part of it that waited for scores),
+    `groups` and `kept`. A missing fact is 0. A share of nothing is 0, but with no group ended none was dropped: then
+    `kept_share` is 1.
+    """
+    known = {name: facts.get(name, 0.0) for name in ("generate_s", "tool_s", "duration_s", "prm_s", "groups", "kept")}
+    elapsed_s = sum(one.elapsed_s for one in readings)
+    return Shares(
+        learner_busy=_share(train_s, step_s),
+        learner_wait=_share(wait_s, step_s),
+        publish=_share(publish_s, step_s),
+        backpressure=_share(sum(one.admission_wait_s for one in readings), elapsed_s),
+        engine_busy=_share(sum(one.engine_busy_s for one in readings), elapsed_s),
+        tool_wait=_share(known["tool_s"], known["generate_s"] + known["tool_s"]),
+        prm_wait=_share(known["prm_s"], known["duration_s"]),
+        kept_share=_share(known["kept"], known["groups"]) if known["groups"] > 0 else 1.0,
+        places_used=_share(sum(one.running for one in readings), sum(one.places for one in readings)),
+    )
+
+
+def average_shares(steps: Sequence[Shares]) -> Shares:
+    """The mean over train steps, each of which counts the same; over none, the shares of nothing."""
+    if not steps:
+        return shares_of_step(step_s=0.0, wait_s=0.0, train_s=0.0, publish_s=0.0, facts={}, readings=())
+    means = {field.name: math.fsum(getattr(one, field.name) for one in steps) / len(steps) for field in fields(Shares)}
+    return Shares(**means)
+
+
+def verdict_metrics(shares: Shares) -> dict[str, float]:
+    """Scalars under their stable names: every share, so that a log gives them back, and the number of the limit."""
+    scalars = {f"util/{name}": value for name, value in asdict(shares).items()}
+    return scalars | {"util/bottleneck": float(LIMITS.index(limit_of(shares)))}
+
+
+def _share(part: float, whole: float) -> float:
+    """In [0, 1] also where two clocks disagree a little, and 0 where it is not a number."""
+    share = part / whole if whole > 0 else 0.0
+    # Zero first: `max` keeps it against a NaN.
+    return min(1.0, max(0.0, share))

@@ -1,0 +1,71 @@
+"""Collect trajectories of a policy for labelling; what is there already is not collected again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from configs.reward import CollectConfig
+from configs.run import RunConfig
+from envs.datasets.sampler import collection_tasks
+from envs.types import Task
+from ray_jobs.phases.local import open_policy
+from ray_jobs.run.console import Console, sentence
+from ray_jobs.run.folder import run_path
+from reward.collected import CollectedGroups, outcome_of
+from rollout.types import Trajectory, TrajectoryGroup
+
+CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
+MAX_OPEN_GROUPS = 24
+
+
+async def collect_groups(
+    tasks: Sequence[Task],
+    store: CollectedGroups,
+    config: CollectConfig,
+    collect: CollectGroup,
+    on_group: Callable[[], None],
+) -> None:
+    """One group per task, several side by side, each written as soon as it is done.
+
+    An error begins nothing new and is raised when what was begun is written.
+    """
+    remaining = iter(tasks)
+    failures: list[Exception] = []
+
+    async def run() -> None:
+        for task in remaining:
+            if failures:
+                return
+            group_id = f"collect/{task.id}"
+            if group_id not in store.group_ids:
+                try:
+                    store.add(await collect(task, group_id, config.rollouts_per_task))
+                except Exception as error:
+                    failures.append(error)
+                    return
+            on_group()
+
+    await asyncio.gather(*(run() for _ in range(MAX_OPEN_GROUPS)))
+    if failures:
+        raise failures[0]
+
+
+def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
+    return {
+        "num_tasks": len({one.task.id for one in collected}),
+        "num_trajectories": len(collected),
+        "num_steps": sum(len(one.planner_turns) for one in collected),
+        "num_malformed": sum(one.num_format_errors for one in collected),
+        "num_right": sum(outcome_of(one) == 1.0 for one in collected),
+    }
+
+
+def run_collect(config: RunConfig, adapter: Path | None) -> None:
+    """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes."""
+    console, folder = Console(), run_path(config)
+    store = CollectedGroups(folder / "collected")
+    tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=folder / "leaks.json")
+    with open_policy(config, adapter) as worker, console.phase("collect", total=len(tasks)) as progress:
+        asyncio.run(collect_groups(tasks, store, config.collect, worker.collect_group, progress.advance))
+    console.note(sentence("collected", collection_facts(list(store.trajectories()))))
+    console.note(f"trajectories: {folder / 'collected'}")

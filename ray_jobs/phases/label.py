@@ -1,0 +1,217 @@
+"""Label the steps of collected trajectories; what is labelled already is not labelled, or paid for, again."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from configs.reward import LabelConfig
+from configs.run import RunConfig
+from ray_jobs.phases.local import open_policy
+from ray_jobs.run.console import Console, sentence
+from ray_jobs.run.folder import run_path
+from ray_jobs.run.preflight import check_judge_key, check_labelling
+from reward.collected import CollectedGroups
+from reward.labels.judge import StepJudge
+from reward.labels.labels import (
+    ContinueFrom,
+    LabelError,
+    Labeller,
+    MonteCarloLabeller,
+    StepLabel,
+    append_label,
+    read_labels,
+)
+from reward.labels.plan import PlanLabeller
+from reward.prm.quality import agreement
+from reward.prm.step_text import StepText, step_texts
+from reward.prm.training import held_out_tasks
+from rollout.types import Trajectory
+
+MAX_OPEN_STEPS = 24
+MAX_FAILURES_IN_A_ROW = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelling:
+    """All labels that one labeller has given so far, and the steps that it could not label in this pass."""
+
+    labels: tuple[StepLabel, ...]
+    failures: tuple[str, ...]
+
+
+class LabellingStoppedError(RuntimeError):
+    """So many steps in a row got no label that the cause is not the steps; the message holds the last reason."""
+
+
+def labelling_passes(
+    config: LabelConfig, collected: Sequence[Trajectory], *, continue_from: ContinueFrom, receipts: Path
+) -> list[tuple[Labeller, list[StepText]]]:
+    """Who labels what: the recipe's labeller every step, and where the recipe wants a second opinion, Monte-Carlo
+    the steps of a share of the tasks."""
+    steps = [step for trajectory in collected for step in step_texts(trajectory)]
+    monte_carlo = MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
+    if config.labeller == "monte_carlo":
+        return [(monte_carlo, steps)]
+    main: Labeller = PlanLabeller(collected) if config.labeller == "plan" else _build_judge(config, receipts)
+    if not config.check_share:
+        return [(main, steps)]
+    checked = held_out_tasks((step.task_id for step in steps), share=config.check_share)
+    return [(main, steps), (monte_carlo, [step for step in steps if step.task_id in checked])]
+
+
+def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list[StepLabel], list[StepLabel]]:
+    """The main labeller's labels, and those of the second opinion."""
+    sides: tuple[list[StepLabel], list[StepLabel]] = ([], [])
+    for label in labels:
+        second = label.labeller == MonteCarloLabeller.name and config.labeller != "monte_carlo"
+        sides[second].append(label)
+    return sides
+
+
+def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, Any]:
+    """How far the labeller and the second opinion say the same of the same steps; empty without one."""
+    if not checks:
+        return {}
+    scores, others = (
+        {(one.task_id, one.trajectory_id, one.step): one.score for one in side} for side in (main, checks)
+    )
+    return {f"{config.labeller}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
+
+
+def _build_judge(config: LabelConfig, receipts: Path) -> StepJudge:
+    assert config.judge is not None
+    return StepJudge(config.judge, receipts=receipts)
+
+
+async def label_steps(
+    steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]
+) -> Labelling:
+    """Label every step that `path` has no label of this labeller for, several side by side.
+
+    A step without an honest verdict is reported and left out, to be tried in the next pass. What ends the whole
+    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk.
+    The labeller is closed in any case.
+    """
+    work = _Pass(steps, labeller, path, on_step)
+    try:
+        await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
+    finally:
+        await labeller.close()
+    if work.stopped_by is not None:
+        raise work.stopped_by
+    return Labelling(labels=tuple(work.known.values()), failures=tuple(work.failures))
+
+
+class _Pass:
+    """One pass over the steps, shared by its runners. After a stop nothing new is begun, and what was begun ends:
+    its label may be paid for."""
+
+    def __init__(self, steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]) -> None:
+        own = (label for label in read_labels(path) if label.labeller == labeller.name)
+        self.known = {(label.text_digest, label.trajectory_id, label.step): label for label in own}
+        self.failures: list[str] = []
+        self.stopped_by: Exception | None = None
+        self._steps = iter(steps)
+        self._labeller = labeller
+        self._path = path
+        self._on_step = on_step
+        self._failures_in_a_row = 0
+
+    async def run(self) -> None:
+        for step in self._steps:
+            if self.stopped_by is not None:
+                return
+            if (step.digest, step.trajectory_id, step.step) not in self.known:
+                await self._label(step)
+            self._on_step()
+
+    async def _label(self, step: StepText) -> None:
+        try:
+            label = await self._labeller.label(step)
+        except LabelError as error:
+            self._fail(error)
+            return
+        except Exception as error:
+            self.stopped_by = self.stopped_by or error
+            return
+        try:
+            append_label(self._path, label)
+        except OSError as error:
+            self.stopped_by = self.stopped_by or LabellingStoppedError(
+                f"cannot write {self._path}: {error.strerror}; free some space there; labels so far are kept"
+            )
+        else:
+            self.known[step.digest, step.trajectory_id, step.step] = label
+            self._failures_in_a_row = 0
+
+    def _fail(self, error: LabelError) -> None:
+        self.failures.append(str(error))
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
+            self.stopped_by = self.stopped_by or LabellingStoppedError(
+                f"{MAX_FAILURES_IN_A_ROW} steps in a row got no label from {self._labeller.name}, the last because: "
+                f"{error}; labels so far are kept"
+            )
+
+
+class NothingCollectedError(RuntimeError):
+    """There are no trajectories to work on; the message says which command makes them."""
+
+
+def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
+    """Every label is on disk before the next is asked for; steps that are labelled are not labelled again."""
+    check_labelling(config)
+    check_judge_key(config)
+    console, folder = Console(), run_path(config)
+    collected = read_collected(folder)
+    with _engine(config, adapter, dry_run) as worker:
+        passes = labelling_passes(
+            config.label,
+            collected,
+            continue_from=worker.continue_from if worker else _no_engine,
+            receipts=folder / "judge_receipts.jsonl",
+        )
+        for labeller, steps in passes:
+            if dry_run:
+                console.note(_estimate(config, labeller, len(steps), steps))
+                continue
+            with console.phase("label", total=len(steps)) as progress:
+                done = asyncio.run(label_steps(steps, labeller, folder / "labels.jsonl", progress.advance))
+            facts = {"num_labels": len(done.labels), "num_unlabelled": len(done.failures)}
+            console.note(sentence(f"labelled by {labeller.name}", facts | {"first_failures": list(done.failures[:3])}))
+            if isinstance(labeller, StepJudge):
+                console.note(f"spent so far: {labeller.meter.spent}")
+
+
+def read_collected(folder: Path) -> list[Trajectory]:
+    """The trajectories in a run folder. Raises NothingCollectedError."""
+    collected = list(CollectedGroups(folder / "collected").trajectories()) if folder.is_dir() else []
+    if not collected:
+        raise NothingCollectedError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
+    return collected
+
+
+def _engine(config: RunConfig, adapter: Path | None, dry_run: bool) -> AbstractContextManager[Any]:
+    """Only Monte-Carlo needs an engine, to go on from a step."""
+    needed = config.label.labeller == "monte_carlo" or config.label.check_share > 0
+    return open_policy(config, adapter) if needed and not dry_run else nullcontext()
+
+
+def _estimate(config: RunConfig, labeller: Any, num_steps: int, steps: Sequence[Any]) -> str:
+    if isinstance(labeller, StepJudge):
+        cost = labeller.estimate(steps)
+        return (
+            f"{labeller.name}: {num_steps} steps, at most {cost.calls} calls, {cost.input_tokens} tokens in, "
+            f"{cost.output_tokens} tokens out, {cost.cost_usd:.4f} US dollars"
+        )
+    if labeller.name == "monte_carlo":
+        return f"monte_carlo: {num_steps} steps, at most {num_steps * config.label.continuations} trajectories, no cost"
+    return f"{labeller.name}: {num_steps} steps, no calls, no cost"
+
+
+async def _no_engine(*_: Any) -> list[Trajectory]:
+    raise RuntimeError("this labelling needs no engine, and none was started")

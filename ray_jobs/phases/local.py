@@ -1,0 +1,128 @@
+"""One worker without Ray, for commands that only act: the same agent and tools, over any back end."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.run import RunConfig
+from rollout.chat import ServedChat
+from rollout.engines.engine import BackendError
+from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
+from rollout.solver import Solver
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Nothing reaches stderr until the end, also of what native code and subprocesses write; all of it does when an
+    exception ends it. Log messages and progress of a whole process go there, so it is for a short time only."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            sys.stderr.flush()
+            kept.seek(0)
+            os.write(stderr, kept.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+if TYPE_CHECKING:
+    from rollout.worker import Worker
+
+
+@contextmanager
+def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
+    """What `config.backend` names, ready to act. Raises CheckpointError and BackendError."""
+    if config.backend.kind == "vllm":
+        with open_policy(config, adapter) as worker:
+            yield worker
+        return
+    solver = _served(config, adapter)
+    try:
+        yield solver
+    finally:
+        solver.close()
+
+
+@contextmanager
+def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
+    """A worker that samples by itself, with a checkpoint's adapter or with the base model; what it samples can be
+    trained on. Raises CheckpointError and BackendError before an engine is loaded."""
+    import os
+
+    from actors.cluster import QUIET
+    from ray_jobs.run.model_folder import resolve_model
+
+    if config.backend.kind != "vllm":
+        raise BackendError(
+            f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so what "
+            "it samples can never be trained on; leave it out"
+        )
+    os.environ.update(QUIET | {"OMP_NUM_THREADS": str(config.rollout.engine.num_threads)})
+    model_path = resolve_model(config.model.path)
+    trained = _read_adapter(config, model_path, adapter) if adapter else None
+    with quiet_loading():
+        from rollout.worker import Worker
+
+        worker = Worker(config, model_path, index=0)
+    try:
+        if trained:
+            asyncio.run(worker.engine.load_adapter(*trained))
+        yield worker
+    finally:
+        worker.close()
+
+
+def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[int, bytes]:
+    """Version and bytes of a checkpoint's adapter. Raises CheckpointError."""
+    from learner.checkpoint import CheckpointError, read_manifest
+    from rollout.engines.adapters import AdapterMerger
+
+    version = read_manifest(folder).get("policy_version")
+    if version is None:
+        raise CheckpointError(f"{folder} is no checkpoint of a planner; name one below checkpoints/ of a run")
+    data = (folder / "adapter.safetensors").read_bytes()
+    try:
+        AdapterMerger(model_path, config.model.lora_alpha / config.model.lora_rank).check(
+            data, rank=config.model.lora_rank
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            f"the adapter in {folder} does not fit model.path = '{config.model.path}': {error}; give the recipe of the "
+            "run that trained it"
+        ) from error
+    return int(version), data
+
+
+def _served(config: RunConfig, adapter: Path | None) -> Solver:
+    backend = config.backend
+    if adapter is not None:
+        raise BackendError(
+            f"--adapter {adapter} needs backend.kind = 'vllm': a server answers with the model that it serves; export "
+            "the checkpoint (`agentflow export`) and serve that"
+        )
+    if "model" in (config.rollout.verifier.kind, config.rollout.generator.kind):
+        raise BackendError(
+            f"rollout.verifier/generator.kind = 'model' asks the frozen base model, which backend.kind = "
+            f"'{backend.kind}' does not serve; set them to 'rule'"
+        )
+    server = ChatServer(backend)
+    if backend.kind == "ollama":
+        engine: OllamaEngine | OpenAiEngine = OllamaEngine(
+            server, backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed
+        )
+    else:
+        engine = OpenAiEngine(server, backend, seed=config.seed)
+    asyncio.run(engine.check())
+    return Solver(config, engine, ServedChat(), max_open=backend.max_concurrency)

@@ -1,0 +1,107 @@
+"""The agent and its parts without training: solve one question, serve the tools, run one file in the sandbox."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.markup import escape
+
+from configs.run import RunConfig
+from configs.wording import reason
+from envs.mcp_server import Transport, serve
+from envs.sandbox import Sandbox
+from envs.tools.toolbox import Toolbox
+from envs.types import Task, ToolUnavailableError
+from ray_jobs.phases.local import open_worker
+from rollout.records import append_record, trajectory_record
+from rollout.types import StopReason, Trajectory, Turn
+
+
+def run_serve_tools(config: RunConfig, *, transport: Transport, host: str, port: int) -> None:
+    """Returns when the client hangs up (stdio) or at SIGTERM (http), with every session and sandbox ended."""
+    if transport == "http":
+        # The HTTP server, once it has ended, raises the signal again, whose default would skip the toolbox's end.
+        signal.signal(signal.SIGTERM, _end)
+    with Toolbox(config.envs) as toolbox:
+        if toolbox.sandbox and toolbox.sandbox.without:
+            print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
+        asyncio.run(serve(toolbox, transport=transport, host=host, port=port))
+
+
+def _end(signal_number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+class CodeFileError(RuntimeError):
+    """The file to run cannot be read; the message says why."""
+
+
+def run_code(path: str, timeout_s: float = 5.0) -> int:
+    """Prints what the code says, and the walls around it on stderr. 0 if it ended without an error, else 1. Raises
+    CodeFileError and SandboxRefusedError."""
+    try:
+        code = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CodeFileError(f"'{path}' cannot be read: {reason(error)}; name a Python file in UTF-8") from error
+    try:
+        with Sandbox() as sandbox:
+            print(f"code sandbox: {sandbox.state}", file=sys.stderr)
+            result = sandbox.run(code, timeout_s=timeout_s)
+    except ToolUnavailableError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(result.text, end="" if result.text.endswith("\n") else "\n")
+    if result.error:
+        print(f"error: {result.error}", file=sys.stderr)
+    return 1 if result.error else 0
+
+
+_WHY: Mapping[StopReason, str] = {
+    "answered": "the answer was empty",
+    "verified": "the answer was empty",
+    "format": "the replies were malformed, or the last step was no answer",
+    "context": "the context is full; raise rollout.engine.max_model_len, or ask for fewer steps with rollout.max_steps",
+    "infrastructure": "the engine or a tool failed, or it took longer than rollout.episode_timeout_s",
+}
+"""A trajectory without an answer, by what ended it."""
+
+
+class TraceError(RuntimeError):
+    """The trace could not be written; the message says why."""
+
+
+def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Path | None) -> int:
+    """`trace` gets one more line, in the format of a run's trajectories.jsonl; there is no gold answer, so no reward.
+    Returns the exit code: 0 where there is an answer, else 1. Raises what `open_worker` raises, and TraceError."""
+    console = Console()
+    task = Task(id="question", dataset="question", question=question, answer="")
+    with console.status("loading the engine"), open_worker(config, adapter) as worker:
+
+        def show(turn: Turn) -> None:
+            if turn.format_error:
+                console.print(f"[red]malformed[/red]: {escape(turn.format_error)}")
+            elif turn.tool_call and turn.tool_result:
+                console.print(
+                    f"[bold]{escape(turn.tool_call.name)}[/bold] {escape(turn.tool_call.arguments)}  "
+                    f"[dim]{escape(turn.thought)}[/dim]\n  -> {escape(turn.tool_result.text)}"
+                )
+
+        trajectory = asyncio.run(worker.solve(task, show))
+    if trace is not None:
+        _append(trace, trajectory)
+    if trajectory.answer is None:
+        console.print(f"no answer: {_WHY[trajectory.stop_reason]}")
+        return 1
+    console.print(f"[bold green]answer[/bold green] {escape(trajectory.answer)}")
+    return 0
+
+
+def _append(trace: Path, trajectory: Trajectory) -> None:
+    try:
+        append_record(trace, trajectory_record(trajectory, reward=None, phase="solve", step=None))
+    except OSError as error:
+        raise TraceError(f"--trace '{trace}' cannot be written: {error.strerror}; name another file") from error

@@ -1,0 +1,236 @@
+"""What the processes of a run need, on which card they stand, and whether it fits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.cluster import RANK_SHARE
+from configs.learner import LearnerConfig
+from configs.run import RunConfig
+from configs.spelling import did_you_mean
+from ray_jobs.plan import memory
+from ray_jobs.plan.memory import GIB, KvCache, Part
+from ray_jobs.plan.shapes import ModelShape, PlanError, find_shape
+from rollout.engines.vllm_parts import KV_BLOCK, MAX_LORAS, batched_tokens, kv_cache_bytes
+
+CARDS = {
+    "A40": 44.3,
+    "L40S": 44.3,
+    "A6000": 47.4,
+    "A100-40": 39.4,
+    "A100": 79.1,
+    "H100": 79.1,
+    "H200": 139.8,
+    "L4": 21.9,
+}
+"""GiB that CUDA reports, which is less than the name says."""
+SCORED_ROWS = 128
+"""The canary's tokens, whose logits exist at the same time; its text has about 90."""
+HEADROOM = int(0.5 * GIB)
+"""What must be left over: figures are figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of the run. `share` is what it claims of a card, None on a CPU."""
+
+    name: str
+    device: str
+    parts: tuple[Part, ...]
+    share: float | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A card, or the memory of a machine, and who stands on it."""
+
+    name: str
+    num_bytes: int
+    processes: tuple[Process, ...]
+
+    @property
+    def free(self) -> int:
+        """Negative where it does not fit."""
+        return self.num_bytes - sum(process.num_bytes for process in self.processes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """Everything that `agentflow plan` says, but for what to change."""
+
+    policy: ModelShape
+    kv: KvCache
+    kv_arithmetic: str
+    max_model_len: int
+    cards: tuple[Card, ...]
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        return tuple(process for card in self.cards for process in card.processes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Of the policy and of the PRM's base, which is None for a run without a PRM."""
+
+    policy: ModelShape
+    prm: ModelShape | None
+
+
+def find_shapes(config: RunConfig, model_config: Path | None) -> Shapes:
+    """`model_config` stands in for the policy's. Raises PlanError."""
+    prm = None
+    if config.reward.credit != "outcome":
+        prm = find_shape(config.prm.model_path).cut(config.prm.num_layers)
+    return Shapes(policy=find_shape(config.model.path, model_config), prm=prm)
+
+
+def card_bytes(card: str) -> int:
+    """A card by its name, or its GiB. Raises PlanError."""
+    by_name = {name.lower(): gib for name, gib in CARDS.items()}
+    try:
+        gib = by_name.get(card.lower()) or float(card)
+    except ValueError:
+        raise PlanError(
+            f"--card '{card}' is neither a number of GiB nor one of {', '.join(CARDS)}"
+            f"{did_you_mean(card.upper(), CARDS)}"
+        ) from None
+    if not 0 < gib < 10_000:
+        raise PlanError(f"--card {card}: a card has between 0 and 10,000 GiB")
+    return int(gib * GIB)
+
+
+def plan_run(config: RunConfig, shapes: Shapes, *, card: str, machine_bytes: int) -> RunPlan:
+    """`card` is what CUDA processes stand on, `machine_bytes` the memory for those on a CPU.
+
+    Sharing: learner, PRM and one engine are on one card, every further engine on another. Not sharing: each process is
+    held to its share of a card, for Ray may put others beside it.
+    """
+    engine, learner, prm = engine_process(config, shapes), learner_process(config, shapes), prm_process(config, shapes)
+    once = [process for process in (engine, learner, prm) if process is not None]
+    further = [engine] * (config.rollout.num_workers - 1)
+    on_cpu = [process for process in once + further if process.device == "cpu"]
+    on_card = [process for process in once if process.device == "cuda"]
+    cards = []
+    if on_card and config.shares_card:
+        cards.append(Card(name=_card_name(card), num_bytes=card_bytes(card), processes=tuple(on_card)))
+        on_card = [process for process in further[:1] if process.device == "cuda"]
+    cards += [_share_of_card(process, card) for process in on_card]
+    if on_cpu:
+        cards.append(Card(name="this machine", num_bytes=machine_bytes, processes=tuple(on_cpu)))
+    engines = config.rollout.engine
+    spread = engines.tensor_parallel
+    return RunPlan(
+        policy=shapes.policy,
+        kv=memory.kv_cache(shapes.policy, engines.dtype, kv_cache_bytes(engines), KV_BLOCK[engines.device], spread),
+        kv_arithmetic=memory.kv_arithmetic(shapes.policy, engines.dtype, spread),
+        max_model_len=engines.max_model_len,
+        cards=tuple(cards),
+    )
+
+
+def _share_of_card(process: Process, card: str) -> Card:
+    share = process.share or 1.0
+    return Card(name=f"{share:g} of {_card_name(card)}", num_bytes=int(share * card_bytes(card)), processes=(process,))
+
+
+def _card_name(card: str) -> str:
+    return f"a card of {card} GiB" if card[0].isdigit() else card.upper()
+
+
+def engine_process(config: RunConfig, shapes: Shapes) -> Process:
+    """vLLM: one copy of the base, places for adapters, the cache, what a step needs, graphs. An engine over several
+    cards has them for itself; this is one of them."""
+    engine, shape, rank = config.rollout.engine, shapes.policy, config.model.lora_rank
+    cards = engine.tensor_parallel
+    on_card = engine.device == "cuda"
+    cache = memory.kv_cache(shape, engine.dtype, kv_cache_bytes(engine), KV_BLOCK[engine.device], cards)
+    parts = [memory.weights(shape, engine.dtype, cards)]
+    if engine.adapter_mode == "native":
+        num_lora = shape.lora_parameters(rank, config.model.lora_targets)
+        parts.append(memory.engine_adapters(num_lora, MAX_LORAS, engine.dtype, cards))
+    parts.append(
+        Part(
+            name="KV cache",
+            num_bytes=kv_cache_bytes(engine),
+            arithmetic=f"{cache.token_bytes / 1024:g} KiB x {cache.num_tokens:,} tokens: "
+            f"{cache.num_sequences(engine.max_model_len)} sequences of {engine.max_model_len:,}",
+        )
+    )
+    rows = max(engine.max_num_seqs, SCORED_ROWS)
+    parts.append(memory.engine_working(shape, engine.dtype, batched_tokens(engine), rows, rank))
+    if on_card:
+        parts.append(Part(name="CUDA graphs", num_bytes=memory.CUDA_GRAPHS, arithmetic="allowance"))
+    parts.append(_process_part("engine", engine.device))
+    share = (config.card.engine if cards == 1 else 1.0) if on_card else None
+    return Process(name="engine", device=engine.device, parts=tuple(parts), share=share)
+
+
+def learner_process(config: RunConfig, shapes: Shapes) -> Process:
+    """One copy of the base in bfloat16, the adapter's training, one microbatch. A trajectory that is longer than a
+    microbatch goes alone, so the longest one counts as well. Of several ranks this is one: they divide the optimizer's
+    moments, and at `zero_stage` 3 the base."""
+    learner, model, shape = config.learner, config.model, shapes.policy
+    ranks = learner.num_workers
+    acting = memory.activations(
+        shape,
+        longest_microbatch(config.rollout.engine.max_model_len, learner),
+        rank=model.lora_rank,
+        checkpointing=learner.gradient_checkpointing,
+        chunk=learner.logit_chunk_tokens,
+        device=learner.device,
+    )
+    num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
+    parts = (
+        memory.weights(shape, "bfloat16", ranks if learner.zero_stage == 3 else 1),
+        memory.adapter_training(num_lora, ranks),
+        *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
+        acting,
+        memory.fragments(acting),
+        _process_part("learner", learner.device),
+    )
+    share = (config.card.learner if ranks == 1 else RANK_SHARE) if learner.device == "cuda" else None
+    return Process(name="learner", device=learner.device, parts=parts, share=share)
+
+
+def longest_microbatch(max_model_len: int, learner: LearnerConfig) -> int:
+    return max(learner.microbatch_tokens, max_model_len)
+
+
+def prm_process(config: RunConfig, shapes: Shapes) -> Process | None:
+    """The PRM: trained in the run unless the recipe names a trained one, which then only scores."""
+    prm, shape = config.prm, shapes.prm
+    if shape is None:
+        return None
+    num_lora = shape.lora_parameters(prm.lora_rank, tuple(shape.linears))
+    tokens = max(prm.microbatch_tokens, prm.max_tokens)
+    if config.reward.prm_path:
+        adapter = Part(name="adapter", num_bytes=4 * num_lora, arithmetic=f"{num_lora:,} LoRA parameters x 4 bytes")
+        acting = memory.scoring(shape, tokens)
+    else:
+        adapter = memory.adapter_training(num_lora)
+        acting = memory.activations(
+            shape,
+            tokens,
+            rank=prm.lora_rank,
+            checkpointing=prm.gradient_checkpointing,
+            chunk=0,
+            device=prm.device,
+        )
+    parts = (
+        memory.weights(shape, "bfloat16"),
+        adapter,
+        acting,
+        memory.fragments(acting),
+        _process_part("prm", prm.device),
+    )
+    return Process(name="PRM", device=prm.device, parts=parts, share=config.card.prm if prm.device == "cuda" else None)
+
+
+def _process_part(name: str, device: str) -> Part:
+    if device == "cuda":
+        return Part(name="CUDA context", num_bytes=memory.CUDA_CONTEXT, arithmetic="allowance")
+    return Part(name="libraries", num_bytes=memory.CPU_PROCESS[name], arithmetic="allowance")

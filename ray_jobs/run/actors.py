@@ -1,0 +1,349 @@
+"""The actors of one run: how they are started, where they are placed, and what all of them are asked."""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.prm import PrmActor
+from actors.rollout_worker import RolloutWorkerActor
+from actors.store import StoreActor
+from configs.run import RunConfig
+from envs.types import Task
+from learner.learner import Learner
+from learner.optim import Ranks
+from ray_jobs.run.folder import RunFolder, fingerprint_of
+from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.resources import (
+    learner_claims,
+    place_learner,
+    start_learner,
+    this_node,
+    thread_env,
+    training_env,
+    worker_claim,
+)
+from ray_jobs.run.watch import Watch
+from reward.prm.model import WEIGHTS, prm_settings, read_prm_manifest
+from rollout.store.adapters import AdapterMismatchError
+from rollout.types import Trajectory
+from rollout.worker import Worker
+
+SYNC_PATIENCE_S = 300.0
+CLOSE_PATIENCE_S = 90.0
+"""More than an engine gives its own thread to finish."""
+PLACE_EVERY_S = 1.0
+
+BuildLearner = Callable[..., Learner]
+BuildWorker = Callable[[int], Worker]
+"""They make the plain objects, in the processes of their actors: a worker by its index, a learner of several ranks by
+which of them it is."""
+
+
+class NoRoomError(RuntimeError):
+    """The cluster lacks the resources that an actor of the run claims; the message says which."""
+
+
+class Cast:
+    """Store, learner, rollout workers by their index, and the PRM (None for a run without one). Workers and PRM are
+    started by whoever wants them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        build_learner: BuildLearner,
+        build_worker: BuildWorker,
+        watch: Watch | None = None,
+    ) -> None:
+        """Without a `watch` nothing that hangs is noticed."""
+        self._config = config
+        self._folder = folder
+        self._build_learner = build_learner
+        self._build_worker = build_worker
+        self._placements: dict[int, PlacementGroup] = {}
+        self._by_index: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
+        self._lives: Counter[str] = Counter()
+        self.watch = watch or Watch(config.liveness, resume=f"`agentflow resume {shlex.quote(str(folder.path))}`")
+        self.prm: Any = None
+        self.store: Any = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
+            config, folder.path
+        )
+        self.watch.follow("store", self.store, kind="store", floor_s=config.liveness.answer_s, restarts=True)
+        # Its own as long as the run lasts: a worker that waits for room must not take that of a learner that died.
+        self._learner_place = place_learner(config)
+        self.learner: Any = self._start_learner()
+
+    @property
+    def workers(self) -> tuple[Any, ...]:
+        return tuple(self._by_index.values())
+
+    @property
+    def prm_judges(self) -> bool:
+        """Whether the recipe's credit asks a process reward model that is there."""
+        return self.prm is not None and self._config.reward.credit != "outcome"
+
+    @property
+    def prm_digest(self) -> str | None:
+        """Of the weights that the process reward model must have, which lie on disk; None where none is asked."""
+        if not self.prm_judges:
+            return None
+        return str(read_prm_manifest(self._prm_folder)["files"][WEIGHTS])
+
+    @property
+    def _prm_folder(self) -> Path:
+        return Path(self._config.reward.prm_path) if self._config.reward.prm_path else self._folder.prm
+
+    @property
+    def worker_indices(self) -> tuple[int, ...]:
+        return tuple(self._by_index)
+
+    def worker(self, index: int) -> Any:
+        return self._by_index[index]
+
+    def start_prm(self, base: Path) -> None:
+        """A process reward model over this base: the one that the recipe names, or one that the run will train."""
+        trained = Path(self._config.reward.prm_path) if self._config.reward.prm_path else None
+        settings = prm_settings(trained) if trained else self._config.prm
+        on_card = settings.device == "cuda"
+        in_place = on_card and self._config.shares_card
+        self.prm = PrmActor.options(
+            name=self._name("prm"),
+            num_cpus=0,
+            num_gpus=self._config.card.prm if on_card else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_place) if in_place else "DEFAULT",
+            runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
+        ).remote(settings, base, self._config.seed, self._prm_folder)
+        self.watch.follow("PRM", self.prm, kind="PRM", floor_s=self._config.liveness.work_s, restarts=True)
+
+    def with_place(self, indices: Sequence[int]) -> list[int]:
+        """Those of these workers for which the cluster keeps room on one of its machines. It is asked for once and the
+        wish stands, so that a cluster that starts machines on demand knows of it."""
+        for index in indices:
+            if index not in self._placements and not self._beside_learner(index):
+                self._placements[index] = placement_group([self._bundle])
+        # One question for all, however many they are.
+        states = placement_group_table() if indices else {}
+        return [index for index in indices if states.get(self._place_of(index).id.hex(), {}).get("state") == "CREATED"]
+
+    def forget_places(self, wanted: int) -> None:
+        """Give back the room that was asked for and not used, of workers beyond so many."""
+        for index in [one for one in self._placements if one >= wanted and one not in self._by_index]:
+            remove_placement_group(self._placements.pop(index))
+
+    def start_worker(self, index: int) -> Any:
+        """A worker in a placement group of its own: a group cannot grow, and workers come and go. Only the first may
+        stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
+        `cluster.patience_s`."""
+        bundle = self._bundle
+        self.with_place([index])
+        if not self._place_of(index).wait(self._config.cluster.patience_s):
+            self._leave(index)
+            raise self.no_room(index)
+        # Now: a place whose machine is lost has forgotten it.
+        (self._nodes[index],) = {*placement_group_table(self._place_of(index))["bundles_to_node_id"].values()}
+        self._by_index[index] = RolloutWorkerActor.options(
+            name=self._name(f"rollout-{index}"),
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._place_of(index)),
+            runtime_env={"env_vars": thread_env(self._config.rollout.engine.num_threads)},
+        ).remote(
+            self._config, index, self.store, self.prm if self.prm_judges else None, partial(self._build_worker, index)
+        )
+        self.watch.follow(
+            _worker_name(index),
+            self._by_index[index],
+            kind="rollout worker",
+            floor_s=self._config.liveness.answer_s,
+        )
+        return self._by_index[index]
+
+    def no_room(self, index: int) -> "NoRoomError":
+        """What to say where a worker has no place."""
+        bundle = self._bundle
+        return NoRoomError(
+            f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
+            f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
+            "cluster.patience_s to as long as a node takes to start"
+        )
+
+    def node_of(self, index: int) -> str | None:
+        """The machine on which a worker was started, by its id."""
+        return self._nodes.get(index)
+
+    def stop_worker(self, index: int) -> None:
+        """End a worker's process and free its place."""
+        self.watch.leave(_worker_name(index))
+        ray.kill(self._by_index.pop(index))
+        self._leave(index)
+
+    def restart_learner(self) -> None:
+        """Another learner in the place of this one, up. Raises NoRoomError where its machine is lost and no other has
+        room within `cluster.patience_s`, and RayActorError where the new one dies as well."""
+        ray.kill(self.learner)
+        self.learner = self._start_learner()
+        self._wait_for_learner()
+
+    def ask_learner(self, method: str, *arguments: Any) -> Any:
+        """What a method of the learner returns; it has a time limit."""
+        with self.watch.call("learner", self.learner, method.replace("_", " ")):
+            return ray.get(getattr(self.learner, method).remote(*arguments))
+
+    def _wait_for_learner(self) -> None:
+        """A place that was there may be lost with its machine while the learner starts in it."""
+        ready, without_s, since = self.learner.ready.remote(), 0.0, time.monotonic()
+        with self.watch.call("learner", self.learner, "start"):
+            while not ray.wait([ready], timeout=PLACE_EVERY_S)[0]:
+                now = time.monotonic()
+                has_place = placement_group_table(self._learner_place).get("state") == "CREATED"
+                without_s, since = 0.0 if has_place else without_s + now - since, now
+                if without_s > self._config.cluster.patience_s:
+                    raise self._no_room_for_learner()
+            ray.get(ready)
+
+    def _no_room_for_learner(self) -> "NoRoomError":
+        claim, *others = learner_claims(self._config)
+        times = f", {len(others) + 1} times," if others else ""
+        return NoRoomError(
+            f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
+            f"{_amounts(ray.available_resources(), claim)} free; add a node, or set "
+            "cluster.patience_s to as long as a node takes to start"
+        )
+
+    def wait_until_ready(self) -> None:
+        """Returns when every actor is up; they load side by side. Raises NoRoomError where the learner has no room
+        within `cluster.patience_s`, or cannot write where the run does."""
+        self._wait_for_learner()
+        writing = {"learner": self.learner} | ({"PRM": self.prm} if self.prm else {})
+        ray.get([actor.ready.remote() for actor in (*writing.values(), *self.workers)])
+        for name, actor in writing.items():
+            if not ray.get(actor.__ray_call__.remote(_sees, self._folder.path, self._folder.fingerprint)):
+                raise NoRoomError(
+                    f"the {name} runs on a machine that does not see the run folder '{self._folder.path}', where it "
+                    "keeps its checkpoints; set output_dir to a folder that all machines share"
+                )
+
+    def sandboxes(self) -> list[str]:
+        """The walls around the workers' code tools, which depend on their machines; each kind once."""
+        states = ray.get([worker.sandbox.remote() for worker in self.workers])
+        return sorted({str(state) for state in states if state is not None})
+
+    def newest_version(self) -> int:
+        """The version that was published last, -1 where none was."""
+        return int(ray.get(self.store.next_version.remote())) - 1
+
+    def publish_anew(self) -> int:
+        """Publish the learner's weights under a version number that was never used; returns it."""
+        self.ask_learner("renumber", ray.get(self.store.next_version.remote()))
+        return int(self.ask_learner("publish", self.store))
+
+    def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
+        """One greedy trajectory per task, in the order of `tasks`, shared out over the workers."""
+        count = len(self.workers)
+        shares = ray.get(
+            [worker.evaluate.remote(tasks[index::count], phase) for index, worker in enumerate(self.workers)]
+        )
+        by_task = {trajectory.task.id: trajectory for share in shares for trajectory in share}
+        return [by_task[task.id] for task in tasks]
+
+    def sync_weights(self) -> None:
+        """Wait until every worker samples with the version that was published last. Raises AdapterMismatchError when
+        one of them does not."""
+        newest = self.newest_version()
+        try:
+            ray.get([worker.sync_weights.remote(newest) for worker in self.workers], timeout=SYNC_PATIENCE_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise AdapterMismatchError(
+                f"a rollout worker did not take up version {newest} within {SYNC_PATIENCE_S:.0f} s; resume the run"
+            ) from error
+
+    def give_back(self) -> None:
+        """Give back all room of a cluster that outlives the run; its actors have ended."""
+        self.forget_places(0)
+        remove_placement_group(self._learner_place)
+
+    def close(self) -> None:
+        """End engines and sandboxes in order, if they end soon; the cluster's end would only kill them."""
+        closed = [worker.close.remote() for worker in self.workers]
+        ray.wait(closed, num_returns=len(closed), timeout=CLOSE_PATIENCE_S)
+
+    @property
+    def _bundle(self) -> dict[str, float]:
+        return worker_claim(self._config)
+
+    def _beside_learner(self, index: int) -> bool:
+        return index == 0 and self._config.shares_card
+
+    def _place_of(self, index: int) -> PlacementGroup:
+        return self._learner_place if self._beside_learner(index) else self._placements[index]
+
+    def _leave(self, index: int) -> None:
+        if not self._beside_learner(index):
+            remove_placement_group(self._placements.pop(index))
+
+    def _name(self, role: str) -> str:
+        """What Ray's dashboard calls an actor. Ray frees the name of one that was killed late, so each life of a role
+        has its own."""
+        self._lives[role] += 1
+        life = f"#{self._lives[role]}" if self._lives[role] > 1 else ""
+        return f"agentflow:{self._config.name}:{role}{life}"
+
+    def _start_learner(self) -> Any:
+        return start_learner(self._config, self._build_learner, self._learner_place, self._name("learner"))
+
+
+def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base: Path | None, watch: Watch) -> Cast:
+    """Create the actors; returns when learner and engines are up. `prm_base` is the base model of a process reward
+    model, None for a run without one."""
+    cast = Cast(
+        config,
+        folder,
+        build_learner=partial(_build_learner, config, model_path),
+        build_worker=partial(_build_worker, config, model_path),
+        watch=watch,
+    )
+    if prm_base:
+        cast.start_prm(prm_base)
+    # All are asked for before one is waited for: a cluster that starts machines starts them together.
+    cast.with_place(range(config.rollout.num_workers))
+    for index in range(config.rollout.num_workers):
+        cast.start_worker(index)
+    cast.wait_until_ready()
+    return cast
+
+
+def _worker_name(index: int) -> str:
+    return f"rollout worker {index}"
+
+
+def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    return {name: resources.get(name, 0.0) for name in names}
+
+
+def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None) -> Learner:
+    model = _model_here(config.model.path, model_path)
+    return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks)
+
+
+def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:
+    return Worker(config, _model_here(config.model.path, model_path), index=index)
+
+
+def _sees(_: Any, folder: Path, fingerprint: str) -> bool:
+    """Whether the folder is there, and is the driver's: another machine may have one of the same name."""
+    return fingerprint_of(folder) == fingerprint
+
+
+def _model_here(name: str, drivers: Path) -> Path:
+    """The model's folder on this machine, which need not be the driver's: there it may have to be downloaded, too."""
+    return drivers if drivers.exists() else resolve_model(name)

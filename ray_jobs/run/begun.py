@@ -1,0 +1,86 @@
+"""A run that has begun: its configuration, where it is now, and which of its checkpoints is meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.run import RunConfig
+from configs.wording import reason
+from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint
+from ray_jobs.run.folder import RunFolderError, run_path
+from ray_jobs.run.preflight import check_same_run
+
+
+def checkpoint_at(path: Path) -> Path:
+    """The checkpoint that a run folder (the newest good one), a checkpoint or the adapter file in it names. Raises
+    CheckpointError."""
+    folder = path.parent if path.is_file() else path
+    if not folder.is_dir():
+        raise CheckpointError(f"'{path}' is no folder; name a run, a checkpoint in it, or `none`")
+    if (folder / "config.json").is_file():
+        return _newest(folder)
+    if not (folder / MANIFEST).is_file():
+        raise CheckpointError(
+            f"'{folder}' is neither a run (it has no config.json) nor a checkpoint (it has no {MANIFEST}); name a run, "
+            "a checkpoint in it, or `none`"
+        )
+    return folder
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in."""
+    run = checkpoint.resolve().parent.parent
+    return run if (run / "config.json").is_file() else None
+
+
+def _newest(run: Path) -> Path:
+    faults: list[str] = []
+    for parent in ("checkpoints", "cold_start"):
+        found, wrong = newest_checkpoint(run / parent)
+        faults += wrong
+        if found is not None:
+            return found.folder
+    raise CheckpointError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
+
+
+def begun_run(path: Path) -> tuple[RunConfig, bool]:
+    """Configuration of the run in this folder, and whether it trains a PRM of its own. A run that was moved writes
+    where it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
+    config = _written_config(path)
+    try:
+        with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_run(path, error) from error
+    here = path.resolve()
+    if run_path(config).resolve() != here:
+        config = config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
+    return config, bool(with_prm)
+
+
+def started_in(path: Path) -> Path:
+    """The folder that the run in `path` was started in, which its relative paths start from: as far up as its own
+    relative output_dir goes down. The current one, where that does not tell. Raises RunFolderError."""
+    written, here = run_path(_written_config(path)), path.resolve()
+    depth = len(written.parts)
+    return Path.cwd() if written.is_absolute() or here.parts[-depth:] != written.parts else here.parents[depth - 1]
+
+
+def finished_summary(config: RunConfig) -> dict[str, Any] | None:
+    """The summary of this very run where it ended already; None where there is something left to do."""
+    path = run_path(config) / "summary.json"
+    if not path.exists():
+        return None
+    check_same_run(config, run_path(config))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _written_config(path: Path) -> RunConfig:
+    """As it was when the run began."""
+    try:
+        return RunConfig.model_validate_json((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise _no_run(path, error) from error
+
+
+def _no_run(path: Path, error: Exception) -> RunFolderError:
+    return RunFolderError(f"'{path}' is not the folder of a run: {reason(error)}; give the folder below runs/")

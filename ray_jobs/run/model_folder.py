@@ -1,0 +1,84 @@
+"""The folders of models: where they are, and whether a run can use what is in them."""
+
+import json
+from pathlib import Path
+
+from configs.run import RunConfig
+from learner.demo_model import ensure_demo_model
+
+SMALL_FILES = ["*.json", "*.jinja", "*.model"]
+"""Of a model on the hub: its configuration, tokenizer and chat template, and no weights."""
+
+
+class PreflightError(RuntimeError):
+    """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
+
+
+def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -> Path:
+    """The local folder of a model: the demo model, a folder, or a download from the model hub, without `weights` of its
+    small files only. `key` is the setting that names it. Raises PreflightError."""
+    if path == "demo":
+        return _demo_model()
+    folder = Path(path).expanduser()
+    if path.startswith((".", "/", "~")) or folder.exists():
+        if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+            raise PreflightError(
+                f"{key} = '{path}' is no model folder (config.json and *.safetensors are needed); "
+                "name a folder, a model hub id, or 'demo'"
+            )
+        return folder.resolve()
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(path, allow_patterns=None if weights else SMALL_FILES))
+    except Exception as error:
+        raise PreflightError(
+            f"{key} = '{path}' is no local folder and could not be downloaded from the model hub "
+            f"({type(error).__name__}); check the id and the network, or name a local folder"
+        ) from error
+
+
+def _demo_model() -> Path:
+    try:
+        return ensure_demo_model()
+    except OSError as error:
+        raise PreflightError(
+            f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves the folder it is unpacked into"
+        ) from error
+
+
+def check_model(config: RunConfig, *, download: bool = True) -> Path:
+    """The folder of the base model, once all is known to fit that its small files tell: what cannot be used is not
+    downloaded. Raises PreflightError."""
+    folder = resolve_model(config.model.path, weights=False)
+    longest = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    wanted = config.rollout.engine.max_model_len
+    if longest is not None and wanted > longest:
+        raise PreflightError(
+            f"rollout.engine.max_model_len = {wanted} is more than the {longest} tokens that model.path = "
+            f"'{config.model.path}' was made for; set it to at most {longest}"
+        )
+    _check_chat(config.model.path, folder)
+    return resolve_model(config.model.path) if download else folder
+
+
+def _check_chat(path: str, folder: Path) -> None:
+    from rollout.agent.agent import check_chat
+    from rollout.chat import ChatTemplateError
+
+    try:
+        check_chat(folder)
+    except ChatTemplateError as error:
+        raise PreflightError(
+            f"model.path = '{path}' cannot hold the planner's dialogue: {error}; name an instruction-tuned model, or a "
+            "copy of this one with another chat_template.jinja in its folder"
+        ) from error
+
+
+def check_prm(folder: Path) -> None:
+    """Raises PreflightError."""
+    if not (folder / "prm.json").is_file():
+        raise PreflightError(
+            f"reward.prm_path = '{folder}' holds no process reward model; name the prm/ folder of a run that trained "
+            "one (`agentflow pipeline` or `agentflow train-prm`), or leave it out"
+        )

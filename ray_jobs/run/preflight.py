@@ -1,0 +1,355 @@
+"""Checks before anything starts: a run that cannot work ends here, with one line that says what to do."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
+from configs.envs import EnvsConfig
+from configs.run import RunConfig
+from configs.spelling import did_you_mean
+from configs.wording import reason
+from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
+
+
+def key_variables(config: RunConfig) -> tuple[str, ...]:
+    """The environment variables with keys that this recipe names, by itself or by the tools that it switches on."""
+    from envs.tools import finders as pages
+
+    named = _values_of(config.model_dump(), "api_key_env")
+    envs = config.envs
+    finders = {envs.web.finder} if "web_search" in envs.actions else set()
+    if ("search" in envs.actions and envs.search == "tavily") or "tavily" in finders:
+        named.append(pages.TAVILY_KEY_VARIABLE)
+    if "google_search" in envs.actions or "google" in finders:
+        named += [pages.GOOGLE_KEY_VARIABLE, pages.ENGINE_VARIABLE]
+    return tuple(dict.fromkeys(named))
+
+
+def check_judge_key(config: RunConfig) -> None:
+    """Whether this machine has the key of the judge that labels. Raises ApiKeyError."""
+    if config.label.labeller == "judge" and config.label.judge:
+        check_key("label.judge.api_key_env", config.label.judge.api_key_env)
+
+
+def check_key(setting: str, variable: str | None) -> None:
+    """Whether there is a key where `setting` says. Raises ApiKeyError."""
+    try:
+        if variable is None or find_key(variable):
+            return
+    except ApiKeyError as error:
+        raise ApiKeyError(f"{setting}: {error}") from None
+    raise ApiKeyError(
+        f"{setting} names {variable}, which is not set; {how_to_set(variable)}, or leave it out for a server that "
+        "needs no key"
+    )
+
+
+def check_nothing_secret_is_written(config: RunConfig) -> None:
+    """Run folder, report and process list show settings and command. Raises ApiKeyError where they hold the value of a
+    variable that has the name of a secret."""
+    if name := written_secret(f"{config.model_dump_json()}\n{shlex.join(sys.argv)}"):
+        raise ApiKeyError(
+            f"the settings or the command hold the value of {name}, and the run folder would show it; take it out, and "
+            f"name {name} with the setting's api_key_env"
+        )
+
+
+def _values_of(table: Mapping[str, Any], key: str) -> list[str]:
+    found: list[str] = []
+    for name, value in table.items():
+        if name == key and value:
+            found.append(value)
+        elif isinstance(value, Mapping):
+            found += _values_of(value, key)
+    return found
+
+
+ACTORS_PER_GPU = 2
+
+
+def check_machine(config: RunConfig) -> None:
+    """Whether this machine has the cores and the cards that the recipe asks for. Raises PreflightError."""
+    if config.cluster.joined is not None:
+        # On a cluster that exists already this machine says nothing about where models run.
+        return
+    ranks, engines = config.learner.num_workers, config.rollout.num_workers
+    devices = [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
+    with_prm = config.reward.credit != "outcome"
+    cores = len(os.sched_getaffinity(0))
+    for name, threads in (
+        ("rollout.engine.num_threads", config.rollout.engine.num_threads),
+        ("learner.num_threads", config.learner.num_threads),
+        *([("prm.num_threads", config.prm.num_threads)] if with_prm else []),
+    ):
+        if threads > cores and "cuda" not in devices:
+            raise PreflightError(f"{name} = {threads} is more than this machine's {cores} cores; set {name}={cores}")
+    # Ray waits without an end for places that a machine does not have.
+    places = max(2, os.cpu_count() or 1)
+    if len(devices) > places:
+        raise PreflightError(
+            f"rollout.num_workers = {engines} and the learner need {len(devices)} CPU cores, "
+            f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
+        )
+    wants_card = "cuda" in devices or (with_prm and config.prm.device == "cuda")
+    num_gpus = _num_gpus() if wants_card else 0
+    if wants_card and num_gpus == 0:
+        raise PreflightError(
+            "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
+            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
+        )
+    spread = config.rollout.engine.tensor_parallel
+    for key, cards in (
+        ("rollout.engine.tensor_parallel", spread),
+        ("learner.num_workers", ranks if config.learner.device == "cuda" else 1),
+    ):
+        if cards > max(1, num_gpus):
+            raise PreflightError(
+                f"{key} = {cards} needs as many cards, this machine has {num_gpus}; set {key}={num_gpus}"
+            )
+    if devices.count("cuda") > ACTORS_PER_GPU * num_gpus:
+        raise PreflightError(
+            f"{devices.count('cuda')} actors on 'cuda' are more than {ACTORS_PER_GPU} for each of this machine's "
+            f"{num_gpus} GPUs; set rollout.num_workers to at most {ACTORS_PER_GPU * num_gpus - 1}"
+        )
+
+
+def _num_gpus() -> int:
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+if TYPE_CHECKING:
+    from envs.sandbox import SandboxState
+
+# What vLLM can reserve for adapters that stay unmerged.
+NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What the checks found: the folder of the base model, and the walls around the code tool on this machine."""
+
+    model_path: Path
+    sandbox: "SandboxState | None"
+
+
+def check_before_start(
+    config: RunConfig, *, with_prm: bool = False, resume: bool = False, download: bool = True
+) -> Ready:
+    """All that a training run needs, the quick checks first, the network last. Creates nothing.
+
+    `with_prm`: the run trains a process reward model of its own. With `resume` the run folder may hold an unfinished
+    run of the same configuration. Without `download` no weights are fetched from the model hub, only a model's small
+    files. Raises PreflightError and ApiKeyError.
+    """
+    if with_prm:
+        check_labelling(config)
+        check_judge_key(config)
+    if config.backend.kind != "vllm":
+        raise PreflightError(
+            f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
+            "nothing it samples can be trained on; leave it out"
+        )
+    sandbox = _check_settings(config)
+    folder = Path(config.output_dir) / config.name
+    if resume and (folder / "config.json").exists():
+        check_same_run(config, folder)
+    else:
+        _check_run_folder(folder)
+    _check_tasks(config, training=True)
+    if config.reward.prm_path:
+        check_prm(Path(config.reward.prm_path))
+    return Ready(model_path=check_model(config, download=download), sandbox=sandbox)
+
+
+def notes_before_start(config: RunConfig) -> list[str]:
+    """What is no reason to refuse a run that passed its checks, and must be known before its numbers are believed."""
+    from envs.datasets.own import OWN, own_tasks
+    from envs.leakage import find_leaks
+
+    notes = []
+    for name in sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN}):
+        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        questions = [(task.id, task.question) for task in halves["train"]]
+        if leaks := find_leaks(questions, [task.question for task in halves["eval"]]):
+            notes.append(
+                f"{len(leaks)} of {len(questions)} training questions of {name} read like a held-out one, first "
+                f"{leaks[0]}: the same in other words, or made from one template. What is learnt by heart may count as "
+                'solved; keep such questions in one half by a field "split"'
+            )
+    return notes
+
+
+def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxState | None":
+    """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
+    sandbox = _check_settings(config)
+    if draws_tasks:
+        _check_tasks(config, training=False)
+    if config.backend.kind == "vllm":
+        check_model(config)
+    return sandbox
+
+
+def check_labelling(config: RunConfig) -> None:
+    """Whether the recipe's labeller can label the recipe's tasks. Raises PreflightError."""
+    from envs.datasets.families import FAMILIES
+
+    labeller = config.label.labeller
+    foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
+    if labeller == "plan" and foreign:
+        raise PreflightError(
+            f"label.labeller = 'plan' knows the right steps of generated tasks only ({', '.join(FAMILIES)}), not of "
+            f"'{foreign[0]}' in envs.mix; use 'monte_carlo' or 'judge'"
+        )
+
+
+def check_sandbox(config: EnvsConfig) -> "SandboxState | None":
+    """Start the code tool's sandbox, where the planner has this tool, and end it. Raises PreflightError."""
+    if "code" not in config.actions:
+        return None
+    from envs.sandbox import SandboxRefusedError
+    from envs.tools.toolbox import open_sandbox
+
+    try:
+        with open_sandbox(config) as sandbox:
+            return sandbox.state
+    except SandboxRefusedError as error:
+        others = json.dumps([action for action in config.actions if action != "code"])
+        raise PreflightError(f"{error}, or leave 'code' out: envs.actions='{others}'") from error
+
+
+def _check_settings(config: RunConfig) -> "SandboxState | None":
+    """What the configuration and the machine say by themselves."""
+    if config.backend.kind == "vllm":
+        check_machine(config)
+    check_recipe(config)
+    if config.envs.data_path and not Path(config.envs.data_path).is_file():
+        raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
+    sandbox = check_sandbox(config.envs)
+    _check_tools(config)
+    return sandbox
+
+
+def check_recipe(config: RunConfig) -> None:
+    """What the configuration says by itself, wherever it will run. Raises PreflightError and ApiKeyError."""
+    from envs.datasets.registry import LOADERS
+
+    for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
+        unknown = [name for name in mix if name not in LOADERS]
+        if unknown:
+            raise PreflightError(
+                f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}"
+                f"{did_you_mean(unknown[0], LOADERS)}"
+            )
+    check_nothing_secret_is_written(config)
+    rank = config.model.lora_rank
+    if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
+        raise PreflightError(
+            f"model.lora_rank = {rank} does not fit rollout.engine.adapter_mode = 'native'; "
+            f"use one of {', '.join(map(str, NATIVE_LORA_RANKS))}"
+        )
+
+
+def _check_tools(config: RunConfig) -> None:
+    """All but the code tool, whose sandbox is checked by itself."""
+    from envs.tools.keys import ToolSetupError
+    from envs.tools.toolbox import Toolbox
+
+    async def nobody(prompt: str) -> str:
+        return ""
+
+    others = config.envs.model_copy(update={"actions": tuple(set(config.envs.actions) - {"code"})})
+    try:
+        # The engine that `base_generator` may ask is there only once the run has begun.
+        Toolbox(others, own_model=nobody if config.backend.kind == "vllm" else None).close()
+    except ToolSetupError as error:
+        raise PreflightError(str(error)) from error
+
+
+def check_same_run(config: RunConfig, folder: Path) -> None:
+    """Whether a run folder was begun with this configuration. Raises PreflightError."""
+    try:
+        begun = RunConfig.model_validate_json((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"run folder '{folder}' holds a run whose config.json cannot be read ({type(error).__name__}); choose "
+            "another name=..."
+        ) from error
+    if _work(begun) != _work(config):
+        parts = [key for key in RunConfig.model_fields if getattr(_work(begun), key) != getattr(_work(config), key)]
+        raise PreflightError(
+            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); choose another name=...; "
+            f"`agentflow resume {shlex.quote(str(folder))}` continues that run with its own"
+        )
+
+
+def _work(config: RunConfig) -> RunConfig:
+    """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
+    is: a run may be moved."""
+    learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
+    return config.model_copy(update={"learner": learner, "output_dir": "", "name": ""})
+
+
+def _check_run_folder(folder: Path) -> None:
+    """A folder with a config.json is a run, finished or not, and two runs never share a folder."""
+    if (folder / "config.json").exists():
+        state, command, does = (
+            ("a finished run", "view", "shows it")
+            if (folder / "summary.json").exists()
+            else ("an unfinished run", "resume", "continues it")
+        )
+        raise PreflightError(
+            f"run folder '{folder}' holds {state}; choose another name=...; "
+            f"`agentflow {command} {shlex.quote(str(folder))}` {does}"
+        )
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "may not be written to" if nearest.is_dir() else "is no folder"
+        raise PreflightError(
+            f"run folder '{folder}' is not writable ('{nearest}' {why}); set output_dir=... to one that is"
+        )
+
+
+def _check_tasks(config: RunConfig, *, training: bool) -> None:
+    """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
+    from envs.datasets.sampler import TaskSampler, demonstration_tasks, held_out_tasks
+
+    mix, seed = config.envs.mix, config.seed
+    path = Path(config.envs.data_path) if config.envs.data_path else None
+    try:
+        held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path)
+        if training:
+            TaskSampler(mix, seed=seed, path=path)
+        _check_own_answers({*mix, *config.evaluation_mix}, path)
+        if training and config.cold_start.num_demonstrations:
+            demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)
+    except (ValueError, OSError, KeyError) as error:
+        held_out = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
+        raise PreflightError(
+            f"the tasks of envs.mix = {_shown(mix)}{held_out} cannot be drawn: {reason(error)}"
+        ) from error
+
+
+def _check_own_answers(names: set[str], path: Path | None) -> None:
+    """A reference that its own scorer does not take for right can never be met. Raises ValueError."""
+    from envs.datasets.own import OWN, own_tasks
+    from reward.scorers import score_answer
+
+    for name in sorted(names.intersection(OWN)):
+        for task in (task for half in own_tasks(name, path).values() for task in half):
+            if score_answer(task, task.answer.split("\n")[0]) != 1.0:
+                raise ValueError(f"{path}: {task.id} has the answer {task.answer!r}, which is none for '{name}'")
+
+
+def _shown(mix: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"

@@ -1,0 +1,186 @@
+"""What the RL loop adds up. All of it comes from the rows of metrics.jsonl, so that a resumed run has it too."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import ray
+
+from configs.run import RunConfig
+from learner.types import StepResult
+from ray_jobs.metrics.advice import hints
+from ray_jobs.metrics.bottleneck import (
+    Limit,
+    Shares,
+    Verdict,
+    WorkerReading,
+    average_shares,
+    bottleneck,
+    shares_of_step,
+    verdict_metrics,
+)
+from ray_jobs.run.actors import Cast
+from reward.prm.alarms import Alarm, HackingMonitor
+from reward.statistics import RolloutStatistics, statistics_of
+from rollout.buffer import Batch
+
+VERDICT_WINDOW = 3
+"""Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one turn of the loop: waiting for the batch, the train step, publishing, and all of it."""
+
+    wait_s: float
+    train_s: float
+    publish_s: float
+    step_s: float
+
+
+def step_metrics(
+    batch: Batch, result: StepResult, times: StepTimes, readings: Sequence[WorkerReading]
+) -> dict[str, float]:
+    """A train step's metrics under their stable names."""
+    counts, facts = batch.counts, batch.facts
+    shares = shares_of_step(
+        step_s=times.step_s,
+        wait_s=times.wait_s,
+        train_s=times.train_s,
+        publish_s=times.publish_s,
+        facts=facts,
+        readings=readings,
+    )
+    return {
+        **statistics_of(facts).metrics(),
+        **result.metrics,
+        **batch.bias,
+        **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
+        **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
+        "learner/wait_s": times.wait_s,
+        "learner/publish_s": times.publish_s,
+        "time/step_s": times.step_s,
+        **verdict_metrics(shares),
+    }
+
+
+def lost_rows(rows: Iterable[Mapping[str, float]], num_steps: int) -> str | None:
+    """What to say where metrics.jsonl has no row of some train step that a checkpoint knows."""
+    missing = sorted({*range(1, num_steps + 1)} - {int(row["step"]) for row in rows})
+    if not missing:
+        return None
+    return (
+        f"metrics.jsonl has lost {len(missing)} of the {num_steps} train steps that the checkpoint knows (first: step "
+        f"{missing[0]}); they are not made again, and the curves have a gap there"
+    )
+
+
+@dataclass(slots=True)
+class Training:
+    """The RL phase so far: its train steps' metrics, the monitor that watches them."""
+
+    monitor: HackingMonitor
+    hints: Mapping[Limit, str]
+    """What to do about each limit, here."""
+    num_steps: int = 0
+    """Train steps that the weights have behind them; `rows` may lack some that were lost."""
+    rows: list[Mapping[str, float]] = field(default_factory=list)
+    told: Limit | None = None
+    """What `news` said last."""
+
+    @classmethod
+    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> "Training":
+        """As if these rows had just been added one by one, after so many train steps."""
+        training = cls(monitor=HackingMonitor(config.reward.alarms, config.reward.prm_weight), hints=hints(config))
+        for row in rows:
+            training.add(row)
+        training.num_steps = num_steps
+        return training
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["time/step_s"] for row in self.rows)
+
+    @property
+    def logprob_gap_version0(self) -> float | None:
+        """Over choice tokens. The first batch was sampled by the version that scores it: any gap is numerical."""
+        return self.rows[0]["policy/logprob_gap_abs"] if self.rows else None
+
+    def add(self, row: Mapping[str, float]) -> list[Alarm]:
+        """Take a step in; returns the alarms that it raised."""
+        self.rows.append(row)
+        self.num_steps += 1
+        return self.monitor.observe(self.num_steps, row)
+
+    @property
+    def progress_fields(self) -> dict[str, Any]:
+        shown = {
+            "solve_rate": "rollout/solve_rate",
+            "kept": "rollout/groups_kept_share",
+            "staleness": "policy/staleness_max",
+            "step_s": "time/step_s",
+        }
+        last = self.rows[-1]
+        limit = self._verdict(self.rows[-VERDICT_WINDOW:]).limit.replace("_", " ")
+        return {field: last[metric] for field, metric in shown.items() if metric in last} | {"limit": limit}
+
+    def news(self) -> str | None:
+        """Which part limits the run and what to do, where two windows in a row say another part than was told last."""
+        now, before = (
+            self._verdict(rows) for rows in (self.rows[-VERDICT_WINDOW:], self.rows[-VERDICT_WINDOW - 1 : -1])
+        )
+        if self.num_steps <= VERDICT_WINDOW or now.limit != before.limit or now.limit == self.told:
+            return None
+        self.told = now.limit
+        return f"speed: {now.text}; {now.hint}"
+
+    def facts(self, cast: Cast, num_restarts: int) -> dict[str, Any]:
+        """The RL phase in numbers, with what only the store knows."""
+        counts, totals, troubles = ray.get(cast.store.totals.remote())
+        acknowledged = ray.get(cast.store.acknowledgements.remote())
+        rollouts: RolloutStatistics = statistics_of(totals)
+        verdict = self._verdict(self.rows) if self.rows else None
+        staleness = [row["policy/staleness_max"] for row in self.rows]
+        latencies = sorted(acknowledged.latencies_s)
+        return {
+            "num_steps": self.num_steps,
+            "num_trajectories": rollouts.trajectories,
+            "sampled_tokens": rollouts.sampled_tokens,
+            "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
+            "learner_s": sum(row["learner/step_s"] for row in self.rows),
+            "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
+            "staleness": {
+                "mean": sum(row["policy/age_mean"] for row in self.rows) / max(len(self.rows), 1),
+                "max": max(staleness, default=0.0),
+            },
+            "groups": {
+                "drawn": counts.drawn,
+                "trained": counts.trained,
+                "refused": counts.refused,
+                "filtered": counts.filtered,
+                "failed": counts.failed,
+                "expired": counts.expired,
+                "live_at_end": counts.outstanding,
+                **troubles,
+            },
+            "versions_published": acknowledged.num_published,
+            "versions_acked": acknowledged.num_acknowledged,
+            "versions_unmoved": acknowledged.most_unmoved,
+            "sync_s": {
+                "median": latencies[len(latencies) // 2] if latencies else None,
+                "max": max(latencies, default=None),
+            },
+            "restarts": num_restarts,
+            "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),
+            "logprob_gap_version0": self.logprob_gap_version0,
+            "prm_weight_at_end": self.monitor.prm_weight,
+            "alarms": [asdict(alarm) for alarm in self.monitor.alarms],
+            "bottleneck": asdict(verdict) if verdict else None,
+        }
+
+    def _verdict(self, rows: Sequence[Mapping[str, float]]) -> Verdict:
+        return bottleneck(average_shares([_shares(row) for row in rows]), self.hints)
+
+
+def _shares(row: Mapping[str, float]) -> Shares:
+    return Shares(**{name: row[f"util/{name}"] for name in Shares.__dataclass_fields__})

@@ -1,0 +1,122 @@
+"""A run: its configuration, folder, console and actors; and which of its phases are done."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
+from configs.run import RunConfig
+from ray_jobs.metrics.table import DESCRIPTIONS
+from ray_jobs.run.actors import Cast, start_cast
+from ray_jobs.run.console import Console, PhaseProgress
+from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.preflight import Ready, notes_before_start
+from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.watch import Watch
+from reward.prm.alarms import Alarm
+from reward.prm.model import prm_settings
+from rollout.store.disk import file_system_of
+
+
+class RunCutOffError(RuntimeError):
+    """The run ended before its time and can be resumed; the message says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    config: RunConfig
+    console: Console
+    folder: RunFolder
+    cast: Cast
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator["PhaseRecord"]:
+        """A phase with its progress on the console. What the body puts into `facts` stands in the run folder once
+        the body has ended, and marks the phase as done."""
+        with self.console.phase(name, total) as progress:
+            record = PhaseRecord(progress=progress, facts={})
+            yield record
+        self.folder.finish_phase(name, self.console.phase_seconds[name] + record.seconds_before, record.facts)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Into the run folder, and to whoever watches the cluster."""
+        self.folder.log_metrics(step, metrics)
+        set_gauges(metrics, DESCRIPTIONS, run=self.config.name)
+
+    def tell(self, *messages: str | Alarm | None) -> None:
+        """What a person who watches should know; None is nothing."""
+        for message in messages:
+            if isinstance(message, Alarm):
+                self.console.note(f"alarm: {message.message}; the PRM's weight is now {message.prm_weight:.3g}")
+            elif message:
+                self.console.note(message)
+
+    def finished(self, phase: str) -> Mapping[str, Any] | None:
+        """The facts of a phase that is done; None while it is not."""
+        return self.folder.finished_phases.get(phase, {}).get("facts")
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """`seconds_before`: what the phase took already, in processes that were cut off."""
+
+    progress: PhaseProgress
+    facts: dict[str, Any]
+    seconds_before: float = 0.0
+
+
+@contextmanager
+def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -> Iterator[Run]:
+    """Open the folder, start the actors; end them in order. With `resume` a folder that holds an unfinished run of the
+    same configuration is continued."""
+    prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
+    console = Console()
+    for note in notes_before_start(config):
+        console.note(note)
+    if prm_path is None and config.reward.credit != "outcome":
+        console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
+    with console.waiting("the run folder's lock"):
+        opened = RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note)
+    with opened as folder:
+        folder.keep_tokenizer(ready.model_path)
+        if (place := file_system_of(folder.path)).networked:
+            console.note(
+                f"the run folder is on a network file system ({place.kind}): the store has the ledger for itself, and "
+                "`agentflow view` reads a copy of it, at most every 30 s"
+            )
+        resume_it = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
+        watch = Watch(config.liveness, resume=resume_it, note=console.note)
+        console.late = watch.late
+        config = with_absolute_paths(config)
+        with console.waiting("Ray to start"):
+            start_ray(config.cluster)
+        try:
+            with watch:
+                with console.phase("start"):
+                    cast = start_cast(config, folder, ready.model_path, prm_path, watch)
+                for sandbox in cast.sandboxes():
+                    console.note(f"code sandbox: {sandbox}")
+                yield Run(config=config, console=console, folder=folder, cast=cast)
+            with console.waiting("the engines to end"):
+                cast.close()
+        except ray.exceptions.RayActorError as error:
+            raise RunCutOffError(
+                f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"
+            ) from error
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"{resume_it} goes on from here") from None
+        finally:
+            stop_ray()
+
+
+def _prm_base(config: RunConfig) -> Path:
+    """The base model of the PRM that the recipe names, or of the one that it trains."""
+    trained = config.reward.prm_path
+    settings = prm_settings(Path(trained)) if trained else config.prm
+    return resolve_model(settings.model_path, key="prm.model_path")

@@ -1,0 +1,251 @@
+"""Keeps the rollouts of a run going: workers start, join, leave, are replaced, here and nowhere else."""
+
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from actors.cluster import reason_of
+from ray_jobs.metrics.bottleneck import WorkerReading
+from ray_jobs.run.actors import Cast
+from ray_jobs.run.deaths import Death
+from ray_jobs.run.run import Run
+from rollout.store.adapters import AdapterMismatchError
+from rollout.store.casualties import Loss
+
+
+class Crew:
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        self._runs: dict[Any, int] = {}
+        self._prm_digest = cast.prm_digest
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        return self._cast.worker_indices
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        """What ends when a worker ends, one reference for each that rolls out."""
+        return tuple(self._runs)
+
+    def roll_out(self, index: int) -> None:
+        """Set to work one that is up, or will be."""
+        self._runs[self._cast.worker(index).run.remote(self._prm_digest)] = index
+
+    def join(self, index: int) -> None:
+        """Start one for which the cluster has a place."""
+        self._cast.start_worker(index)
+        self.roll_out(index)
+
+    def ended(self, run: Any) -> int:
+        """Whose `run` this was, which has returned or failed."""
+        return self._runs.pop(run)
+
+    def part_from(self, index: int, reason: str) -> Loss:
+        """End a worker, let go or lost; what it ran is run again."""
+        self._runs = {run: one for run, one in self._runs.items() if one != index}
+        self._cast.stop_worker(index)
+        loss: Loss = ray.get(self._cast.store.release.remote(index, reason))
+        return loss
+
+
+LOOK_AROUND_S = 2.0
+FILL_EVERY_S = 0.5
+"""How often a place is asked for that a lost worker had, while it may soon be free."""
+TEND_EVERY_S = 5.0
+PLACE_PATIENCE_S = 5.0
+"""The room that a dead worker had is free again within that, unless its machine went with it."""
+PROOF_PATIENCE_S = 300.0
+"""A worker that has not proven a version so long after its publication is replaced."""
+
+WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
+
+
+class LearnerLostError(RuntimeError):
+    """The learner died; its weights since the newest checkpoint are gone."""
+
+
+class Supervisor(AbstractContextManager["Supervisor"]):
+    """While it is open, workers roll out. Everything the loop waits for, it waits for through `get`."""
+
+    def __init__(self, run: Run) -> None:
+        self._cast = run.cast
+        self._crew = Crew(run.cast)
+        self._deaths = run.cast.watch.deaths
+        self._watch = run.cast.watch
+        self._waiting = run.console.waiting
+        self._note = run.console.note
+        config = run.config.rollout
+        self._num_workers = max(config.num_workers, config.max_workers or 0)
+        self._patience_s = run.config.cluster.patience_s
+        self._wanted_file = run.folder.wanted_workers
+        self._tended_at = time.monotonic()
+        self._lost_at: dict[int, float] = {}
+        self._given_up: set[int] = set()
+        """Lost workers that the run goes on without until there is room."""
+
+    def __enter__(self) -> "Supervisor":
+        for index in self._crew.indices:
+            self._crew.roll_out(index)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._cast.forget_places(0)
+        with self._waiting("the rollout workers to end"):
+            while exc is None and (self._crew.runs or self._hopes()):
+                # Again each time: a store that was killed meanwhile has forgotten it.
+                ray.get(self._cast.store.close.remote())
+                self._replace_lost()
+                for run in self._ended_runs(self._crew.runs):
+                    self._ended(run, closing=True)
+        self._cast.forget_places(0)
+
+    def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
+        learner, what = self._cast.learner, method.replace("_", " ")
+        try:
+            with self._watch.call("learner", learner, what):
+                return self.get(getattr(learner, method).remote(*arguments, **options), f"the learner's {what}")
+        except ray.exceptions.RayActorError as error:
+            raise LearnerLostError(str(error)) from error
+
+    def get(self, reference: Any, what: str) -> Any:
+        """The value of `reference`; `what` it is, in words. Workers that die meanwhile are replaced, and new ones join.
+        Raises what the call raises."""
+        with self._waiting(what):
+            while True:
+                self._tend()
+                done = self._ended_runs((reference, *self._crew.runs))
+                if reference in done:
+                    return self._value(reference)
+                for run in done:
+                    self._ended(run)
+
+    def _value(self, reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayActorError:
+            self._deaths.check()
+            raise
+
+    def progressed(self) -> None:
+        """A train step ended: what died before it did no lasting harm."""
+        self._deaths.progressed()
+
+    def replace_learner(self, error: Exception) -> None:
+        """Start another learner in the place of one that died."""
+        self._count(Death(part="learner", reason=self._why("learner", error)))
+        self._cast.restart_learner()
+
+    def readings(self) -> list[WorkerReading]:
+        """What the workers did since they were asked last; those that are busy dying or being born say nothing."""
+        asked = [self._cast.worker(index).workload.remote() for index in self._crew.indices]
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
+        readings = []
+        for reference in done:
+            try:
+                readings.append(ray.get(reference))
+            except ray.exceptions.RayActorError:
+                continue
+        return readings
+
+    def _ended_runs(self, references: tuple[Any, ...]) -> list[Any]:
+        """Those that are done after a while, at most one if others are not."""
+        patience_s = FILL_EVERY_S if self._hopes() else LOOK_AROUND_S
+        if not references:
+            time.sleep(patience_s)
+            return []
+        done, _ = ray.wait(list(references), num_returns=1, timeout=patience_s)
+        return list(done)
+
+    def _ended(self, run: Any, *, closing: bool = False) -> None:
+        """A worker's `run` returned or failed. One that was drained is let go, one that was lost is replaced, even at
+        the end: other phases follow."""
+        index = self._crew.ended(run)
+        try:
+            ray.get(run)
+        except WORKER_LOST as error:
+            self._lost(index, error)
+        else:
+            if not closing:
+                self._crew.part_from(index, "its worker was let go")
+
+    def _lost(self, index: int, error: Exception) -> None:
+        """A worker died, or is given up; it is replaced as soon as there is a place."""
+        node = self._cast.node_of(index)
+        loss = self._crew.part_from(index, f"its worker was lost ({type(error).__name__})")
+        part = f"rollout worker {index}"
+        self._count(
+            Death(
+                part=part,
+                reason=self._why(part, error),
+                node=node,
+                fruitless=loss.fruitless,
+                explained=loss.explained,
+            )
+        )
+        self._lost_at[index] = time.monotonic()
+        self._replace_lost()
+
+    def _replace_lost(self) -> None:
+        """Start the workers in whose place there is room. The others are waited for a little all together, and then
+        the run goes on without them, if there are any. Raises NoRoomError."""
+        wanted = self._num_wanted()
+        self._lost_at = {index: at for index, at in self._lost_at.items() if index < wanted}
+        for index in self._cast.with_place([*self._lost_at]):
+            del self._lost_at[index]
+            self._crew.join(index)
+            if index in self._given_up:
+                self._given_up.remove(index)
+                self._note(f"rollout worker {index} joined")
+        now = time.monotonic()
+        for index, at in self._lost_at.items():
+            if not self._crew.indices and now - at > self._patience_s:
+                raise self._cast.no_room(index)
+            if self._crew.indices and index not in self._given_up and now - at > PLACE_PATIENCE_S:
+                self._given_up.add(index)
+                self._note(f"going on without rollout worker {index} until the cluster has room for it")
+
+    def _hopes(self) -> bool:
+        """Whether a lost worker may be back in a moment."""
+        return any(index not in self._given_up for index in self._lost_at)
+
+    def _tend(self) -> None:
+        """Now and then: replace workers that do not follow the policy, start those that the run may have and there is
+        room for by now, let go of those that it may not have any more."""
+        if self._hopes():
+            self._replace_lost()
+        if time.monotonic() - self._tended_at < TEND_EVERY_S:
+            return
+        self._tended_at = time.monotonic()
+        for index in ray.get(self._cast.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
+            self._lost(index, AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s"))
+        self._replace_lost()
+        wanted = self._num_wanted()
+        missing = [index for index in range(wanted) if index not in {*self._crew.indices, *self._lost_at}]
+        for index in self._cast.with_place(missing):
+            self._crew.join(index)
+            self._note(f"rollout worker {index} joined")
+        self._cast.forget_places(wanted)
+        for index in self._crew.indices:
+            if index >= wanted:
+                self._cast.worker(index).drain.remote()
+
+    def _num_wanted(self) -> int:
+        """What the recipe says, or the number that somebody wrote into the run's `workers` file meanwhile."""
+        try:
+            return max(1, int(self._wanted_file.read_text()))
+        except (OSError, ValueError):
+            return self._num_workers
+
+    def _count(self, death: Death) -> None:
+        self._note(f"the {death.part} was lost and is replaced ({death.reason})")
+        self._deaths.add(death)
+
+    def _why(self, part: str, error: Exception) -> str:
+        return self._watch.why(part) or reason_of(error)

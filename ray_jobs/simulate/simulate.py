@@ -1,0 +1,225 @@
+"""Choose D, S and the number of workers: a grid of settings, each played by the run's own rules, in one table."""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from configs.loading import ConfigError
+from configs.run import RunConfig
+from ray_jobs.metrics.bottleneck import BACKPRESSURE_HIGH, WAIT_HIGH
+from ray_jobs.simulate.inputs import SimulationInputs, simulation_inputs
+from ray_jobs.simulate.simulation import SimulationResult, SimulationSettings, simulate
+from ray_jobs.simulate.worker import WorkerSettings
+from rollout.buffer import BufferSettings
+from rollout.concurrency import Workload
+
+USUAL_DEPTHS = (0, 1, 2, 4)
+AS_FAST = 0.99
+"""A setting with so much of the highest rate is as fast, and fewer workers and less depth decide."""
+
+Knobs = tuple[int, int, int]
+"""Number of workers, D, S."""
+COLUMNS = ("workers", "D", "S", "traj/s", "learner waits", "workers held", "mean age", "left out", "")
+WIDTH = 92
+"""Of the table at least: on a narrow terminal it breaks, but nothing of it is left out."""
+LEGEND = (
+    "learner waits: for a batch; workers held: they have free places and may not run further ahead of the learner",
+    "mean age: of trained tokens, in train steps; left out: tokens older than S; --json has every number",
+)
+
+Limit = Literal["learner", "admission", "rollouts"]
+SAID: dict[Limit, str] = {
+    "learner": "the learner limits: it waits for batches {idle:.0%} of its time; more workers or a higher D would add "
+    "little, a shorter train step much",
+    "admission": "rollouts limit, held back by admission: the learner waits {idle:.0%} of its time, workers with free "
+    "places wait {held:.0%} of theirs; a higher D lets them run further ahead",
+    "rollouts": "rollouts limit: the learner waits {idle:.0%} of its time, {used:.0%} of the workers' places are used; "
+    "more workers or places would help",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One setting of the grid and what came of it."""
+
+    num_workers: int
+    pipeline_depth: int
+    max_staleness: int
+    result: SimulationResult
+
+
+def run_simulate(config: RunConfig, options: argparse.Namespace) -> None:
+    """Print the grid. `options` are those of `ray_jobs.options`."""
+    inputs = simulation_inputs(options)
+    points = _simulated(_grid(config, options), config, options, inputs)
+    best = best_point(points, max_mean_staleness=options.max_mean_staleness, max_masked=options.max_masked)
+    lines = [_verdict(points, best, config), inputs.said, *_hints(points, options), _rule(options)]
+    if options.json:
+        print(json.dumps(_as_json(points, best, lines), indent=2))
+        return
+    console = Console(width=max(WIDTH, Console().width))
+
+    def say(*said: str) -> None:
+        for line in said:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    say(*lines)
+    console.print(_table(points, best, config))
+    say(*LEGEND)
+
+
+def best_point(points: Sequence[Point], *, max_mean_staleness: float, max_masked: float) -> Point | None:
+    """By the rule that `_rule` says; None where every setting is out of bounds. A low cap keeps the mean low by masking
+    the first steps of what is slow: therefore the second bound."""
+    results = ((point, point.result) for point in points)
+    fresh = [one for one, found in results if found.staleness_mean <= max_mean_staleness and found.masked <= max_masked]
+    fastest = max((point.result.trajectories_per_s for point in fresh), default=0.0)
+    fast = [point for point in fresh if point.result.trajectories_per_s >= AS_FAST * fastest]
+    return min(fast, key=lambda one: (one.num_workers, one.pipeline_depth, -one.max_staleness), default=None)
+
+
+def limit(result: SimulationResult) -> Limit:
+    """The thresholds are those of a real run's verdict."""
+    if result.learner_idle < WAIT_HIGH:
+        return "learner"
+    return "admission" if result.backpressure >= BACKPRESSURE_HIGH else "rollouts"
+
+
+# --- playing -----------------------------------------------------------------------------------------
+
+
+def _grid(config: RunConfig, options: argparse.Namespace) -> list[Knobs]:
+    """Every combination that a recipe may have: a cap below the depth is refused there."""
+    workers = options.workers or sorted({config.rollout.num_workers, 2 * config.rollout.num_workers})
+    depths = options.depth or sorted({*USUAL_DEPTHS, config.pipeline_depth})
+    caps = options.cap or (config.max_staleness,)
+    if min(workers) < 1:
+        raise ConfigError(f"--workers must be above 0, got {min(workers)}")
+    if options.load_slope < 0:
+        raise ConfigError(f"--load-slope must not be below 0, got {options.load_slope:g}")
+    grid = [knobs for knobs in product(workers, depths, caps) if knobs[2] >= knobs[1]]
+    if not grid:
+        raise ConfigError(f"every cap S of {list(caps)} is below every depth D of {list(depths)}: raise --cap")
+    return grid
+
+
+def _simulated(
+    grid: Sequence[Knobs], config: RunConfig, options: argparse.Namespace, inputs: SimulationInputs
+) -> list[Point]:
+    # The bar goes to stderr: what is printed may be piped.
+    console = Console(stderr=True)
+    shown = track(grid, "simulate", console=console, transient=True, disable=not console.is_terminal)
+    return [
+        Point(
+            num_workers=knobs[0],
+            pipeline_depth=knobs[1],
+            max_staleness=knobs[2],
+            result=simulate(_settings(knobs, config, options, inputs)),
+        )
+        for knobs in shown
+    ]
+
+
+def _settings(
+    knobs: Knobs, config: RunConfig, options: argparse.Namespace, inputs: SimulationInputs
+) -> SimulationSettings:
+    num_workers, pipeline_depth, max_staleness = knobs
+    return SimulationSettings(
+        buffer=BufferSettings(
+            batch_groups=config.batch_groups,
+            pipeline_depth=pipeline_depth,
+            max_staleness=max_staleness,
+            max_attempts=config.rollout.max_attempts,
+            max_empty_batches=config.max_empty_batches,
+        ),
+        tasks=inputs.tasks,
+        worker=WorkerSettings(
+            places=options.places or Workload(config.rollout, pipeline_depth=pipeline_depth).num_places,
+            sync_s=inputs.sync_s,
+            load_slope=options.load_slope,
+        ),
+        num_workers=num_workers,
+        group_size=config.rollout.group_size,
+        step_s=inputs.step_s,
+        num_steps=options.steps,
+        seed=options.seed,
+    )
+
+
+# --- saying ------------------------------------------------------------------------------------------
+
+
+def _rule(options: argparse.Namespace) -> str:
+    return (
+        "best: the most trained trajectories/s with a mean age of at most "
+        f"{options.max_mean_staleness:g} and at most {options.max_masked:.0%} of the tokens left out; "
+        "of those within 1% of it the fewest workers, then the least D, then the highest S"
+    )
+
+
+def _verdict(points: Sequence[Point], best: Point | None, config: RunConfig) -> str:
+    if best is None:
+        stale, masked = (min(getattr(one.result, name) for one in points) for name in ("staleness_mean", "masked"))
+        return (
+            f"no setting is within the bounds: the least mean age is {stale:.2f}, the least share left out {masked:.1%}"
+        )
+    found = best.result
+    said = SAID[limit(found)].format(idle=found.learner_idle, held=found.backpressure, used=found.places_used)
+    workers = "1 worker" if best.num_workers == 1 else f"{best.num_workers} workers"
+    begun = next((one.result for one in points if _knobs(one) == _recipe(config)), None)
+    beside = f" (the recipe: {begun.trajectories_per_s:.2f})" if begun and begun is not found else ""
+    rate = f"{found.trajectories_per_s:.2f} trajectories/s{beside}"
+    return f"best: {workers}, D={best.pipeline_depth}, S={best.max_staleness}, {rate}. There {said}"
+
+
+def _hints(points: Sequence[Point], options: argparse.Namespace) -> list[str]:
+    if options.load_slope or len({point.num_workers for point in points}) == 1:
+        return []
+    return [
+        "assumed: groups on one worker do not slow each other down, and workers on one machine neither; --load-slope "
+        "says by how much they do"
+    ]
+
+
+def _table(points: Sequence[Point], best: Point | None, config: RunConfig) -> Table:
+    title = f"B={config.batch_groups}, G={config.rollout.group_size}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for point in points:
+        knobs, recipe = _knobs(point), _recipe(config)
+        mark = " ".join(name for name, holds in (("best", point is best), ("recipe", knobs == recipe)) if holds)
+        table.add_row(*map(str, knobs), *_cells(point.result), mark, style="bold" if point is best else None)
+    return table
+
+
+def _knobs(point: Point) -> Knobs:
+    return point.num_workers, point.pipeline_depth, point.max_staleness
+
+
+def _recipe(config: RunConfig) -> Knobs:
+    return config.rollout.num_workers, config.pipeline_depth, config.max_staleness
+
+
+def _cells(result: SimulationResult) -> Iterator[str]:
+    yield f"{result.trajectories_per_s:#.3g}"
+    yield from (f"{share:.0%}" for share in (result.learner_idle, result.backpressure))
+    yield f"{result.staleness_mean:.2f}"
+    yield f"{result.masked:.1%}"
+
+
+def _as_json(points: Sequence[Point], best: Point | None, lines: Sequence[str]) -> dict[str, Any]:
+    return {
+        "notes": list(lines),
+        "best": None if best is None else points.index(best),
+        "limit": None if best is None else limit(best.result),
+        "settings": [asdict(replace(point, result=replace(point.result, cohort=()))) for point in points],
+    }

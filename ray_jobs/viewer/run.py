@@ -1,0 +1,272 @@
+"""A run folder as the viewer asks for it: rows by page, one trajectory in full, groups, what changed since."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from ray_jobs.run.summary import held_out_rates
+from ray_jobs.viewer.ledger import LedgerRows
+from ray_jobs.viewer.lines import MetricRows, Row, TrajectoryIndex
+from ray_jobs.viewer.tokens import TokenTexts
+from ray_jobs.viewer.tree import prefix_tree
+
+MAX_PAGE = 500
+FRESH_S = 900.0
+"""A run without a summary whose files changed within so many seconds is taken to be going on."""
+
+_SETTINGS = ("seed", "num_steps", "batch_groups", "pipeline_depth", "max_staleness")
+
+
+class ViewError(RuntimeError):
+    """The folder cannot be shown; the message says what is missing in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rows: each filter that is set must hold, `text` is looked for in ids, question and answers. The phase may
+    be `any`, or `changed`: attempts after RL whose task had another outcome before RL, gained ones first."""
+
+    text: str = ""
+    phase: str = ""
+    verdict: str = ""
+    outcome: str = ""
+    dataset: str = ""
+    group: str = ""
+    step: int | None = None
+    newest_first: bool = False
+
+
+class ViewedRun:
+    """Reads only; `refresh` takes in what the run has written since, from one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "trajectories.jsonl").exists() and not (folder / "config.json").exists():
+            raise ViewError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
+        self.folder = folder
+        self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
+        self.metrics = MetricRows(folder / "metrics.jsonl")
+        self.ledger = LedgerRows(folder / "ledger.sqlite")
+        self._tokens = TokenTexts(folder)
+
+    def refresh(self) -> None:
+        self.metrics.refresh()
+        self.ledger.refresh()
+        self.trajectories.refresh()
+
+    def state(self) -> Row:
+        """What a page asks for again and again: enough to know what to fetch anew."""
+        index = self.trajectories
+        read, there = index.progress
+        return {
+            "generation": f"{index.generation}.{self.metrics.generation}",
+            "trajectories": len(index.rows),
+            "metrics": len(self.metrics.rows),
+            "steps": max((row["step"] for row in self.metrics.rows if "policy/loss" in row), default=0),
+            "ledger": self.ledger.version,
+            "groups": dict(Counter(row["state"] for row in self.ledger.rows)),
+            "read": read / there if there else 1.0,
+            "unreadable": index.num_unreadable + self.metrics.num_unreadable,
+            "live": self._is_live(),
+        }
+
+    def about(self) -> Row:
+        """Name, settings and result of the run, from the files that it keeps them in."""
+        config, origin, summary, phases = (
+            _json(self.folder / name) for name in ("config.json", "provenance.json", "summary.json", "phases.json")
+        )
+        rollout, reward, learner = (config.get(name, {}) for name in ("rollout", "reward", "learner"))
+        return {
+            "name": self.folder.resolve().name,
+            "started": origin.get("started"),
+            "commit": origin.get("git_commit"),
+            "phases": {name: one.get("seconds") for name, one in phases.items()},
+            "settings": {
+                **{name: config.get(name) for name in _SETTINGS},
+                "model": config.get("model", {}).get("path"),
+                "group_size": rollout.get("group_size"),
+                "credit": reward.get("credit"),
+                "objective": learner.get("objective"),
+            },
+            "verdict": summary.get("verdict"),
+            "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
+            "num_eval_tasks": summary.get("num_eval_tasks"),
+            "held_out": [asdict(one) for one in held_out_rates(summary)],
+            "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
+            "alarms": summary.get("alarms", []),
+            "bottleneck": (summary.get("bottleneck") or {}).get("text"),
+        }
+
+    def facets(self) -> Row:
+        """What the filters can be set to, with how many trajectories each."""
+        names = ("phase", "verdict", "dataset")
+        with self.trajectories.lock:
+            rows = self.trajectories.rows
+            found: Row = {name: dict(Counter(row[name] for row in rows if row[name] is not None)) for name in names}
+            return found | {"changed": len(self._changed())}
+
+    def page(self, wanted: Wanted, offset: int, limit: int) -> Row:
+        """Rows of trajectories that are wanted, and how many there are in all."""
+        with self.trajectories.lock:
+            found = self._found(wanted)
+            if wanted.newest_first:
+                found = found[::-1]
+            rows = self.trajectories.rows
+            before = {after: rows[number] for number, after in self._changed()} if wanted.phase == "changed" else {}
+            shown = [
+                rows[number] | ({"before": before[number]} if number in before else {})
+                for number in found[offset : offset + limit]
+            ]
+            return {"total": len(found), "rows": shown}
+
+    def trajectory(self, trajectory_id: str) -> Row | None:
+        """All that is known of one, its tokens with their texts, its siblings and the other attempts at its task."""
+        record = self.trajectories.record(trajectory_id)
+        if record is None:
+            return None
+        self._tokens.add_to(record)
+        index = self.trajectories
+        with index.lock:
+            siblings = index.by_group.get(record["group_id"], []) if record["phase"] == "train" else []
+            others = (row for row in index.rows if row["task"] == record["task_id"] and row["id"] != trajectory_id)
+            return {
+                "record": record,
+                "siblings": [index.rows[number] for number in siblings],
+                "attempts": list(islice(others, 50)),
+            }
+
+    def phase_attempts(self, phase: str) -> dict[str, Row]:
+        """The attempts of an evaluation by their tasks."""
+        with self.trajectories.lock:
+            return {row["task"]: row for row in self.trajectories.rows if row["phase"] == phase}
+
+    def groups(self, wanted: Wanted, offset: int, limit: int) -> Row:
+        """Groups from the ledger, or where there is none those of the trajectories; with the siblings' rows at hand."""
+        with self.trajectories.lock:
+            found = [group for group in self._all_groups() if _group_fits(group, wanted)]
+        if wanted.newest_first:
+            found.reverse()
+        return {"total": len(found), "rows": found[offset : offset + limit]}
+
+    def group(self, group_id: str) -> Row | None:
+        index = self.trajectories
+        with index.lock:
+            group = next((one for one in self._all_groups() if one["id"] == group_id), None)
+            siblings = [index.rows[number] for number in index.by_group.get(group_id, [])]
+        if group is None:
+            return None
+        records = (self.trajectories.record(row["id"]) for row in siblings)
+        return group | {"siblings": siblings, "tree": prefix_tree([one for one in records if one is not None])}
+
+    def _all_groups(self) -> Iterator[Row]:
+        index = self.trajectories
+        known = {group["id"] for group in self.ledger.rows}
+        others = (
+            {"id": group_id, "state": index.rows[numbers[0]]["verdict"], "step": index.rows[numbers[0]]["step"]}
+            for group_id, numbers in index.by_group.items()
+            if group_id not in known
+        )
+        for group in chain(self.ledger.rows, others):
+            rows = [index.rows[number] for number in index.by_group.get(group["id"], [])]
+            yield group | {
+                "recorded": len(rows),
+                "question": rows[0]["question"] if rows else None,
+                "task": rows[0]["task"] if rows else None,
+                "outcomes": [row["outcome"] for row in rows],
+            }
+
+    def _found(self, wanted: Wanted) -> Sequence[int]:
+        """Their numbers; the caller holds the lock."""
+        index = self.trajectories
+        fits = _fits(wanted)
+        text = wanted.text.lower().strip()
+        changed = wanted.phase == "changed"
+        if not fits and not text and not changed:
+            return range(len(index.rows))
+        return [
+            number
+            for number in ([after for _, after in self._changed()] if changed else range(len(index.rows)))
+            if (not text or text in index.texts[number]) and all(test(index.rows[number]) for test in fits)
+        ]
+
+    def _changed(self) -> list[tuple[int, int]]:
+        """The numbers of the attempts before and after RL at each task whose outcome changed, gained tasks first; the
+        caller holds the lock."""
+        rows = self.trajectories.rows
+        before = {row["task"]: number for number, row in enumerate(rows) if row["phase"] == "eval_before"}
+        pairs = [
+            (before[row["task"]], number)
+            for number, row in enumerate(rows)
+            if row["phase"] == "eval_after" and row["task"] in before
+        ]
+        changed = [(one, other) for one, other in pairs if _right(rows[one]) != _right(rows[other])]
+        return sorted(changed, key=lambda pair: _right(rows[pair[0]]))
+
+    def _is_live(self) -> bool:
+        if (self.folder / "summary.json").exists():
+            return False
+        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "ledger.sqlite-wal")]
+        changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        return time.time() - changed < FRESH_S
+
+
+def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: str) -> tuple[Row, Sequence[Row]]:
+    """Attempts at the same tasks beside each other: how often each way round, and the pairs that are wanted. `only` is
+    gained, lost, changed, same or empty for all; `text` is looked for in question and task."""
+    counts, pairs = Counter[str](), []
+    for task in left.keys() & right.keys():
+        one, other = left[task], right[task]
+        kind = _kind(_right(one), _right(other))
+        counts[kind] += 1
+        wanted = not only or kind == only or (only == "changed" and kind in ("gained", "lost"))
+        if wanted and text in f"{task}\n{one['question']}".lower():
+            pairs.append({"task": task, "kind": kind, "left": one, "right": other})
+    order = ("gained", "lost", "both_wrong", "both_right")
+    pairs.sort(key=lambda pair: (order.index(pair["kind"]), pair["task"]))
+    return dict(counts), pairs
+
+
+def _right(row: Row) -> bool:
+    return row["outcome"] == 1.0
+
+
+def _kind(before: bool, after: bool) -> str:
+    if before == after:
+        return "both_right" if before else "both_wrong"
+    return "gained" if after else "lost"
+
+
+def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
+    tests: list[Callable[[Row], bool]] = []
+    for name in ("phase", "verdict", "dataset", "group", "step"):
+        value = getattr(wanted, name)
+        if value not in ("", None) and (name, value) not in (("phase", "any"), ("phase", "changed")):
+            tests.append(lambda row, name=name, value=value: row[name] == value)  # type: ignore[misc]
+    match wanted.outcome:
+        case "right":
+            tests.append(lambda row: row["outcome"] == 1.0)
+        case "wrong":
+            tests.append(lambda row: row["outcome"] is not None and row["outcome"] < 1.0)
+        case "unscored":
+            tests.append(lambda row: row["outcome"] is None)
+    return tests
+
+
+def _group_fits(group: Row, wanted: Wanted) -> bool:
+    said = f"{group['id']} {group.get('task') or ''} {group.get('question') or ''} {group.get('reason') or ''}".lower()
+    return (
+        (not wanted.verdict or group["state"] in wanted.verdict.split(","))
+        and (wanted.step is None or group["step"] == wanted.step)
+        and wanted.text.lower().strip() in said
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,282 @@
+"""`agentflow view`: a page on this machine that shows a run, also while it trains. Nothing is written."""
+
+import html
+import json
+import socket
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from envs.token_gate import TokenGate
+from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
+
+STATIC = Path(__file__).with_name("static")
+LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
+    """The page and its data for one run or two, for whoever has the token. All files of the page are read now: a
+    request only names them."""
+    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+    answers = {
+        "state": _state,
+        "about": _about,
+        "metrics": _metrics,
+        "trajectories": _trajectories,
+        "trajectory": _trajectory,
+        "groups": _groups,
+        "group": _group,
+        "pairs": _pairs,
+    }
+    return Starlette(
+        routes=[
+            Route("/", partial(_file, files, "index.html")),
+            Route("/static/{name}", partial(_file, files, None)),
+            *(Route(f"/api/{name}", partial(_answered, answer, runs)) for name, answer in answers.items()),
+        ],
+        middleware=[Middleware(LoopbackOnly), Middleware(TokenGate, token=token, open_paths=("/static/",))],
+        exception_handlers={HTTPException: _refused},  # type: ignore[dict-item]
+    )
+
+
+class LoopbackOnly:
+    """Answers only what was asked under a name of this machine, so that no web page can reach the run by giving a name
+    of its own the loopback address; and puts on every answer what the browser may do with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and _hostname(hosts[0]) in LOOPBACK_NAMES:
+            await self._app(scope, receive, guarded)
+        else:
+            refusal = _json({"error": "this server answers only to 127.0.0.1 and localhost"}, status=421)
+            await refusal(scope, receive, guarded)
+
+
+def _hostname(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+async def _file(files: dict[str, bytes], name: str | None, request: Request) -> Response:
+    name = name or request.path_params["name"]
+    if name not in files:
+        raise HTTPException(404, "the viewer has no such file")
+    return Response(files[name], media_type=_TYPES[Path(name).suffix])
+
+
+def _answered(answer: Callable[..., Any], runs: Sequence[ViewedRun], request: Request) -> Response:
+    """Starlette runs it in a thread: files are read in it."""
+    return _json(answer(runs, request))
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    return _json({"error": error.detail}, status=error.status_code)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    try:
+        text = _dumped(value)
+    except ValueError:
+        text = _dumped(finite(value))
+    # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+    return Response(text.encode(errors="replace"), status_code=status, media_type="application/json")
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def finite(value: Any) -> Any:
+    """The same without numbers that JSON has no word for: they become None."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return value
+
+
+def _state(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return [run.state() for run in runs]
+
+
+def _about(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return [run.about() | {"facets": run.facets()} for run in runs]
+
+
+def _metrics(runs: Sequence[ViewedRun], request: Request) -> Any:
+    rows = _run(runs, request).metrics.rows
+    return rows[_whole(request, "from", 0) :]
+
+
+def _trajectories(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _run(runs, request).page(_wanted(request), *_page(request))
+
+
+def _trajectory(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _found(_run(runs, request).trajectory(request.query_params.get("id", "")), "trajectory")
+
+
+def _groups(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _run(runs, request).groups(_wanted(request), *_page(request))
+
+
+def _group(runs: Sequence[ViewedRun], request: Request) -> Any:
+    return _found(_run(runs, request).group(request.query_params.get("id", "")), "group")
+
+
+def _pairs(runs: Sequence[ViewedRun], request: Request) -> Any:
+    left, right = (_side(runs, request, name) for name in ("left", "right"))
+    text = request.query_params.get("text", "").lower().strip()
+    counts, pairs = paired(left, right, request.query_params.get("only", ""), text)
+    offset, limit = _page(request)
+    return {"counts": counts, "total": len(pairs), "rows": pairs[offset : offset + limit]}
+
+
+def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> Any:
+    """`0:eval_after`: the attempts of this phase in that run."""
+    number, _, phase = request.query_params.get(name, "").partition(":")
+    if number not in map(str, range(len(runs))):
+        raise HTTPException(400, f"{name} must be RUN:PHASE, as 0:eval_after")
+    return runs[int(number)].phase_attempts(phase)
+
+
+def _wanted(request: Request) -> Wanted:
+    asked = request.query_params
+    names = ("text", "phase", "verdict", "outcome", "dataset", "group")
+    return Wanted(
+        **{name: asked.get(name, "") for name in names},
+        step=_whole(request, "step", 0) if asked.get("step") else None,
+        newest_first=asked.get("order") == "newest",
+    )
+
+
+def _page(request: Request) -> tuple[int, int]:
+    return _whole(request, "offset", 0), min(_whole(request, "limit", 100), MAX_PAGE)
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise HTTPException(400, f"{name} must be a whole number of at most nine digits, got {text[:40]!r}")
+    return int(text)
+
+
+def _run(runs: Sequence[ViewedRun], request: Request) -> ViewedRun:
+    number = _whole(request, "run", 0)
+    if number >= len(runs):
+        raise HTTPException(404, f"run {number} is not shown, there are {len(runs)}")
+    return runs[number]
+
+
+def _found(value: Any, kind: str) -> Any:
+    if value is None:
+        raise HTTPException(404, f"the run has no such {kind} (any more)")
+    return value
+
+
+LOOPBACK = "127.0.0.1"
+REFRESH_S = 0.5
+MOST_RUNS = 2
+
+
+def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
+    """Serve until interrupted. Raises ViewError for a folder that is no run's, or a port that is taken."""
+    import uvicorn
+
+    from envs.token_gate import new_token, with_token
+
+    if len(folders) > MOST_RUNS:
+        raise ViewError(f"{len(folders)} runs were given; one is shown or {MOST_RUNS} are compared, so leave some out")
+    runs = [ViewedRun(folder) for folder in folders]
+    with _listener(port) as listener:
+        token = new_token()
+        address = with_token(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", token)
+        follow(runs)
+        server = uvicorn.Server(
+            uvicorn.Config(build_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)
+        )
+        print(f"{' and '.join(map(str, folders))}: {address}   (Ctrl-C ends it)", flush=True)
+        with door_to(address) as door:
+            if browser:
+                threading.Timer(0.3, webbrowser.open, [door]).start()
+            server.run(sockets=[listener])
+
+
+@contextmanager
+def door_to(address: str) -> Iterator[str]:
+    """The URL of a file that leads a browser to the address and that only this user can read: all users of a machine
+    see the command that starts a browser."""
+    page = '<!doctype html><meta charset="utf-8"><title>AgentFlow viewer</title>'
+    with tempfile.TemporaryDirectory(prefix="agentflow-view-") as folder:
+        file = Path(folder) / "viewer.html"
+        file.touch(mode=0o600)
+        file.write_text(f'{page}<meta http-equiv="refresh" content="0; url={html.escape(address)}">')
+        yield file.as_uri()
+
+
+def follow(runs: Sequence[ViewedRun]) -> threading.Event:
+    """Take in what the runs write, in a thread of its own, until the event that it returns is set."""
+    stop = threading.Event()
+
+    def refresh() -> None:
+        while True:
+            for run in runs:
+                # A file may be replaced at any moment, and is there again the next time.
+                with suppress(OSError):
+                    run.refresh()
+            if stop.wait(REFRESH_S):
+                return
+
+    threading.Thread(target=refresh, daemon=True, name="view-refresh").start()
+    return stop
+
+
+def _listener(port: int) -> socket.socket:
+    try:
+        return socket.create_server((LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ViewError(
+            f"cannot listen on {LOOPBACK} port {port}: {reason}; choose another --port, 0 for any"
+        ) from None

@@ -1,0 +1,166 @@
+"""Credit: from outcomes and step scores to an advantage for every step, and the parts that explain it."""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from configs.reward import Credit
+from learner.advantages import group_normalized, outcome_gated
+from learner.samples import build_samples
+from learner.types import TrainingSample
+from reward.types import PrmError, ScoredGroup
+from rollout.types import Turn
+
+VALID_FLOOR = 0.05
+
+
+def step_rewards(scored: ScoredGroup) -> list[list[float | None]]:
+    """Mapped rewards per planner turn: 0 for a malformed one, [0.05, 1] for a valid one, None for an unscored one.
+
+    All None without a PRM, and in trajectories whose outcome could not be scored.
+    """
+    trajectories = scored.group.trajectories
+    if scored.step_scores is None:
+        return [[None] * len(trajectory.planner_turns) for trajectory in trajectories]
+    return [
+        [
+            None if raw is None or reward.total is None else map_score(raw, valid=turn.tool_call is not None)
+            for turn, raw in zip(trajectory.planner_turns, scores, strict=True)
+        ]
+        for trajectory, reward, scores in zip(trajectories, scored.rewards, scored.step_scores.raw, strict=True)
+    ]
+
+
+def map_score(raw: float, *, valid: bool) -> float:
+    """A raw score as a reward: 0 for a malformed decision, [0.05, 1] for a valid one.
+
+    The floor keeps the worst valid decision above a malformed one; values outside [0, 1] are clipped first.
+    Raises PrmError when a valid decision's raw score is not finite.
+    """
+    if not valid:
+        return 0.0
+    if not math.isfinite(raw):
+        raise PrmError(f"the PRM's score is {raw}, not a number in [0, 1]; the step stays unscored")
+    return VALID_FLOOR + (1 - VALID_FLOOR) * min(max(raw, 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and sample standard deviation (n - 1) of `num` numbers; 0 where there are too few."""
+
+    num: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditParts:
+    """`scheme` is the credit that was in force: `outcome` where no step had a score, whatever the recipe says.
+
+    `totals` spreads over the trajectories' total rewards, `scores` over the group's scored steps. Per trajectory, one
+    number per planner turn: `advantages`, the `outcomes` and `processes` that add up to them, and the mapped
+    `step_rewards` (None: not scored).
+    """
+
+    scheme: Credit
+    weight: float
+    totals: Spread
+    scores: Spread
+    advantages: list[list[float]]
+    outcomes: list[list[float]]
+    processes: list[list[float]]
+    step_rewards: list[list[float | None]]
+
+
+def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> CreditParts:
+    """The advantages of a group as the learner gets them, taken apart."""
+    rewards = step_rewards(scored)
+    scores = [reward for steps in rewards for reward in steps if reward is not None]
+    totals = [reward.total for reward in scored.rewards]
+    scheme: Credit = credit if scores else "outcome"
+    advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
+    by_outcome = group_normalized(totals)
+    return CreditParts(
+        scheme=scheme,
+        weight=prm_weight if scheme == "outcome_gated" else 0.0,
+        totals=spread_of([total for total in totals if total is not None]),
+        scores=spread_of(scores),
+        advantages=advantages,
+        outcomes=[[part] * len(steps) for part, steps in zip(by_outcome, advantages, strict=True)],
+        processes=[
+            [advantage - part for advantage in steps] for part, steps in zip(by_outcome, advantages, strict=True)
+        ],
+        step_rewards=rewards,
+    )
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of plain numbers, in any order."""
+    num = len(values)
+    if num < 2:
+        return Spread(num=num, mean=values[0] if values else 0.0, std=0.0)
+    mean = math.fsum(values) / num
+    return Spread(num=num, mean=mean, std=math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (num - 1)))
+
+
+def same_steps(scored: ScoredGroup, advantages: Sequence[Sequence[float]]) -> list[list[list[float]]]:
+    """Per trajectory and planner turn: the advantages of all attempts, its own among them, that made this decision in
+    this state, that is after the same prompt token for token. Attempts that could not be scored are left out."""
+    made: dict[Hashable, list[float]] = defaultdict(list)
+    trajectories = scored.group.trajectories
+    for trajectory, reward, values in zip(trajectories, scored.rewards, advantages, strict=True):
+        for turn, value in zip(trajectory.planner_turns, values, strict=True):
+            if reward.total is not None:
+                made[_decision(turn)].append(value)
+    return [[made[_decision(turn)] for turn in trajectory.planner_turns] for trajectory in trajectories]
+
+
+def scores_by_action(scored: ScoredGroup, rewards: Sequence[Sequence[float | None]]) -> Mapping[str, Spread]:
+    """Mapped step rewards of the group's valid steps, by action: the pool that a step is credited against holds all
+    actions, and some score higher than others."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for trajectory, steps in zip(scored.group.trajectories, rewards, strict=True):
+        for turn, reward in zip(trajectory.planner_turns, steps, strict=True):
+            if turn.tool_call is not None and reward is not None:
+                found[turn.tool_call.name].append(reward)
+    return {action: spread_of(values) for action, values in found.items()}
+
+
+def _decision(turn: Turn) -> Hashable:
+    """What was decided, and after what; a malformed decision is its text."""
+    return turn.prompt_token_ids, turn.tool_call or turn.completion.text
+
+
+def group_samples(
+    scored: ScoredGroup,
+    *,
+    temperature: float,
+    credit: Credit = "outcome",
+    prm_weight: float = 0.5,
+    version_ages: Mapping[int, int] | None = None,
+) -> list[TrainingSample]:
+    """The training samples of a group, under the recipe's credit; for `version_ages` see `build_sample`. Trajectories
+    that could not be scored, or that the overlong rule keeps out of training, have none."""
+    advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
+    trained = [None if reward.total is None else own for reward, own in zip(scored.rewards, advantages, strict=True)]
+    return build_samples(scored.group, trained, temperature=temperature, version_ages=version_ages)
+
+
+def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> list[list[float]]:
+    """One advantage per planner turn of each trajectory.
+
+    outcome: every turn carries its trajectory's group-normalised total reward; the statistics are over the G
+        trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
+    outcome_gated: that, plus `prm_weight` times the step's score against the pool of the group's steps.
+
+    Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a
+    total reward get zeros.
+    """
+    totals = [reward.total for reward in scored.rewards]
+    if credit == "outcome_gated":
+        return outcome_gated(totals, step_rewards(scored), weight=prm_weight)
+    return [
+        [advantage] * len(trajectory.planner_turns)
+        for advantage, trajectory in zip(group_normalized(totals), scored.group.trajectories, strict=True)
+    ]

@@ -1,0 +1,160 @@
+"""The process reward model (PRM): a step's text to a score in [0, 1]."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.learner import ModelConfig
+from configs.reward import PrmConfig
+from learner.backbone import Backbone
+from learner.checkpoint import CheckpointError, read_manifest, write_manifest
+from learner.packing import TokenSequence, pack, split_microbatches
+from reward.prm.step_text import RENDERER_VERSION, StepText, StepTooLongError, encode_step
+from reward.types import PrmError
+from rollout.store.disk import whole_folder
+
+WEIGHTS = "prm.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedStep:
+    """One step for the forward pass: its tokens, and its place in the caller's list."""
+
+    index: int
+    token_ids: np.ndarray
+
+
+class ProcessRewardModel:
+    """A transformer with a LoRA adapter and a linear head in float32 at the last token of the decision.
+
+    Sequence regression: score = sigmoid(head(h_last)). Attention is causal, so the score depends on nothing that
+    comes after the decision. Steps of one group share their prefixes and are computed as one tree.
+    """
+
+    def __init__(self, model_path: Path, config: PrmConfig, *, seed: int) -> None:
+        torch.set_num_threads(config.num_threads)
+        self.config = config
+        self.backbone = Backbone(
+            model_path,
+            lora_rank=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_targets=ModelConfig().lora_targets,
+            device=config.device,
+            seed=seed,
+            mixed_precision=True,
+            num_layers=config.num_layers,
+            gradient_checkpointing=config.gradient_checkpointing,
+        )
+        self.head = torch.nn.Linear(self.backbone.hidden_size, 1).to(self.backbone.device)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+        self.digest = ""
+
+    def rows(self, steps: Sequence[StepText]) -> list[EncodedStep]:
+        """The steps as token ids; one whose decision does not fit `max_tokens` is left out."""
+        rows = []
+        for index, step in enumerate(steps):
+            with suppress(StepTooLongError):
+                token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
+                rows.append(EncodedStep(index, np.array(token_ids, dtype=np.int64)))
+        return rows
+
+    def predict(self, rows: Sequence[TokenSequence]) -> Tensor:
+        """Scores `[B]` in float32, in the order of `rows`. Differentiable in adapter and head; one forward pass."""
+        packed = pack(rows)
+        last = self.backbone.tensor(np.array([nodes[-1] for nodes in packed.node_of]))
+        hidden = self.backbone.hidden_states(packed)[last].float()
+        return torch.sigmoid(self.head(hidden).squeeze(-1))
+
+    def score(self, steps: Sequence[StepText]) -> list[float | None]:
+        """Raw scores in [0, 1], independent of which steps are scored together up to rounding; None for a decision
+        that is longer than the PRM reads.
+
+        Raises PrmError when a score is not finite: a broken model must not look like a bad step.
+        """
+        scores: list[float | None] = [None] * len(steps)
+        with torch.no_grad():
+            for batch in split_microbatches(self.rows(steps), self.config.microbatch_tokens):
+                for row, score in zip(batch, self.predict(batch).tolist(), strict=True):
+                    if not math.isfinite(score):
+                        raise PrmError(f"PRM {self.digest[:12]} gave the score {score}; its weights are broken")
+                    scores[row.index] = score
+        return scores
+
+    def trainable_parameters(self) -> list[dict[str, Any]]:
+        """Two groups: the adapter, and the head at ten times its step size."""
+        rate = self.config.learning_rate
+        return [
+            {"params": self.backbone.trainable_parameters(), "lr": rate},
+            {"params": list(self.head.parameters()), "lr": 10 * rate},
+        ]
+
+    def save(self, folder: Path, **facts: Any) -> None:
+        """Write adapter, head and a manifest; the folder appears whole or not at all. Sets `digest`.
+
+        `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.
+        """
+        data = _to_bytes(self._state())
+        self.digest = hashlib.sha256(data).hexdigest()
+        try:
+            with whole_folder(folder) as partial:
+                (partial / WEIGHTS).write_bytes(data)
+                (partial / "prm.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
+                write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, **facts)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write PRM {folder}: {error.strerror}; free space or change output_dir"
+            ) from error
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of `folder`. Raises CheckpointError unless they are whole and of this renderer."""
+        import safetensors.torch
+
+        manifest = read_prm_manifest(folder)
+        state = safetensors.torch.load((folder / WEIGHTS).read_bytes())
+        head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
+        self.head.load_state_dict(head)
+        self.backbone.load_adapter_state(state)
+        self.digest = str(manifest["files"][WEIGHTS])
+
+    def _state(self) -> dict[str, Tensor]:
+        head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
+        return self.backbone.adapter_state() | head
+
+    def _encode(self, text: str) -> list[int]:
+        """Text of models and tools: special tokens in it stay text."""
+        return list(self.backbone.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+
+
+def read_prm_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a PRM whose files are whole and whose renderer is ours. Raises CheckpointError."""
+    manifest = read_manifest(folder)
+    if manifest.get("kind") != "prm":
+        raise CheckpointError(f"{folder} holds no PRM; name a folder that `agentflow train-prm` wrote")
+    if manifest["renderer"] != RENDERER_VERSION:
+        raise CheckpointError(
+            f"{folder} was trained on step texts of renderer {manifest['renderer'][:12]}, this version renders "
+            f"{RENDERER_VERSION[:12]}; train the PRM again"
+        )
+    return manifest
+
+
+def prm_settings(folder: Path) -> PrmConfig:
+    """The settings that a saved PRM was trained with."""
+    read_prm_manifest(folder)
+    return PrmConfig.model_validate_json((folder / "prm.json").read_text())
+
+
+def _to_bytes(state: dict[str, Tensor]) -> bytes:
+    import safetensors.torch
+
+    return safetensors.torch.save(state)

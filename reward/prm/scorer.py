@@ -1,0 +1,80 @@
+"""Scoring in service: steps asked for at the same time are scored together, and none is scored twice."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from reward.prm.step_text import StepText, step_texts
+from reward.types import StepScores
+from rollout.engines.engine import Pulse
+from rollout.types import TrajectoryGroup
+
+MAX_CACHED = 100_000
+
+
+class StepScorer(Protocol):
+    digest: str
+
+    def score(self, steps: Sequence[StepText]) -> list[float | None]: ...
+
+
+class PrmScorer:
+    """A cache by content and a batch of everything that waits, around a model that scores in a thread.
+
+    What may wait is bounded by whoever admits groups: a group that waits here holds its place in the buffer.
+    """
+
+    def __init__(self, prm: StepScorer, *, max_cached: int = MAX_CACHED) -> None:
+        self._prm = prm
+        self._max_cached = max_cached
+        self._cache: dict[str, float | None] = {}
+        self._waiting: dict[str, StepText] = {}
+        self._in_work: set[str] = set()
+        self._scoring = asyncio.Lock()
+        self.num_scored = 0
+        self.num_asked = 0
+
+    @property
+    def pulse(self) -> Pulse:
+        """Steps scored so far, and those that are being scored."""
+        return Pulse(done=self.num_scored, num_open=len(self._in_work))
+
+    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+        """Raw scores of every planner turn. Raises PrmError when the model is broken."""
+        steps = [step_texts(trajectory) for trajectory in group.trajectories]
+        scores = await self.score([step for one in steps for step in one])
+        rest = iter(scores)
+        raw = tuple(tuple(next(rest) for _ in one) for one in steps)
+        return StepScores(raw=raw, prm_digest=self._prm.digest)
+
+    async def score(self, steps: Sequence[StepText]) -> list[float | None]:
+        """Waits for the batch that is being scored; its end wakes the next, which takes all that wait by then."""
+        self.num_asked += len(steps)
+        by_digest = {step.digest: step for step in steps}
+        found: dict[str, float | None] = {}
+        while missing := self._missing(by_digest, found):
+            self._waiting |= {digest: step for digest, step in missing.items() if digest not in self._in_work}
+            async with self._scoring:
+                if missing.keys() & self._waiting.keys():
+                    await self._score_waiting()
+        return [found[step.digest] for step in steps]
+
+    def _missing(self, steps: Mapping[str, StepText], found: dict[str, float | None]) -> dict[str, StepText]:
+        """Copies what the cache has into `found`, so that eviction cannot take it back; returns the rest."""
+        found |= {digest: self._cache[digest] for digest in steps if digest in self._cache}
+        return {digest: step for digest, step in steps.items() if digest not in found}
+
+    async def _score_waiting(self) -> None:
+        batch, self._waiting = self._waiting, {}
+        self._in_work = set(batch)
+        try:
+            scores = await asyncio.to_thread(self._prm.score, list(batch.values()))
+        finally:
+            self._in_work = set()
+        self.num_scored += len(batch)
+        self._cache |= zip(batch, scores, strict=True)
+        self._evict(list(self._cache)[: len(self._cache) - self._max_cached])
+
+    def _evict(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            del self._cache[digest]

@@ -1,0 +1,144 @@
+"""Training the PRM: labelled steps, split by task, to least squares on the score."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from configs.reward import PrmConfig
+from learner.packing import split_microbatches
+from reward.labels.labels import StepLabel
+from reward.prm.decoys import junk_steps, spoilt_steps
+from reward.prm.model import ProcessRewardModel
+from reward.prm.step_text import StepText, step_texts
+from rollout.types import Trajectory
+
+RIGHT = 0.9
+"""A step with this label or a better one is right; a careless copy of it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledStep:
+    """A step and the score it should get, in [0, 1]."""
+
+    step: StepText
+    label: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrmData:
+    """Steps in two halves that share no task."""
+
+    train: tuple[LabelledStep, ...]
+    held_out: tuple[LabelledStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A training step as the forward pass and the loss need it."""
+
+    token_ids: np.ndarray
+    label: float
+
+
+def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *, held_out_share: float) -> PrmData:
+    """Join steps with their labels and split them by task. Steps without a label are left out.
+
+    Raises ValueError when a label belongs to another text than its step has now, or a half is empty.
+    """
+    by_place = {(label.trajectory_id, label.step): label for label in labels}
+    joined = list(_joined(trajectories, by_place))
+    held_out = held_out_tasks({one.step.task_id for one in joined}, share=held_out_share)
+    data = PrmData(
+        train=tuple(one for one in joined if one.step.task_id not in held_out),
+        held_out=tuple(one for one in joined if one.step.task_id in held_out),
+    )
+    if not data.train or not data.held_out:
+        raise ValueError(
+            f"a PRM needs labelled steps of tasks to train on and of others to be measured on, got {len(data.train)} "
+            f"and {len(data.held_out)}; collect more tasks, or change prm.held_out_share"
+        )
+    return data
+
+
+def held_out_tasks(task_ids: Iterable[str], *, share: float) -> set[str]:
+    """`share` of the tasks, at least one, by the hash of their id: the same for every labeller and seed."""
+    ordered = sorted(set(task_ids), key=lambda task_id: hashlib.sha256(f"prm:{task_id}".encode()).digest())
+    return set(ordered[: max(1, round(share * len(ordered)))])
+
+
+def train_prm(
+    prm: ProcessRewardModel,
+    steps: Sequence[LabelledStep],
+    *,
+    seed: int,
+) -> Iterator[float]:
+    """Minimise the mean squared error of the score; yields the loss of every optimizer step as it is done.
+
+    A batch is the steps of `batch_tasks` tasks, with junk and spoilt copies of right steps beside them. The step size
+    falls linearly to zero. Raises RuntimeError when a gradient is not finite.
+    """
+    config = prm.config
+    optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
+    batches = [batch for epoch in range(config.num_epochs) for batch in _batches(steps, config, seed=f"{seed}|{epoch}")]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / len(batches))
+    for batch in batches:
+        loss = _accumulate(prm, batch)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        yield loss
+
+
+def num_batches(steps: Sequence[LabelledStep], *, num_epochs: int, batch_tasks: int) -> int:
+    """Optimizer steps that `train_prm` will take."""
+    return num_epochs * -(-len({one.step.task_id for one in steps}) // batch_tasks)
+
+
+def _joined(
+    trajectories: Iterable[Trajectory], by_place: Mapping[tuple[str, int], StepLabel]
+) -> Iterator[LabelledStep]:
+    for trajectory in trajectories:
+        for step in step_texts(trajectory):
+            label = by_place.get((step.trajectory_id, step.step))
+            if label is None:
+                continue
+            if label.text_digest != step.digest:
+                raise ValueError(
+                    f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
+                )
+            yield LabelledStep(step=step, label=label.score)
+
+
+def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> Iterator[list[LabelledStep]]:
+    rng = random.Random(f"prm|{seed}")
+    by_task: dict[str, list[LabelledStep]] = {}
+    for one in steps:
+        by_task.setdefault(one.step.task_id, []).append(one)
+    order = sorted(by_task)
+    rng.shuffle(order)
+    for start in range(0, len(order), config.batch_tasks):
+        batch = [one for task_id in order[start : start + config.batch_tasks] for one in by_task[task_id]]
+        draw = rng.randrange(2**31)
+        worthless = [
+            *junk_steps([one.step for one in batch], share=config.junk_share, seed=draw),
+            *spoilt_steps([one.step for one in batch if one.label >= RIGHT], share=config.spoilt_share, seed=draw),
+        ]
+        yield batch + [LabelledStep(step=step, label=0.0) for step in worthless]
+
+
+def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:
+    """Backward through the batch in microbatches; the denominator is the whole batch."""
+    targets = [_Target(row.token_ids, batch[row.index].label) for row in prm.rows([one.step for one in batch])]
+    total = 0.0
+    for microbatch in split_microbatches(targets, prm.config.microbatch_tokens):
+        labels = prm.backbone.tensor(np.array([target.label for target in microbatch], dtype=np.float32))
+        loss = (prm.predict(microbatch) - labels).square().sum() / len(targets)
+        loss.backward()
+        total += float(loss.detach())
+    return total

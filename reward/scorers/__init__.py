@@ -1,0 +1,97 @@
+"""Exact scorers: 1.0 for a right final answer, 0.0 for anything else.
+
+The text comes from a policy that is paid for fooling them: no scorer evaluates it, raises on it, or takes more than
+linear time, but for the one of AMC, whose library works in a process that is killed. A malformed reference is the
+data set's fault and does raise.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from envs.types import Task
+from reward.scorers.game24 import is_solution
+from reward.scorers.math import score_math
+from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
+
+SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
+
+_MAX_CHARS = 64
+_BLANK = " \t\r\n"
+# [0-9] and not \d: the latter takes Arabic-Indic, full-width and every other alphabet's digits.
+_AIME = re.compile(
+    r"""(\$\$?|)             # the wrapper, closed by the same one
+        [ \t\r\n]* (\\boxed\{)?
+        [ \t\r\n]* ([0-9]{1,16}) (?:\.0)?
+        [ \t\r\n]* (?(2)\})  # a brace if and only if one is open
+        [ \t\r\n]* \1""",
+    re.VERBOSE,
+)
+_AIME_GOLD = re.compile(r"[0-9]{1,3}")
+_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,32}|[0-9]{1,3}(?:,[0-9]{3}){1,8})")
+
+
+def score_aime(text: str, gold: str | int) -> float:
+    """A bare, boxed or $-wrapped integer; leading zeros and one trailing `.0` are allowed, a sign is not."""
+    if not _AIME_GOLD.fullmatch(str(gold)):
+        raise ValueError(f"an AIME reference answer has 1 to 3 digits, got {gold!r}")
+    if len(text) > _MAX_CHARS:
+        return 0.0
+    match = _AIME.fullmatch(text.strip(_BLANK))
+    return float(match is not None and int(match.group(3)) == int(gold))
+
+
+def score_integer(text: str, gold: str) -> float:
+    """A bare integer with an optional ASCII sign. Commas count only as thousands separators: `12,345`."""
+    if not _INTEGER.fullmatch(gold):
+        raise ValueError(f"the reference answer of a generated task is an integer, got {gold!r}")
+    if len(text) > _MAX_CHARS:
+        return 0.0
+    number = text.strip(_BLANK)
+    if not _INTEGER.fullmatch(number):
+        return 0.0
+    return float(int(number.replace(",", "")) == int(gold.replace(",", "")))
+
+
+def score_game24(text: str, numbers: Sequence[int]) -> float:
+    """An expression over exactly the given numbers with + - * / and brackets whose exact value is 24."""
+    return float(is_solution(text, numbers))
+
+
+def score_answer(task: Task, answer: str | None) -> float:
+    """The score of a trajectory's answer; no answer scores 0."""
+    if task.dataset not in _SCORERS:
+        raise ValueError(f"no scorer for data set {task.dataset!r}; known: {', '.join(_SCORERS)}")
+    if answer is None:
+        return 0.0
+    return _SCORERS[task.dataset](answer, task.answer)
+
+
+def partial_credit(task: Task, answer: str | None) -> float | None:
+    """Token F1 of a short answer; None for data sets whose answers are right or wrong."""
+    if task.dataset not in SHORT_ANSWERS:
+        return None
+    return 0.0 if answer is None else token_f1(answer, task.answer)
+
+
+def _score_game24_task(text: str, gold: str) -> float:
+    return score_game24(text, [int(number) for number in gold.split()])
+
+
+_SCORERS: dict[str, Callable[[str, str], float]] = {
+    "arith": score_integer,
+    "lookup": score_integer,
+    "two_lookup": score_integer,
+    "branch": score_integer,
+    "game24": _score_game24_task,
+    "aime": score_aime,
+    "aime24": score_aime,
+    "amc23": score_math,
+    "gaia": score_gaia,
+    "gpqa": score_choice,
+    "medqa": score_choice,
+    **dict.fromkeys(SHORT_ANSWERS, exact_match),
+    "own_text": exact_match,
+    "own_integer": score_integer,
+    "own_math": score_math,
+    "own_choice": score_choice,
+}

@@ -1,0 +1,236 @@
+"""Mathematical answers: read as expressions of a small grammar, compared exactly."""
+
+import atexit
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from reward.scorers.process import CheckingProcess, serve_checks
+
+MAX_CHARS = 200
+MAX_DEPTH = 16
+MAX_DIGITS = 1000
+"""Most digits, by estimate, of a power: 9^9^9 has 370 million."""
+
+_WRAPPERS = (re.compile(r"\$\$(.*)\$\$"), re.compile(r"\$(.*)\$"), re.compile(r"\\boxed\{(.*)\}"))
+_SPELLINGS = {
+    "×": "*",
+    "·": "*",
+    "÷": "/",
+    "−": "-",
+    "–": "-",
+    "π": "\\pi",
+    "√": "\\sqrt",
+    "\\cdot": "*",
+    "\\times": "*",
+    "\\div": "/",
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\left": "",
+    "\\right": "",
+    "**": "^",
+}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+    r"|(?P<word>\\?(?:sqrt|frac|pi))(?![A-Za-z])|(?P<sign>[-+*/^(){}\[\]]))"
+)
+_STARTS = ("word", "(", "{")
+
+
+class NotANumberError(ValueError):
+    """The text is no expression of this grammar."""
+
+
+def unwrapped(text: str) -> str:
+    """Without white space and the $...$ or \\boxed{...} around it, where they close at its end."""
+    plain = text.strip()
+    for wrapper in _WRAPPERS:
+        if (match := wrapper.fullmatch(plain)) and _closes_last(match[1]):
+            plain = match[1].strip()
+    return plain
+
+
+def parse_number(text: str) -> Any:
+    """The value as a SymPy expression without symbols. Raises NotANumberError."""
+    if len(text) > MAX_CHARS:
+        raise NotANumberError(f"more than {MAX_CHARS} characters")
+    plain = unwrapped(text)
+    for spelling, sign in _SPELLINGS.items():
+        plain = plain.replace(spelling, sign)
+    return _Parser(plain.strip()).value()
+
+
+def _closes_last(inside: str) -> bool:
+    """Whether no brace inside closes the wrapper early: \\boxed{1}\\boxed{2} is two answers."""
+    depth = 0
+    for sign in inside:
+        depth += {"{": 1, "}": -1}.get(sign, 0)
+        if depth < 0:
+            return False
+    return depth == 0 and "$" not in inside
+
+
+def _num_digits(base: Any) -> float:
+    """What a power of `base` grows by with its exponent, in digits; 0 for 1 and -1. An irrational base counts as one
+    digit at least: that of a sum grows in terms."""
+    if base.is_Rational:
+        return max(math.log10(abs(base.p)), math.log10(base.q))
+    return max(1.0, abs(math.log10(float(abs(base)))))
+
+
+class _Parser:
+    """Recursive descent over (kind, text) tokens; signs are their own kind."""
+
+    def __init__(self, text: str) -> None:
+        import sympy
+
+        self._sympy = sympy
+        self._tokens: list[tuple[str, str]] = []
+        position = 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise NotANumberError(f"cannot read {text[position : position + 10]!r}")
+            kind = str(match.lastgroup)
+            self._tokens.append((match[kind] if kind == "sign" else kind, match[kind]))
+            position = match.end()
+        self._next = 0
+        self._depth = 0
+
+    def value(self) -> Any:
+        value = self._sum()
+        if self._next != len(self._tokens):
+            raise NotANumberError("there is more than one expression")
+        return value
+
+    def _sum(self) -> Any:
+        value = self._product()
+        while (sign := self._take("+", "-")) is not None:
+            other = self._product()
+            value = value + other if sign == "+" else value - other
+        return value
+
+    def _product(self) -> Any:
+        value = self._power()
+        while True:
+            if (sign := self._take("*", "/")) is not None:
+                other = self._power()
+                value = value * other if sign == "*" else value / other
+            elif self._kind() in _STARTS:
+                value = value * self._power()
+            else:
+                return value
+
+    def _power(self) -> Any:
+        if (sign := self._take("+", "-")) is not None:
+            value = self._power()
+            return value if sign == "+" else -value
+        base = self._operand()
+        return self._raised(base, self._power()) if self._take("^") else base
+
+    def _raised(self, base: Any, exponent: Any) -> Any:
+        """base ** exponent; for a root, a fraction. Raises OverflowError for an exponent that no float holds."""
+        if exponent.is_finite and base.is_finite and base != 0:
+            digits = abs(float(exponent)) * _num_digits(base)
+            if digits > MAX_DIGITS:
+                raise NotANumberError(f"a power of some {digits:.3g} digits; at most {MAX_DIGITS} are computed")
+        return base**exponent
+
+    def _operand(self) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise NotANumberError(f"brackets nest deeper than {MAX_DEPTH}")
+        kind, text = self._shift()
+        if kind == "number":
+            value = self._sympy.Rational(text.replace(",", ""))
+        elif kind == "word":
+            value = self._named(text.removeprefix("\\"))
+        else:
+            value = self._inside(kind)
+        self._depth -= 1
+        return value
+
+    def _named(self, name: str) -> Any:
+        if name == "pi":
+            return self._sympy.pi
+        if name == "frac":
+            above = self._inside(self._shift()[0], only="{")
+            return above / self._inside(self._shift()[0], only="{")
+        order = self._inside("[") if self._take("[") else self._sympy.Integer(2)
+        inside = self._operand()
+        return self._raised(inside, 1 / order)
+
+    def _inside(self, opening: str, only: str = "({[") -> Any:
+        closing = {"(": ")", "{": "}", "[": "]"}.get(opening if opening in only else "")
+        if closing is None:
+            raise NotANumberError(f"expected a number, found {opening!r}")
+        value = self._sum()
+        if self._take(closing) is None:
+            raise NotANumberError(f"{opening!r} is not closed")
+        return value
+
+    def _shift(self) -> tuple[str, str]:
+        if self._next == len(self._tokens):
+            raise NotANumberError("the expression ends early")
+        self._next += 1
+        return self._tokens[self._next - 1]
+
+    def _take(self, *kinds: str) -> str | None:
+        kind = self._kind()
+        if kind not in kinds:
+            return None
+        self._next += 1
+        return kind
+
+    def _kind(self) -> str | None:
+        return self._tokens[self._next][0] if self._next < len(self._tokens) else None
+
+
+LIMIT_S = 5.0
+
+# Starts its process with the first question that needs it.
+_CHECKER = CheckingProcess("reward.scorers.math", limit_s=LIMIT_S)
+atexit.register(_CHECKER.close)
+
+# Most answers are plain numbers, and need no SymPy.
+_PLAIN = re.compile(r"[+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{1,30})?(?:/[1-9][0-9]{0,30})?")
+
+
+def score_math(text: str, gold: str) -> float:
+    """1.0 where both are the same number. Raises CheckerError where the checking process cannot be started."""
+    if len(text) > MAX_CHARS:
+        return 0.0
+    answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))
+    if answer is not None and reference is not None:
+        return float(answer == reference)
+    return float(_CHECKER.ask({"text": text, "gold": gold}) is True)
+
+
+def same_number(question: Mapping[str, Any]) -> bool:
+    """The check itself; may hang."""
+    try:
+        difference = parse_number(question["text"]) - parse_number(question["gold"])
+        return bool(difference == 0 or difference.equals(0))
+    except (NotANumberError, ArithmeticError, TypeError, ValueError, RecursionError):
+        return False
+
+
+def _plain(text: str) -> Fraction | None:
+    if not _PLAIN.fullmatch(text):
+        return None
+    number, _, divisor = text.replace(",", "").partition("/")
+    return Fraction(number) / int(divisor or 1)
+
+
+def main() -> None:
+    import sympy
+
+    # Loaded before the first question: its import takes longer than most checks.
+    sympy.Integer(0)
+    serve_checks(same_number)
+
+
+if __name__ == "__main__":
+    main()

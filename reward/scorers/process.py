@@ -1,0 +1,94 @@
+"""A process that checks answers and is killed when a check hangs or grows: libraries do both on hostile input."""
+
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+START_LIMIT_S = 120.0
+READY = "ready"
+
+
+class CheckerError(RuntimeError):
+    """The process cannot be started: nothing was checked, and no answer is wrong."""
+
+
+class CheckingProcess:
+    """Runs `python -m module`, whose `main` calls `serve_checks`. One question at a time, from any thread."""
+
+    def __init__(self, module: str, *, limit_s: float) -> None:
+        self._module = module
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: Mapping[str, Any]) -> Any:
+        """The answer; None when the check hung, used too much memory, or died. Raises CheckerError."""
+        with self._lock:
+            process = self._process or self._start()
+            answer = _exchange(process, json.dumps(question).encode() + b"\n", self._limit_s)
+            if answer is None:
+                self._kill()
+            return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._kill()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # Of this process' surroundings it sees nothing: no key, no proxy, only where the code is.
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
+        )
+        self._process = process
+        if _exchange(process, b"", START_LIMIT_S) != READY:
+            self._kill()
+            raise CheckerError(
+                f"`{sys.executable} -m {self._module}` did not start within {START_LIMIT_S:.0f} s; run it by hand"
+            )
+        return process
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()
+        process.wait()
+
+
+def serve_checks(check: Callable[[Mapping[str, Any]], Any], *, memory_mb: int = 1024) -> None:
+    """Answer one question a line until standard input ends; for the process' own `main`."""
+    limit = memory_mb * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    print(json.dumps(READY), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(check(json.loads(line))), flush=True)
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> Any:
+    """The next line of the process as JSON; None without one in time. Answers are short: a line comes whole."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except OSError:
+        return None
+    ready, _, _ = select.select([process.stdout], [], [], limit_s)
+    answer = process.stdout.readline() if ready else b""
+    return json.loads(answer) if answer.endswith(b"\n") else None

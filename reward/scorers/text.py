@@ -1,0 +1,124 @@
+"""Answers in words: exact match, GAIA's rules, letters of multiple choice."""
+
+import re
+import string
+import unicodedata
+from collections import Counter
+
+MAX_CHARS = 1000
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation))
+_TYPOGRAPHY = str.maketrans(
+    {**dict.fromkeys("‐‑‒–—−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″", '"')}
+)
+# A partly right "yes" does not exist: these are right as a whole or not at all.
+_CLOSED = frozenset(("yes", "no", "noanswer"))
+
+
+def exact_match(text: str, gold: str) -> float:
+    """1.0 where the text equals one of the aliases in `gold`, one a line; an answer that is too long is wrong."""
+    if len(text) > MAX_CHARS:
+        return 0.0
+    plain = normalize(text)
+    return float(any(plain == normalize(alias) for alias in gold.split("\n")))
+
+
+def token_f1(text: str, gold: str) -> float:
+    """The best harmonic mean of the shares of shared words, over the aliases in `gold`, one a line."""
+    if len(text) > MAX_CHARS:
+        return 0.0
+    return max(_f1(normalize(text), normalize(alias)) for alias in gold.split("\n"))
+
+
+def normalize(text: str) -> str:
+    plain = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def _f1(text: str, alias: str) -> float:
+    if text == alias:
+        return 1.0
+    if {text, alias} & _CLOSED:
+        return 0.0
+    found, wanted = text.split(), alias.split()
+    shared = sum((Counter(found) & Counter(wanted)).values())
+    return 2 * shared / (len(found) + len(wanted)) if shared else 0.0
+
+
+# Python's own float() would also take 1_000, nan, infinity and the digits of every alphabet.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_SEPARATOR = re.compile(r"[,;]")
+_UNITS = str.maketrans(dict.fromkeys("$%,"))
+
+
+def score_gaia(text: str, gold: str) -> float:
+    """1.0 where the answer is the reference's number ($, % and commas aside), its list in the same order, or its
+    words without white space, case and punctuation."""
+    if len(text) > MAX_CHARS:
+        return 0.0
+    if _is_number(gold):
+        return float(_number(text) == float(gold))
+    if _SEPARATOR.search(gold):
+        return float(_same_list(text, gold))
+    return float(_gaia_plain(text) == _gaia_plain(gold))
+
+
+def _same_list(text: str, gold: str) -> bool:
+    found, wanted = _SEPARATOR.split(text), _SEPARATOR.split(gold)
+    if len(found) != len(wanted):
+        return False
+    return all(
+        _number(mine) == float(theirs)
+        if _is_number(theirs)
+        # Inside of a list punctuation tells elements apart.
+        else _closed(mine) == _closed(theirs)
+        for mine, theirs in zip(found, wanted, strict=True)
+    )
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def _number(text: str) -> float | None:
+    plain = text.translate(_UNITS).strip()
+    return float(plain) if _NUMBER.fullmatch(plain) else None
+
+
+def _closed(text: str) -> str:
+    return "".join(text.lower().split())
+
+
+def _gaia_plain(text: str) -> str:
+    return _closed(text).translate(_PUNCTUATION)
+
+
+MAX_CHOICE_CHARS = 600
+
+_GOLD = re.compile(r"([A-J])\. (.*\S)", re.DOTALL)
+_LETTER = re.compile(
+    r"""(\$?) [ ]* (?:\\boxed\{ [ ]* (?:\\text\{)?)? \(? [ ]* ([A-Ja-j]) [ ]* \)? (?:\}\}?)? [ ]* \1 [.:)]? [ ]*""",
+    re.VERBOSE,
+)
+_WITH_TEXT = re.compile(r"\(?([A-J])(?:\)|[.:)]|\)[.:])[ ]+(\S.*)", re.DOTALL)
+
+
+def score_choice(text: str, gold: str) -> float:
+    """`gold` is `C. its text`. Raises ValueError for another form of it."""
+    reference = _GOLD.fullmatch(gold)
+    if reference is None:
+        raise ValueError(f"the reference of a multiple-choice task looks like 'C. its text', got {gold!r}")
+    letter, option = reference.groups()
+    if len(text) > MAX_CHOICE_CHARS:
+        return 0.0
+    answer = text.strip()
+    if alone := _LETTER.fullmatch(answer):
+        return float(alone[2].upper() == letter and answer.count("{") == answer.count("}"))
+    if (both := _WITH_TEXT.fullmatch(answer)) and both[1] == letter:
+        answer = both[2]
+    return float(_choice_plain(answer) == _choice_plain(option))
+
+
+def _choice_plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".")

@@ -1,0 +1,246 @@
+"""The agent: planner, executor, verifier until done, then the generator. One call gives one trajectory."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.rollout import ModuleConfig
+from configs.run import RunConfig
+from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
+from rollout.agent.modules import (
+    Executor,
+    Generator,
+    Memory,
+    MemoryEntry,
+    ModelGenerator,
+    ModelVerifier,
+    RuleGenerator,
+    RuleVerifier,
+    Verifier,
+)
+from rollout.agent.planner import PlannerDialogue, PlannerReply, PlannerSettings
+from rollout.chat import Chat, ChatFormat, ChatTemplateError, chat_pieces
+from rollout.engines.engine import ContextFullError, Engine, EngineError
+from rollout.records import TOKENIZER
+from rollout.types import StopReason, TextCompletion, Trajectory, Turn
+
+ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
+TurnListener = Callable[[Turn], None]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    planner: PlannerSettings
+    format_retries: int
+    max_result_chars: int
+    max_context_tokens: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """The modules of the flow. `tools_for_episode` opens fresh tools for every task."""
+
+    engine: Engine
+    chat: Chat
+    settings: AgentSettings
+    tools_for_episode: ToolsForEpisode
+    verifier: Verifier
+    generator: Generator
+
+    async def run(
+        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
+    ) -> Trajectory:
+        """Play one task to its end; the planner reads `hints` with it. A broken engine or tool, or the time limit, ends
+        it as `infrastructure`: recorded as far as it came, unscorable, never wrong."""
+        with self.tools_for_episode() as tools:
+            episode = _Episode(self, task, tools, trajectory_id, on_turn, hints)
+            try:
+                async with asyncio.timeout(self.settings.timeout_s):
+                    answer, stop_reason = await episode.play()
+            except (EngineError, TimeoutError):
+                answer, stop_reason = None, "infrastructure"
+            except ToolUnavailableError as error:
+                _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
+                answer, stop_reason = None, "infrastructure"
+            finally:
+                self.engine.release(trajectory_id)
+        return Trajectory(
+            id=trajectory_id,
+            group_id=group_id,
+            task=task,
+            turns=tuple(episode.turns),
+            answer=answer,
+            stop_reason=stop_reason,
+        )
+
+
+class _Episode:
+    """The state of one run: its dialogue, its memory, its record."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        task: Task,
+        tools: list[Tool],
+        trajectory_id: str,
+        on_turn: TurnListener | None,
+        hints: str,
+    ) -> None:
+        self._agent = agent
+        self._settings = agent.settings
+        self._task = task
+        self._trajectory_id = trajectory_id
+        self._dialogue = PlannerDialogue(
+            agent.engine, agent.chat, agent.settings.planner, task, tools, trajectory_id, hints
+        )
+        self._executor = Executor(tools, agent.settings.max_result_chars)
+        self._memory = Memory()
+        self._on_turn = on_turn
+        self._generate_s = 0.0
+        self.turns: list[Turn] = []
+
+    async def play(self) -> tuple[str | None, StopReason]:
+        for step in range(1, self._settings.planner.max_steps + 1):
+            reply = await self._decide(step)
+            if reply is None:
+                return None, "context"
+            if reply.decision is None:
+                # Degraded: the step is spent without a tool call, the planner knows why.
+                continue
+            if await self._execute(step, reply) == "stop":
+                return await self._finish()
+        return await self._finish()
+
+    async def _decide(self, step: int) -> PlannerReply | None:
+        """A decision, or the malformed reply after the last retry; None when the context is full."""
+        for retry in range(self._settings.format_retries + 1):
+            room = self._settings.max_context_tokens - self._dialogue.num_tokens
+            if room < self._settings.planner.max_turn_tokens:
+                return None
+            started = time.perf_counter()
+            try:
+                reply = await self._dialogue.decide(step)
+            except ContextFullError:
+                return None
+            self._generate_s = round(time.perf_counter() - started, 4)
+            if reply.decision is not None:
+                return reply
+            self._record_planner(reply, None, None)
+            spent = retry == self._settings.format_retries
+            self._dialogue.reject(reply, min(step + spent, self._settings.planner.max_steps))
+        return reply
+
+    async def _execute(self, step: int, reply: PlannerReply) -> str:
+        assert reply.decision is not None
+        started = time.perf_counter()
+        call, result = await self._executor.execute(reply.decision)
+        self._record_planner(reply, call, result, tool_s=round(time.perf_counter() - started, 4))
+        self._memory.add(MemoryEntry(step=step, thought=reply.decision.thought, call=call, result=result))
+        verdict, turn = await self._agent.verifier.verify(self._task, self._memory, self._trajectory_id)
+        self._record(turn)
+        if verdict == "continue":
+            self._dialogue.observe(reply, result, step + 1)
+        return verdict
+
+    async def _finish(self) -> tuple[str | None, StopReason]:
+        answer, turn = await self._agent.generator.answer(self._task, self._memory, self._trajectory_id)
+        self._record(turn)
+        answered = bool(self._memory.entries) and self._memory.entries[-1].call.name == "answer"
+        if answered:
+            return answer, "answered"
+        return answer, "verified" if answer is not None else "format"
+
+    def _record_planner(
+        self, reply: PlannerReply, call: ToolCall | None, result: ToolResult | None, tool_s: float = 0.0
+    ) -> None:
+        served = isinstance(reply.completion, TextCompletion)
+        self._record(
+            Turn(
+                role="planner",
+                prompt_token_ids=reply.prompt_token_ids,
+                completion=reply.completion,
+                trainable=not served,
+                grammar=None if served else reply.grammar,
+                thought=reply.decision.thought if reply.decision else "",
+                tool_call=call,
+                tool_result=result,
+                format_error=reply.format_error,
+                generate_s=self._generate_s,
+                tool_s=tool_s,
+            )
+        )
+
+    def _record(self, turn: Turn | None) -> None:
+        if turn is None:
+            return
+        self.turns.append(turn)
+        if self._on_turn:
+            self._on_turn(turn)
+
+
+def build_chat(model_path: Path) -> ChatFormat:
+    """Raises ChatTemplateError."""
+    from transformers import AutoTokenizer
+
+    return ChatFormat(AutoTokenizer.from_pretrained(model_path))
+
+
+def check_chat(model_path: Path) -> None:
+    """Whether `build_chat` will do, found out without torch. Raises ChatTemplateError."""
+    import transformers
+
+    # Whichever class a tokenizer is of, its template is rendered alike; AutoTokenizer imports torch.
+    plain = (model_path / TOKENIZER).is_file()
+    loader = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(model_path)
+    except Exception as error:
+        raise ChatTemplateError(f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    chat_pieces(tokenizer)
+
+
+def build_agent(
+    config: RunConfig,
+    *,
+    engine: Engine,
+    chat: Chat,
+    tools_for_episode: ToolsForEpisode,
+    temperature: float,
+) -> Agent:
+    """The agent that a run's configuration describes, sampling at `temperature` (0: greedy)."""
+    rollout = config.rollout
+    settings = AgentSettings(
+        planner=PlannerSettings(
+            actions=config.envs.actions,
+            max_steps=rollout.max_steps,
+            max_turn_tokens=rollout.max_turn_tokens,
+            temperature=temperature,
+        ),
+        format_retries=rollout.format_retries,
+        max_result_chars=config.envs.max_result_chars,
+        max_context_tokens=rollout.engine.max_model_len,
+        timeout_s=rollout.episode_timeout_s,
+    )
+    return Agent(
+        engine=engine,
+        chat=chat,
+        settings=settings,
+        tools_for_episode=tools_for_episode,
+        verifier=_build_verifier(rollout.verifier, engine, chat),
+        generator=_build_generator(rollout.generator, engine, chat),
+    )
+
+
+def _build_verifier(config: ModuleConfig, engine: Engine, chat: Chat) -> Verifier:
+    return RuleVerifier() if config.kind == "rule" else ModelVerifier(engine, chat, config.max_tokens)
+
+
+def _build_generator(config: ModuleConfig, engine: Engine, chat: Chat) -> Generator:
+    return RuleGenerator() if config.kind == "rule" else ModelGenerator(engine, chat, config.max_tokens)

@@ -1,0 +1,156 @@
+"""How an adapter reaches the engine: merged into the base weights, or as one of vLLM's own adapters."""
+
+import json
+import shutil
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollout.engines.engine import BASE_VERSION
+from rollout.engines.read_back import ReadBack, read_slots, together
+from rollout.engines.vllm_parts import lora_request
+from rollout.memory.episodic import MemoryFolder
+
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+class AdapterMerger:
+    """Knows the base model's files; computes W0 + scale * B A from the untouched W0 for every version."""
+
+    def __init__(self, model_path: Path, scale: float) -> None:
+        self._model_path = model_path
+        self.scale = scale
+
+    def merged_weights(self, adapter: bytes) -> Iterator[tuple[str, Any]]:
+        """Every base weight by its Hugging Face name, the adapter folded in where it has one. Raises ValueError before
+        the first of them when the adapter does not fit: a model that is replaced by half is none."""
+        return self._merged(self._factors(adapter))
+
+    def base_weights(self) -> Iterator[tuple[str, Any]]:
+        for name, tensors in self._files():
+            yield name, tensors.get_tensor(name)
+
+    def write_adapter_folder(self, folder: Path, adapter: bytes) -> None:
+        """The adapter as a PEFT folder. Raises ValueError before it is there when the adapter does not fit."""
+        factors = self._factors(adapter)
+        rank = next(tensor.shape[0] for name, tensor in factors.items() if "lora_A" in name)
+        targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in factors})
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_bytes(adapter)
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": str(self._model_path),
+            "r": rank,
+            "lora_alpha": self.scale * rank,
+            "target_modules": targets,
+            "bias": "none",
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def _merged(self, factors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        import torch
+
+        for name, weight in self.base_weights():
+            stem = _stem(name)
+            if stem + _A not in factors:
+                yield name, weight
+                continue
+            a, b = factors[stem + _A].to(torch.float32), factors[stem + _B].to(torch.float32)
+            yield name, (weight.to(torch.float32) + (b @ a) * self.scale).to(weight.dtype)
+
+    def check(self, adapter: bytes, *, rank: int) -> None:
+        """Raises ValueError where the adapter is of another model or of another rank, whose scale would be wrong."""
+        factors = self._factors(adapter)
+        found = {int(factor.shape[0]) for name, factor in factors.items() if name.endswith(_A)}
+        if found != {rank}:
+            raise ValueError(f"its rank is {sorted(found)}, the configuration says model.lora_rank = {rank}")
+        for name, tensors in self._files():
+            stem = _stem(name)
+            if stem + _A in factors:
+                fits = [factors[stem + _B].shape[0], factors[stem + _A].shape[1]]
+                if (shape := tensors.get_slice(name).get_shape()) != fits:
+                    raise ValueError(f"{name} has the shape {shape} in the model, and {fits} in the adapter")
+
+    def _factors(self, adapter: bytes) -> dict[str, Any]:
+        """The tensors of an adapter of this model."""
+        import safetensors.torch
+
+        try:
+            factors = safetensors.torch.load(adapter)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"these bytes are no adapter: {error}") from error
+        stems = {name.removesuffix(_A).removesuffix(_B) for name in factors}
+        if missing := {stem + end for stem in stems for end in (_A, _B)} - factors.keys():
+            raise ValueError(f"the adapter lacks {sorted(missing)[:3]}")
+        if strange := stems - {_stem(name) for name, _ in self._files()}:
+            raise ValueError(f"the adapter has weights the base model lacks: {sorted(strange)[:3]}")
+        return factors
+
+    def _files(self) -> Iterator[tuple[str, Any]]:
+        """The name of every base weight, and the open file that holds it."""
+        from safetensors import safe_open
+
+        for file in sorted(self._model_path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    yield name, tensors
+
+
+def _stem(name: str) -> str:
+    """What the factors of a base weight are called."""
+    return _PREFIX + name.removesuffix(".weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    request: Any
+    folder: Path
+
+
+class NativeAdapters:
+    """Each version has a name, a number and a folder of its own, none of which is ever used again: vLLM keys its prefix
+    cache by name and folder, and takes a number that it knows for weights that it has."""
+
+    def __init__(self, llm: Any, merger: AdapterMerger) -> None:
+        self._llm = llm
+        self._merger = merger
+        self._memory = MemoryFolder()
+        self._root = self._memory.path
+        self._held: dict[int, _Held] = {}
+        self._next_id = 1
+
+    def load(self, version: int, digest: str, adapter: bytes) -> None:
+        folder = self._root / f"v{version}-{self._next_id}-{digest[:8]}"
+        self._merger.write_adapter_folder(folder, adapter)
+        request = lora_request(folder.name, self._next_id, folder)
+        self._next_id += 1
+        if not self._llm.add_lora(request):
+            raise RuntimeError(f"vLLM refused adapter version {version}")
+        self._held[version] = _Held(request=request, folder=folder)
+
+    def request(self, version: int) -> Any | None:
+        """What a request that samples with `version` is given; None for the base model, and for nothing else: an
+        adapter that is missing is an error."""
+        return None if version == BASE_VERSION else self._held[version].request
+
+    def read_back(self, version: int) -> ReadBack:
+        """What vLLM's slots hold as `version`."""
+        if version == BASE_VERSION:
+            return ReadBack(given="", held="")
+        held = self._held[version]
+        read = partial(read_slots, number=held.request.lora_int_id, folder=held.folder, scale=self._merger.scale)
+        return together(self._llm.collective_rpc(read))
+
+    def drop_unused(self, used: Set[int]) -> None:
+        """Forget every version but these. One in use would be read from its folder again, in the middle of a step."""
+        for version in self._held.keys() - used:
+            held = self._held.pop(version)
+            self._llm.remove_lora(held.request.lora_int_id)
+            shutil.rmtree(held.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self._memory.close()

@@ -1,0 +1,104 @@
+"""What an engine is: requests in, completions out, adapters by version, and a pulse that shows it works."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollout.engines.read_back import ReadBack
+from rollout.types import Completion, Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """`done`: how much it has computed so far, in whatever unit (an engine: tokens). `num_open`: what it was asked for
+    and has not finished. While something is open, `done` must grow."""
+
+    done: int = 0
+    num_open: int = 0
+
+
+BASE_VERSION = -1
+"""The policy version of the untouched base model."""
+
+
+class EngineError(RuntimeError):
+    """The engine cannot serve any more; the trajectory that met it is unscorable, not wrong."""
+
+
+class ContextFullError(EngineError):
+    """The dialogue does not fit the context of the server's model any more."""
+
+
+class BackendError(RuntimeError):
+    """A server that cannot be used as it is set up; the message says what is wrong and what to do. No other request
+    would fare better, so it ends the command instead of a trajectory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One model call of a trajectory.
+
+    The prompt stands here twice: as token ids, for an engine that samples itself, and as `messages`, for a server that
+    renders and tokenises them. The form of the reply likewise: `grammar` is EBNF source, `json_schema` says the same in
+    a server's words. `use_adapter` False asks the frozen base; without a `seed` the sampling continues the engine's
+    own random stream.
+    """
+
+    trajectory_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    grammar: str | None = None
+    use_adapter: bool = True
+    seed: int | None = None
+    messages: tuple[Message, ...] = ()
+    json_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """busy_s: seconds spent computing so far. kv_usage: share of the KV cache in use. num_waiting: requests that wait
+    for a place. num_preemptions: requests thrown out of the cache so far, for want of room."""
+
+    busy_s: float
+    kv_usage: float
+    num_waiting: int
+    num_preemptions: int
+
+
+class Engine(Protocol):
+    """What an agent asks."""
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one completion. Raises EngineError when the engine is gone."""
+        ...
+
+    def release(self, trajectory_id: str) -> None:
+        """This trajectory asks nothing more; what it still has open is dropped."""
+        ...
+
+
+class PolicyEngine(Engine, Protocol):
+    """An engine that follows the policy in training."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    async def load_adapter(self, version: int, adapter: bytes) -> str:
+        """Sample with this adapter from now on; return the digest of the bytes that were loaded."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-prob of every token but the first under the newest weights, at temperature 1. Asked right after
+        `load_adapter`, without waiting for it, it is the first thing that is computed with these weights."""
+        ...
+
+    async def pulse(self) -> Pulse:
+        """Answered by whatever computes, between two steps: the tokens computed so far and the requests that are open.
+        No request is added: one more would change the shapes, and with them the last bits, of a synchronous run's
+        batches. Raises EngineError when the engine is gone."""
+        ...
+
+    async def read_back(self) -> ReadBack:
+        """The newest weights as the engine's memory holds them, beside what it was given."""
+        ...

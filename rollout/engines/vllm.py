@@ -1,0 +1,369 @@
+"""The vLLM engine: one thread owns it, others hand it work; versions change between steps."""
+
+import asyncio
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from configs.learner import ModelConfig
+from configs.rollout import EngineConfig
+from rollout.engines.adapters import AdapterMerger, NativeAdapters
+from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
+from rollout.engines.read_back import MergedColumns, ReadBack
+from rollout.engines.vllm_parts import (
+    OpenRequest,
+    build_llm,
+    completion_of,
+    prompt_logprobs_of,
+    sampling_params,
+    scoring_params,
+)
+from rollout.types import Completion, VersionSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Work, and where its result goes."""
+
+    work: Callable[[], Any]
+    done: Future[Any]
+
+    def run(self) -> None:
+        """A ValueError is a refusal that changed nothing. Anything else may have stopped half-way, and is raised."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work())
+        except Exception as error:
+            self.done.set_exception(error)
+            if not isinstance(error, ValueError):
+                raise
+
+    def refuse(self, error: Exception) -> None:
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+class Commands:
+    """`submit` is for the other threads, everything else for the one that does the work."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        if self.failure is not None:
+            raise EngineError(f"the engine stopped earlier: {self.failure!r}") from self.failure
+        command = _Command(work=work, done=Future())
+        self._queue.put(command)
+        return command.done
+
+    def run_all(self, *, idle: Callable[[], bool]) -> None:
+        """Run what is queued; while there is nothing else to do (`idle`), sleep until something is. Woken by
+        `submit`."""
+        while True:
+            try:
+                command = self._queue.get(block=idle())
+            except queue.Empty:
+                return
+            command.run()
+
+    def stop(self, failure: BaseException) -> EngineError:
+        """Take nothing more; returns what to tell those who wait."""
+        self.failure = failure
+        return EngineError(f"the engine stopped: {failure!r}")
+
+    def refuse_all(self, error: EngineError) -> NoReturn:
+        """For ever: one that was handed in while the thread stopped may not be waited for in vain."""
+        while True:
+            self._queue.get().refuse(error)
+
+
+FIRST, IN_TURN = -1, 0
+"""Priorities. The canary is short and holds up everything that is sampled with new weights: it does not wait behind the
+requests that an update sent back to the queue."""
+
+
+class VllmEngine:
+    """An `Engine` over vLLM, for a base model and the adapters trained on it.
+
+    Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, computed from
+    the untouched W0 every time); `native` gives each version a LoRA adapter of its own name.
+    """
+
+    def __init__(self, model_path: Path, config: EngineConfig, model: ModelConfig, *, seed: int) -> None:
+        self._model_path = model_path
+        self._config = config
+        self._model = model
+        self._seed = seed
+        self._commands = Commands()
+        self._open: dict[str, OpenRequest] = {}
+        self._next_id = 0
+        self._version = BASE_VERSION
+        self._native: NativeAdapters | None = None
+        self._merged = MergedColumns(model.lora_targets)
+        self._pinned: dict[str, int] = {}
+        self._closing = False
+        self._busy_s = 0.0
+        self._num_preemptions = 0
+        self._computed_tokens = 0
+        self.sampled_tokens = 0
+        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        self._thread.start()
+        self._commands.submit(lambda: None).result()
+
+    # --- called from any thread -----------------------------------------------------------------
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped the engine; None while it works."""
+        return self._commands.failure
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the next request will sample with."""
+        return self._version
+
+    @property
+    def load(self) -> EngineLoad:
+        """How hard the engine works. Read from another thread: the numbers need not be of the same instant."""
+        scheduler = self._scheduler
+        return EngineLoad(
+            busy_s=self._busy_s,
+            kv_usage=float(scheduler.kv_cache_manager.usage),
+            num_waiting=len(scheduler.waiting),
+            num_preemptions=self._num_preemptions,
+        )
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        return (await self.generate_together([request]))[0]
+
+    async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]:
+        """Sample several completions that enter the engine in this order, between the same two steps."""
+        if self._config.adapter_mode == "merged" and not all(request.use_adapter for request in requests):
+            raise EngineError("a merged engine holds no frozen base weights to sample with")
+        futures: list[Future[Completion]] = [Future() for _ in requests]
+
+        def add() -> None:
+            for request, future in zip(requests, futures, strict=True):
+                self._add(request, future)
+
+        self._commands.submit(add)
+        return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache. Open requests are computed anew up to where they are."""
+        await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-prob of every token but the first under the newest weights, at temperature 1. Goes before everything
+        that waits."""
+        future: Future[list[float]] = Future()
+        self._commands.submit(lambda: self._add_scoring(tuple(token_ids), future))
+        return await asyncio.wrap_future(future)
+
+    async def pulse(self) -> Pulse:
+        """Answered by the engine's thread, between two steps."""
+        return await asyncio.wrap_future(
+            self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
+        )
+
+    async def read_back(self) -> ReadBack:
+        """The newest weights as vLLM's memory holds them, beside what it was given."""
+        return await asyncio.wrap_future(self._commands.submit(self._read_back))
+
+    def release(self, trajectory_id: str) -> None:
+        """Drop what a trajectory that ended early still has open; nobody waits for it any more."""
+        if self.failure is None:
+            self._commands.submit(lambda: self._abort(trajectory_id))
+
+    async def load_adapter(self, version: int, adapter: bytes) -> str:
+        """Sample with `adapter` from the next step on; returns the digest of what was loaded. Raises ValueError, and
+        goes on as before, for a version that is not newer than the one before or bytes that are no adapter of this
+        model."""
+        return await asyncio.wrap_future(self._commands.submit(lambda: self._load(version, adapter)))
+
+    async def load_base(self) -> None:
+        """Sample with the untouched model again."""
+        await asyncio.wrap_future(self._commands.submit(self._unload))
+
+    def close(self) -> None:
+        """Finish what is open and end the thread."""
+        if not self._closing and self.failure is None:
+            self._commands.submit(self._stop)
+            self._thread.join(timeout=60)
+
+    # --- the engine's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._merger = AdapterMerger(self._model_path, self._model.lora_alpha / self._model.lora_rank)
+            self._llm = build_llm(self._model_path, self._config, self._model, self._seed)
+            self._scheduler = self._llm.engine_core.engine_core.scheduler
+            if self._config.adapter_mode == "native":
+                self._native = NativeAdapters(self._llm, self._merger)
+            self._count_preemptions()
+            self._count_computed_tokens()
+            while not self._closing:
+                self._commands.run_all(idle=lambda: not self._open and not self._closing)
+                self._step()
+        except BaseException as error:
+            logging.getLogger(__name__).exception("the engine stopped")
+            self._fail(error)
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        for output in self._llm.step():
+            if output.finished:
+                entry = self._open.pop(output.request_id)
+                self.sampled_tokens += len(output.outputs[0].token_ids)
+                entry.future.set_result(entry.result(output, entry))
+        self._busy_s += time.perf_counter() - started
+
+    def _add(self, request: GenerationRequest, future: Future[Completion]) -> None:
+        entry = OpenRequest(
+            trajectory_id=request.trajectory_id,
+            future=future,
+            policy_version=self._version_for(request),
+            result=completion_of,
+        )
+        self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry)
+
+    def _add_scoring(self, token_ids: tuple[int, ...], future: Future[list[float]]) -> None:
+        entry = OpenRequest(trajectory_id="", future=future, policy_version=self._version, result=prompt_logprobs_of)
+        self._open_request(token_ids, scoring_params, entry, priority=FIRST)
+
+    def _open_request(
+        self, token_ids: Sequence[int], params: Callable[[], Any], entry: OpenRequest, *, priority: int = IN_TURN
+    ) -> None:
+        if not entry.future.set_running_or_notify_cancel():
+            return
+        self._next_id += 1
+        adapter = self._native.request(entry.policy_version) if self._native else None
+        try:
+            self._llm.add_request(
+                str(self._next_id),
+                {"prompt_token_ids": list(token_ids)},
+                params(),
+                # Equals go by their time. A count is the same in every run and never goes back.
+                arrival_time=float(self._next_id),
+                lora_request=adapter,
+                priority=priority,
+            )
+        except Exception as error:
+            # Whatever vLLM calls it, a refused request is its caller's fault, and the caller is waiting.
+            entry.future.set_exception(ValueError(f"vLLM refused the request: {error}"))
+            return
+        self._open[str(self._next_id)] = entry
+
+    def _version_for(self, request: GenerationRequest) -> int:
+        if not request.use_adapter:
+            return BASE_VERSION
+        if self._config.refresh == "turn":
+            return self._version
+        return self._pinned.setdefault(request.trajectory_id, self._version)
+
+    def _abort(self, trajectory_id: str) -> None:
+        self._pinned.pop(trajectory_id, None)
+        ids = [key for key, entry in self._open.items() if entry.trajectory_id == trajectory_id]
+        if ids:
+            self._llm.abort_request(ids)
+        for key in ids:
+            self._open.pop(key).future.set_exception(EngineError("the trajectory was released"))
+
+    def _drain(self) -> None:
+        while self._open:
+            self._step()
+
+    def _load(self, version: int, adapter: bytes) -> str:
+        if version <= self._version:
+            raise ValueError(f"adapter version {version} is not newer than {self._version}, which is loaded")
+        digest = hashlib.sha256(adapter).hexdigest()
+        if self._native is None:
+            self._reload(self._merger.merged_weights(adapter), version)
+        else:
+            self._native.load(version, digest, adapter)
+            self._native.drop_unused(self._used_versions() | {version})
+        self._version = version
+        return digest
+
+    def _read_back(self) -> ReadBack:
+        if self._native is not None:
+            return self._native.read_back(self._version)
+        (found,) = self._llm.apply_model(self._merged.read)
+        return found
+
+    def _used_versions(self) -> set[int]:
+        """Those that an open request or a pinned trajectory samples with."""
+        return {*self._pinned.values(), *(entry.policy_version for entry in self._open.values())}
+
+    def _unload(self) -> None:
+        self._drain()
+        if self._native is None:
+            self._reload(self._merger.base_weights(), BASE_VERSION)
+        else:
+            self._native.drop_unused(self._used_versions())
+        self._version = BASE_VERSION
+
+    def _reload(self, weights: Any, version: int) -> None:
+        """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
+        and the cache hold was computed with the old weights."""
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._merged.kept(weights)})
+        except Exception as error:
+            raise EngineError("the weights were replaced in part") from error
+        self._forget_prefixes()
+        for request_id, entry in self._open.items():
+            (own_id,) = self._llm.output_processor.external_req_ids[request_id]
+            num_sampled = self._scheduler.requests[own_id].num_output_tokens
+            if num_sampled:
+                entry.switches.append(VersionSwitch(index=num_sampled, policy_version=version))
+            else:
+                entry.policy_version = version
+
+    def _forget_prefixes(self) -> None:
+        before = self._num_preemptions
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise EngineError("the prefix cache could not be emptied")
+        self._num_preemptions = before
+
+    def _count_preemptions(self) -> None:
+        """vLLM counts them for its own log only."""
+        preempt = self._scheduler._preempt_request
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self._num_preemptions += 1
+            return preempt(*arguments, **options)
+
+        self._scheduler._preempt_request = counted
+
+    def _count_computed_tokens(self) -> None:
+        """Of prompts as well, and of requests that are open still: what only waits has none."""
+        update = self._scheduler.update_from_output
+
+        def counted(scheduled: Any, *arguments: Any, **options: Any) -> Any:
+            self._computed_tokens += scheduled.total_num_scheduled_tokens
+            return update(scheduled, *arguments, **options)
+
+        self._scheduler.update_from_output = counted
+
+    def _stop(self) -> None:
+        self._drain()
+        if self._native is not None:
+            self._native.close()
+        self._closing = True
+
+    def _fail(self, error: BaseException) -> None:
+        """Whoever learns of it finds `failure` set: its process is to end."""
+        stopped = self._commands.stop(error)
+        for entry in self._open.values():
+            entry.future.set_exception(stopped)
+        self._open.clear()
+        self._commands.refuse_all(stopped)

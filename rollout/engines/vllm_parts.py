@@ -1,0 +1,160 @@
+"""What is vLLM's of the engine: how it is built, what it is asked, what comes back. The one file that imports vLLM."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.learner import ModelConfig
+from configs.rollout import EngineConfig
+from rollout.engines.engine import GenerationRequest
+from rollout.types import Completion, VersionSwitch
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+MAX_LORAS = 4
+"""Adapters that an engine of mode `native` holds at a time."""
+CUDA_BATCHED_TOKENS = 2048
+"""Tokens of one step on a GPU; a longer prompt takes several."""
+LEAST_UTILIZATION = 0.01
+KV_BLOCK = {"cuda": 16, "cpu": 32}
+"""Tokens of a block of the cache; on a GPU it is vLLM's own choice."""
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request inside vLLM, and where its completion goes."""
+
+    trajectory_id: str
+    future: Future[Any]
+    policy_version: int
+    result: Callable[[Any, "OpenRequest"], Any]
+    switches: list[VersionSwitch] = field(default_factory=list)
+
+
+def engine_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """What vLLM is told beyond what every engine has."""
+    options: dict[str, Any] = {}
+    if config.adapter_mode == "native":
+        options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_cpu_loras": MAX_LORAS}
+        options["max_loras"] = MAX_LORAS
+        # Without the names vLLM readies the output head as well, which on a CPU is slow and breaks scoring: it counts
+        # on one row per request there.
+        options["lora_target_modules"] = list(model.lora_targets)
+    if config.tensor_parallel > 1:
+        # Inside a placement group vLLM would have Ray start its workers, and ask for room that nobody reserved.
+        options |= {"tensor_parallel_size": config.tensor_parallel, "distributed_executor_backend": "mp"}
+    if config.device == "cuda":
+        options["kv_cache_memory_bytes"] = kv_cache_bytes(config)
+        # The cache's size is given, so this share decides nothing; but vLLM refuses to start on a card that has less
+        # than it free, and on a shared card the learner may have been first.
+        options["gpu_memory_utilization"] = LEAST_UTILIZATION
+    options["max_num_batched_tokens"] = batched_tokens(config)
+    return options
+
+
+def kv_cache_bytes(config: EngineConfig) -> int:
+    """What is reserved for the cache; on a CPU vLLM takes whole GiB."""
+    return int(config.kv_cache_gib * 2**30) if config.device == "cuda" else _cpu_cache_gib(config) * 2**30
+
+
+def batched_tokens(config: EngineConfig) -> int:
+    """The most of one step. On a CPU the least that takes the longest prompt whole: what comes first, as the proof of
+    new weights, waits for no other prompts in its step."""
+    return max(CUDA_BATCHED_TOKENS if config.device == "cuda" else config.max_model_len, config.max_num_seqs)
+
+
+def _cpu_cache_gib(config: EngineConfig) -> int:
+    return max(1, round(config.kv_cache_gib))
+
+
+def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: int) -> Any:
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
+    from vllm.config import StructuredOutputsConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    llm: Any = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model_path),
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            seed=seed,
+            scheduling_policy="priority",
+            # On a CPU a prompt is computed in one step or not yet: the sampler of a request with a seed cannot take
+            # back what it draws after a part of a prompt.
+            enable_chunked_prefill=config.device == "cuda",
+            enforce_eager=config.device == "cpu",
+            async_scheduling=False,
+            enable_prefix_caching=True,
+            block_size=KV_BLOCK["cpu"] if config.device == "cpu" else None,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
+            disable_log_stats=not config.metrics,
+            **engine_options(config, model),
+        ),
+        stat_loggers=[_ray_metrics()] if config.metrics else None,
+    )
+    # Compiled in the background, a cached grammar is ready a step earlier or later by chance, and two runs
+    # with one seed would batch differently.
+    llm.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
+    return llm
+
+
+def _ray_metrics() -> Any:
+    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+    return RayPrometheusStatLogger
+
+
+def sampling_params(request: GenerationRequest) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    grammar = StructuredOutputsParams(grammar=request.grammar) if request.grammar else None
+    return SamplingParams(
+        temperature=request.temperature,
+        max_tokens=request.max_tokens,
+        logprobs=0,
+        seed=request.seed,
+        structured_outputs=grammar,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scoring_params() -> Any:
+    """For the log-probs of a prompt."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def lora_request(name: str, number: int, folder: Path) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, str(folder))
+
+
+def completion_of(finished: Any, entry: OpenRequest) -> Completion:
+    output = finished.outputs[0]
+    token_ids = tuple(output.token_ids)
+    logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
+    return Completion(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        text=output.text,
+        finish_reason="length" if output.finish_reason == "length" else "stop",
+        policy_version=entry.policy_version,
+        switches=tuple(entry.switches),
+    )
+
+
+def prompt_logprobs_of(finished: Any, entry: OpenRequest) -> list[float]:
+    pairs = zip(finished.prompt_token_ids[1:], finished.prompt_logprobs[1:], strict=True)
+    return [float(step[token].logprob) for token, step in pairs]

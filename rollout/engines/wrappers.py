@@ -1,0 +1,195 @@
+"""Engines around engines: seeded, replaying, in lockstep, the frozen base, and one that demonstrates plans."""
+
+import asyncio
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Protocol
+
+from envs.datasets.generated import GeneratedTask, PlanStep, wrong_plan
+from rollout.agent.planner import Decision
+from rollout.chat import Chat, ChatFormat
+from rollout.engines.engine import Engine, EngineError, GenerationRequest
+from rollout.types import Completion, Message, Turn
+
+
+def stream_seed(*names: object) -> int:
+    """The seed, below 2**32, of the random stream that belongs to these names. A sum of a run's seed and a number would
+    give the next run's streams to this one."""
+    return zlib.crc32("|".join(map(str, names)).encode())
+
+
+def engine_seed(seed: int, worker: int) -> int:
+    """Of the engine of one rollout worker in a run with this seed."""
+    return stream_seed(seed, "engine", worker)
+
+
+class SeededEngine:
+    """An `Engine` over another one, for one trajectory: each of its calls has a seed of its own."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._engine = engine
+        self._seed = seed
+        self._num_calls = 0
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        self._num_calls += 1
+        seed = stream_seed(self._seed, request.trajectory_id, self._num_calls)
+        return await self._engine.generate(replace(request, seed=seed))
+
+    def release(self, trajectory_id: str) -> None:
+        self._engine.release(trajectory_id)
+
+
+class ReplayEngine:
+    """An `Engine` that answers one trajectory's first planner calls from the record, and the rest for real."""
+
+    def __init__(self, engine: Engine, recorded: Sequence[Turn]) -> None:
+        self._engine = engine
+        self._recorded = [turn.completion for turn in recorded]
+        self._next = 0
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        if not request.use_adapter or self._next == len(self._recorded):
+            return await self._engine.generate(request)
+        self._next += 1
+        return self._recorded[self._next - 1]
+
+    def release(self, trajectory_id: str) -> None:
+        self._engine.release(trajectory_id)
+
+
+class BatchEngine(Engine, Protocol):
+    async def forget_prefixes(self) -> None: ...
+
+    async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: GenerationRequest
+    future: asyncio.Future[Completion]
+
+
+class LockstepEngine:
+    """An `Engine` over another one. A round runs `begin_round(n)` and then exactly n trajectories."""
+
+    def __init__(self, engine: BatchEngine, *, seed: int) -> None:
+        self._engine = engine
+        self._seed = seed
+        self._running = 0
+        self._begins = False
+        self._waiting: list[_Waiting] = []
+        self._batches: set[asyncio.Task[None]] = set()
+
+    def begin_round(self, num_trajectories: int) -> None:
+        if self._running:
+            raise RuntimeError(f"{self._running} trajectories of the round before are still running")
+        self._running = num_trajectories
+        self._begins = True
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Waits until every running trajectory has asked or ended; the last of them wakes all."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(request, future))
+        self._sample_if_complete()
+        return await future
+
+    def release(self, trajectory_id: str) -> None:
+        self._waiting = [one for one in self._waiting if one.request.trajectory_id != trajectory_id]
+        self._running -= 1
+        self._sample_if_complete()
+
+    def _sample_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) == self._running:
+            batch = sorted(self._waiting, key=lambda one: one.request.trajectory_id)
+            self._waiting = []
+            task = asyncio.get_running_loop().create_task(self._sample(batch, first=self._begins))
+            self._begins = False
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
+
+    async def _sample(self, batch: list[_Waiting], *, first: bool) -> None:
+        try:
+            if first:
+                await self._engine.forget_prefixes()
+            completions = await self._engine.generate_together([self._seeded(one.request) for one in batch])
+        except Exception as error:
+            for one in batch:
+                if not one.future.done():
+                    one.future.set_exception(error)
+            return
+        for one, completion in zip(batch, completions, strict=True):
+            if not one.future.done():
+                one.future.set_result(completion)
+
+    def _seeded(self, request: GenerationRequest) -> GenerationRequest:
+        """A trajectory's prompts grow with every call, so their length numbers its calls."""
+        return replace(request, seed=stream_seed(self._seed, request.trajectory_id, len(request.prompt_token_ids)))
+
+
+SYSTEM = "Answer the question in a few sentences."
+
+
+class FrozenModel:
+    """Asks greedily, each question by itself."""
+
+    def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._max_tokens = max_tokens
+        self._numbers = count()
+
+    async def ask(self, prompt: str) -> str:
+        """Raises EngineError when the engine is gone."""
+        own_id = f"base_generator/{next(self._numbers)}"
+        request = GenerationRequest(
+            trajectory_id=own_id,
+            prompt_token_ids=self._chat.prompt(SYSTEM, prompt),
+            max_tokens=self._max_tokens,
+            temperature=0.0,
+            use_adapter=False,
+            messages=(Message(role="system", content=SYSTEM), Message(role="user", content=prompt)),
+        )
+        try:
+            return (await self._engine.generate(request)).text
+        finally:
+            self._engine.release(own_id)
+
+
+def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
+    """Each task's plan, a share of them replaced by plausible wrong ones. Which, and how they go wrong, the seed
+    decides."""
+    chosen = random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))
+    wrong = set(chosen)
+    return [
+        wrong_plan(one, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
+        for index, one in enumerate(tasks)
+    ]
+
+
+class DemonstrationEngine:
+    """An `Engine` that writes one trajectory's planned decisions, one per call."""
+
+    def __init__(self, chat: ChatFormat, plan: Sequence[PlanStep]) -> None:
+        self._chat = chat
+        self._steps = iter(plan)
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        step = next(self._steps, None)
+        if step is None:
+            raise EngineError("the demonstration has no further step, but the agent asked for one")
+        text = Decision(thought=step.thought, action=step.action, action_input=step.action_input).to_json()
+        token_ids = self._chat.encode_completion(text)
+        return Completion(
+            token_ids=token_ids,
+            logprobs=(0.0,) * len(token_ids),
+            text=text,
+            finish_reason="stop",
+            policy_version=0,
+        )
+
+    def release(self, trajectory_id: str) -> None:
+        pass

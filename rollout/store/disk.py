@@ -1,0 +1,161 @@
+"""Files that survive a power cut: synced, written whole or not at all, on a file system that can keep them."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+_NETWORK = frozenset(
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse",
+        "gfs2",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "pvfs2",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+    }
+)
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystem:
+    """`kind` as the kernel names it, such as ext4 or nfs4; empty where the kernel does not say."""
+
+    kind: str
+    mount: Path
+
+    @property
+    def networked(self) -> bool:
+        """Other machines may have it mounted, too: memory that is mapped from its files is not shared with them. A file
+        system in user space counts, but for the few that are known to be local."""
+        return self.kind in _NETWORK or (self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE)
+
+
+def file_system_of(path: Path, mounts: Path | None = None) -> FileSystem:
+    """Where a path is, or will be once it is made. `mounts`: lines as of /proc/self/mountinfo, by default this
+    process's own."""
+    try:
+        lines = (mounts or MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    whole, found = path.resolve(), FileSystem(kind="", mount=Path("/"))
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mount = Path(_unescaped(before.split(" ")[4]))
+        # The later of two mounts on one folder hides the one before.
+        if whole.is_relative_to(mount) and len(mount.parts) >= len(found.mount.parts):
+            found = FileSystem(kind=after.split(" ")[0], mount=mount)
+    return found
+
+
+def _unescaped(field: str) -> str:
+    r"""The kernel writes a space as \040, and tab, line end and backslash in the same way."""
+    for code in ("\\040", "\\011", "\\012", "\\134"):
+        field = field.replace(code, chr(int(code[1:], 8)))
+    return field
+
+
+_PARTIAL = ".partial"
+
+
+def sync(path: Path) -> None:
+    """The content of a file, or the names in a folder, survive a power cut from now on. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync folders; their server keeps names by itself.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Every file and folder below, then the folder itself. Raises OSError."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            sync_tree(path)
+        elif path.is_file():
+            sync(path)
+    sync(folder)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the operating system says of a write names the file: of a full disk it says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A reader sees the old file or the new one, also after a power cut. Raises OSError."""
+    partial = path.with_suffix(_PARTIAL)
+    with named(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+            sync(path.parent)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which appears as `target` once all of it is on disk. Halves of it that earlier writers
+    left go away: there is one writer at a time. Raises OSError."""
+    partial = partial_of(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep_partials(target.parent, target.name)
+        partial.mkdir()
+        yield partial
+        sync_tree(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        sync(target.parent)
+        sync(target.parent.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def partial_of(target: Path) -> Path:
+    """What a file or folder is called while it is written."""
+    return target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
+
+
+def sweep_partials(folder: Path, name: str = "*") -> None:
+    """Delete what writers that died left half written of `name` in a folder. Call it where no other writes there."""
+    for path in folder.glob(f".{name}.*{_PARTIAL}"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

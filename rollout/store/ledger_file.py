@@ -1,0 +1,245 @@
+"""The ledger's SQLite file: its tables, its moves, and a copy to read beside the writer."""
+
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollout.store.disk import file_system_of
+from rollout.store.lifecycle import LIVE, MOVES, GroupCounts, State
+
+
+class LedgerMovedOnError(RuntimeError):
+    """The ledger changed in a way in which its copy may be half old, half new; copy it again."""
+
+
+@contextmanager
+def readable_ledger(path: Path) -> Iterator[Path]:
+    """The ledger's own file; on a network file system, where its store has it for itself, a copy in this machine's
+    temporary folder. Raises LedgerMovedOnError when the -wal file began anew while it was copied."""
+    if not file_system_of(path).networked:
+        yield path
+        return
+    wal = path.with_name(f"{path.name}-wal")
+    with tempfile.TemporaryDirectory(prefix="agentflow-ledger-") as folder:
+        copy = Path(folder) / path.name
+        before = _generation(wal)
+        try:
+            shutil.copyfile(path, copy)
+            if before:
+                shutil.copyfile(wal, copy.with_name(wal.name))
+        except FileNotFoundError as error:
+            raise LedgerMovedOnError(f"{error.filename} went away while it was copied") from error
+        # What goes from the -wal file into the main one meanwhile stays in the -wal file until that begins anew.
+        if not _generation(wal) == before == _generation(copy.with_name(wal.name)):
+            raise LedgerMovedOnError(f"{path} moved on while it was copied; read it again")
+        yield copy
+
+
+def _generation(wal: Path) -> bytes:
+    """The two salts of a -wal file, which change whenever it begins anew; empty where there is none."""
+    try:
+        with wal.open("rb") as file:
+            return file.read(24)[16:]
+    except FileNotFoundError:
+        return b""
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    ordinal INTEGER PRIMARY KEY,
+    task INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 1,
+    round INTEGER NOT NULL DEFAULT 0,
+    worker INTEGER,
+    min_version INTEGER,
+    step INTEGER,
+    reported_step INTEGER,
+    settled_at REAL,
+    duration_s REAL,
+    num_tokens INTEGER,
+    versions TEXT,
+    facts TEXT,
+    payload BLOB,
+    reason TEXT
+);
+CREATE INDEX IF NOT EXISTS states ON groups (state);
+CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
+CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
+CREATE INDEX IF NOT EXISTS steps ON groups (step);
+CREATE INDEX IF NOT EXISTS shown ON groups (reported_step)
+    WHERE state IN ('all_right', 'all_wrong', 'overlong', 'failed') AND payload IS NOT NULL;
+CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
+"""
+
+BUSY_S = 5.0
+LEASE_S = 120.0
+"""On a network file system the lock of a machine that went down is kept by the server for so long at most."""
+
+_NOT_THE_FILES_FAULT = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PROTOCOL,
+}
+_LIVE = ", ".join(f"'{state}'" for state in LIVE)
+
+
+class LedgerError(RuntimeError):
+    """The ledger was asked for a move that no group may make, or its file does not add up."""
+
+
+class LedgerFile:
+    """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
+    life of a group allows. `path` None keeps it in memory. On a network file system one process has it for itself;
+    others read a copy."""
+
+    _counts: Counter[str]
+    _next_ordinal: int
+    _next_task: int
+    _rounds: int
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        place = file_system_of(path) if path else None
+        shared = place is not None and place.networked
+        try:
+            self._db = sqlite3.connect(
+                path or ":memory:",
+                timeout=LEASE_S if shared else BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._db.row_factory = sqlite3.Row
+            if shared:
+                # Before the -wal file is touched: SQLite then keeps its index in this process's memory. In a file that
+                # is mapped, processes on several machines would not see each other's.
+                self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_SCHEMA)
+            counted = self._counted()
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF in _NOT_THE_FILES_FAULT:
+                kind = place.kind if place and place.kind else "unknown"
+                raise LedgerError(
+                    f"cannot open the ledger {path}: {error}; end what else has it open, free space on its disk, and "
+                    f"keep it on a file system with POSIX locks (this one: {kind})"
+                ) from error
+            raise LedgerError(f"{path} is not a readable ledger: {error}; move it away to begin anew") from error
+        if unknown := counted.keys() - MOVES.keys():
+            raise LedgerError(f"{path} is of another release: it has groups in states {sorted(unknown)}")
+        self._count_again()
+
+    @property
+    def counts(self) -> GroupCounts:
+        return GroupCounts(drawn=self._counts.total(), **self._counts)
+
+    def verify(self) -> GroupCounts:
+        """The counts, after they were compared with the file. Raises LedgerError when they differ."""
+        found = GroupCounts(drawn=self._scalar("SELECT COUNT(*) FROM groups"), **self._counted())
+        if found != self.counts or not found.balanced:
+            raise LedgerError(f"the ledger does not add up: counted {found}, kept {self.counts}")
+        return found
+
+    def verify_live(self) -> GroupCounts:
+        """As `verify`, of live groups only: it takes no longer the more groups have ended."""
+        found = self._counted(f"WHERE state IN ({_LIVE})")
+        kept = {state: num for state, num in self._counts.items() if num and state in LIVE}
+        if found != kept or not self.counts.balanced:
+            raise LedgerError(f"the ledger does not add up: counted {found}, kept {kept}")
+        return self.counts
+
+    @property
+    def next_task(self) -> int:
+        """The number after the highest that was ever drawn."""
+        return self._next_task
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing, in the file and in what is kept beside it. One within another is part of that."""
+        if self._db.in_transaction:
+            yield
+            return
+        kept = self._counts.copy(), self._next_ordinal, self._next_task, self._rounds
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            # A full or broken disk has made SQLite roll back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._counts, self._next_ordinal, self._next_task, self._rounds = kept
+            if isinstance(error, sqlite3.DatabaseError):
+                raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
+            raise
+
+    def _insert(self, task: int, state: State, attempt: int) -> int:
+        ordinal = self._next_ordinal
+        row = (ordinal, task, state, attempt)
+        self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
+        self._counts[state] += 1
+        self._next_ordinal += 1
+        self._next_task = max(self._next_task, task + 1)
+        return ordinal
+
+    def _move(self, ordinal: int, before: State, after: State, **columns: Any) -> None:
+        if after not in MOVES[before]:
+            raise LedgerError(f"group {ordinal} may not go from {before} to {after}")
+        names = ", ".join(f"{name} = ?" for name in ("state", *columns))
+        done = self._db.execute(
+            f"UPDATE groups SET {names} WHERE ordinal = ? AND state = ?", (after, *columns.values(), ordinal, before)
+        )
+        if done.rowcount != 1:
+            row = self._row(ordinal)
+            raise LedgerError(f"group {ordinal} is {row['state'] if row else 'unknown'}, not {before}")
+        self._counts[before] -= 1
+        self._counts[after] += 1
+
+    def _move_all(self, before: State, after: State, where: str, values: Sequence[Any], **columns: Any) -> None:
+        """Every group in the state `before` for which this holds."""
+        if after not in MOVES[before]:
+            raise LedgerError(f"no group may go from {before} to {after}")
+        names = ", ".join(f"{name} = ?" for name in ("state", *columns))
+        query = f"UPDATE groups SET {names} WHERE state = ? AND {where}"
+        num = self._db.execute(query, (after, *columns.values(), before, *values)).rowcount
+        self._counts[before] -= num
+        self._counts[after] += num
+
+    def _row(self, ordinal: int) -> Any:
+        return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+
+    def _count_again(self) -> None:
+        """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
+        self._counts = Counter(self._counted())
+        self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
+        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
+
+    def _sync(self) -> None:
+        """A commit is appended to the -wal file, and that is not synced each time. Here it is, and what it holds goes
+        into the main file. Nobody is waited for who reads."""
+        try:
+            self._db.execute("PRAGMA synchronous = FULL")
+            # Only a commit that writes something is synced: this number is nobody's.
+            self._db.execute(f"PRAGMA user_version = {self._scalar('PRAGMA user_version') % 2**30 + 1}")
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
+
+    def _counted(self, where: str = "") -> dict[str, int]:
+        rows = self._db.execute(f"SELECT state, COUNT(*) AS num FROM groups {where} GROUP BY state")
+        return {row["state"]: row["num"] for row in rows}
+
+    def _scalar(self, query: str, values: Sequence[Any] = ()) -> int:
+        return int(self._db.execute(query, values).fetchone()[0])
