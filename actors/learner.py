@@ -12,7 +12,7 @@ from learner.learner import Learner
 from learner.packing import build_batch
 from learner.samples import build_sample
 from learner.types import StepResult
-from reward.credit import group_samples
+from reward.credit import CreditedStep, credit_parts, group_samples
 from reward.stored import scored_group_of
 from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
@@ -44,21 +44,33 @@ class LearnerCalls:
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
         self._learner.set_reference()
 
-    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> StepResult:
+    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> CreditedStep:
         """`payloads` refers to the batch's groups as bytes, wrapped so that Ray passes it on unresolved. `prm_weight`
         is the recipe's, or what alarms have left of it."""
+        config = self._config
+        groups = [scored_group_of(payload) for payload in ray.get(payloads[0])]
+        credit = {
+            scored.group.id: credit_parts(scored, credit=config.reward.credit, prm_weight=prm_weight)
+            for scored in groups
+        }
         samples = [
             sample
-            for payload in ray.get(payloads[0])
+            for scored in groups
             for sample in group_samples(
-                scored_group_of(payload),
-                temperature=self._config.rollout.temperature,
-                credit=self._config.reward.credit,
-                prm_weight=prm_weight,
+                scored,
+                credit[scored.group.id].advantages,
+                temperature=config.rollout.temperature,
                 version_ages=batch.version_ages,
             )
         ]
-        return self._learner.train_step(build_batch(samples, microbatch_tokens=self._config.learner.microbatch_tokens))
+        result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
+        return CreditedStep(
+            policy_version=result.policy_version,
+            metrics=result.metrics,
+            skipped=result.skipped,
+            learner_logprobs=result.learner_logprobs,
+            credit=credit,
+        )
 
     def publish(self, store: Any) -> int:
         """Hand the current adapter to the store; returns its version. Of several ranks one does."""

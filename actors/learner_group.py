@@ -15,6 +15,7 @@ from configs.run import RunConfig
 from learner.learner import Learner
 from learner.optim import Ranks
 from learner.types import StepResult
+from reward.credit import CreditedStep
 from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
@@ -90,7 +91,7 @@ class LearnerGroupActor:
     def begin_reinforcement(self) -> None:
         self._all("begin_reinforcement")
 
-    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> StepResult:
+    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> CreditedStep:
         return self._all("train_step", batch, payloads, prm_weight=prm_weight)
 
     def publish(self, store: Any) -> int:

@@ -23,9 +23,11 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult, TrainBatch
 from ray_jobs.simulate.worker import LognormalTasks
+from reward.credit import CreditedStep, credit_parts
 from reward.judging import group_result
 from reward.outcome import OutcomeReward
 from reward.prm.step_text import StepText
+from reward.stored import scored_group_of
 from reward.types import ScoredGroup, StepScores
 from rollout.buffer import Batch, WorkerStatus
 from rollout.store.lifecycle import GroupResult, Lease, Permit
@@ -129,13 +131,19 @@ class PacedLearner(LearnerCalls):
     def __repr__(self) -> str:
         return "Learner"
 
-    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> StepResult:
-        started, num = time.perf_counter(), len(ray.get(payloads[0]))
+    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> CreditedStep:
+        started, groups = time.perf_counter(), [scored_group_of(payload) for payload in ray.get(payloads[0])]
+        num = len(groups)
         result = self._learner.train_step(
             TrainBatch(microbatches=(), num_loss_tokens=num, num_trajectories=num, num_masked_tokens=0, max_age=0)
         )
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
-        return replace(result, learner_logprobs=self._logprobs)
+        return CreditedStep(
+            policy_version=result.policy_version,
+            metrics=result.metrics,
+            learner_logprobs=self._logprobs,
+            credit={one.group.id: credit_parts(one, credit="outcome", prm_weight=prm_weight) for one in groups},
+        )
 
 
 @ray.remote(num_cpus=0)

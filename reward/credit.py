@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from configs.reward import Credit
 from learner.advantages import group_normalized, outcome_gated
 from learner.samples import build_samples
-from learner.types import TrainingSample
+from learner.types import StepResult, TrainingSample
 from reward.types import PrmError, ScoredGroup
 from rollout.types import Turn
 
@@ -74,7 +74,7 @@ class CreditParts:
 
 
 def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> CreditParts:
-    """The advantages of a group as the learner gets them, taken apart."""
+    """The advantages of a group, taken apart. The learner trains on these; whoever explains a step reads the same."""
     rewards = step_rewards(scored)
     scores = [reward for steps in rewards for reward in steps if reward is not None]
     totals = [reward.total for reward in scored.rewards]
@@ -93,6 +93,13 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
         ],
         step_rewards=rewards,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditedStep(StepResult):
+    """A train step with the credit that it was trained on, by group."""
+
+    credit: Mapping[str, CreditParts]
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -134,15 +141,14 @@ def _decision(turn: Turn) -> Hashable:
 
 def group_samples(
     scored: ScoredGroup,
+    advantages: Sequence[Sequence[float]],
     *,
     temperature: float,
-    credit: Credit = "outcome",
-    prm_weight: float = 0.5,
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """The training samples of a group, under the recipe's credit; for `version_ages` see `build_sample`. Trajectories
-    that could not be scored, or that the overlong rule keeps out of training, have none."""
-    advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
+    """The training samples of a group with these advantages, one per planner turn of each trajectory; for
+    `version_ages` see `build_sample`. Trajectories that could not be scored, or that the overlong rule keeps out of
+    training, have none."""
     trained = [None if reward.total is None else own for reward, own in zip(scored.rewards, advantages, strict=True)]
     return build_samples(scored.group, trained, temperature=temperature, version_ages=version_ages)
 

@@ -12,7 +12,7 @@ from configs.reward import Credit
 from envs.types import Task
 from learner.policy import token_logprobs
 from promised.promise import Measured, Promise
-from reward.credit import group_samples
+from reward.credit import group_samples, turn_advantages
 from reward.outcome import OutcomeReward
 from reward.types import StepScores
 from rollout.types import Completion, StopReason, Trajectory, TrajectoryGroup, Turn
@@ -64,7 +64,7 @@ def _signal(seed: int) -> Measured:
         raw = tuple(tuple(rng.random() for _ in one.planner_turns) for one in attempts)
         scored = replace(scored, step_scores=StepScores(raw=raw, prm_digest="random"))
         if scored.ending == "ready":
-            samples = group_samples(scored, temperature=1.0, credit=credit)
+            samples = group_samples(scored, turn_advantages(scored, credit=credit, prm_weight=0.5), temperature=1.0)
             ready += 1
             empty += not any(one.advantages[one.loss_mask].any() for one in samples)
     return Measured(f"{empty} of {ready} groups with signal have no advantage", holds=ready > 500 and not empty)

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from configs.reward import Credit
-from learner.types import StepResult
-from reward.credit import credit_parts, same_steps, scores_by_action
+from reward.credit import CreditedStep, same_steps, scores_by_action
 from reward.stored import VerbatimGroup, VerbatimRecord, verbatim_group
 from reward.types import ScoredGroup
 from rollout.buffer import Batch
@@ -43,21 +41,18 @@ class StepRecord:
     fields: Mapping[str, Any]
 
 
-def step_records(
-    batch: Batch, groups: Iterable[VerbatimGroup], result: StepResult, *, credit: Credit, prm_weight: float
-) -> Iterator[StepRecord]:
-    """All groups of the step's batch, then those few without signal that the ledger kept bytes of."""
+def step_records(batch: Batch, groups: Iterable[VerbatimGroup], result: CreditedStep) -> Iterator[StepRecord]:
+    """All groups of the step's batch, with the credit that the learner gave, then those few without signal that the
+    ledger kept bytes of."""
     for group in groups:
-        yield from _batch_records(group, batch, result, credit=credit, prm_weight=prm_weight)
+        yield from _batch_records(group, batch, result)
     for verdict, reason, payload in batch.untrained:
         yield from _untrained_records(verbatim_group(payload), batch.step, verdict, reason)
 
 
-def _batch_records(
-    group: VerbatimGroup, batch: Batch, result: StepResult, *, credit: Credit, prm_weight: float
-) -> Iterator[StepRecord]:
+def _batch_records(group: VerbatimGroup, batch: Batch, result: CreditedStep) -> Iterator[StepRecord]:
     scored = group.scored
-    parts = credit_parts(scored, credit=credit, prm_weight=prm_weight)
+    parts = result.credit[scored.group.id]
     shared = _verdict(result) | {
         "credit": {
             "scheme": parts.scheme,
@@ -135,7 +130,7 @@ def _numbers(values: np.ndarray) -> bytes:
     return json.dumps([None if np.isnan(value) else round(value, DIGITS) for value in values.tolist()]).encode()
 
 
-def _verdict(result: StepResult) -> dict[str, Any]:
+def _verdict(result: CreditedStep) -> dict[str, Any]:
     """What became of the batch: the version that it was trained into, or why the guard refused it."""
     if result.skipped is None:
         return {"verdict": "trained", "trained_as": result.policy_version}

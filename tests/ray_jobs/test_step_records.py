@@ -2,16 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
-from learner.types import StepResult
 from ray_jobs.run.step_records import step_records
-from reward.credit import credit_parts
-from reward.stored import stored_group, verbatim_group
+from reward.credit import CreditedStep, credit_parts
+from reward.stored import scored_group_of, stored_group, verbatim_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import head_of, trajectory_of
@@ -69,9 +69,12 @@ def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
 
 
 def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5, skipped=None):
-    result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
-    groups = map(verbatim_group, batch.payloads)
-    return [json.loads(one.line) for one in step_records(batch, groups, result, credit=credit, prm_weight=weight)]
+    parts = {
+        scored.group.id: credit_parts(scored, credit=credit, prm_weight=weight)
+        for scored in map(scored_group_of, batch.payloads)
+    }
+    result = CreditedStep(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {}, credit=parts)
+    return [json.loads(one.line) for one in step_records(batch, map(verbatim_group, batch.payloads), result)]
 
 
 def test_an_advantage_is_its_outcome_part_and_its_process_part():
@@ -87,6 +90,15 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
     assert first["credit"]["totals"] == pytest.approx({"num": 2, "mean": 0.5, "std": Z})
     assert first["credit"]["scores"] == pytest.approx({"num": 3, "mean": 0.525, "std": 0.38})
     assert (first["verdict"], first["trained_as"]) == ("trained", 4)
+
+
+def test_what_is_shown_is_the_credit_that_was_trained_on_and_not_computed_again():
+    scored = make_scored(make_trajectory(0), make_trajectory(1))
+    trained = replace(credit_parts(scored, credit="outcome", prm_weight=0.0), advantages=[[0.125], [-0.25]])
+    result = CreditedStep(policy_version=4, metrics={}, credit={scored.group.id: trained})
+    batch = make_batch(scored)
+    shown = [json.loads(one.line) for one in step_records(batch, map(verbatim_group, batch.payloads), result)]
+    assert [one["advantages"] for one in shown] == [[0.125], [-0.25]]
 
 
 def test_records_of_a_refused_batch_say_why_and_name_no_version():

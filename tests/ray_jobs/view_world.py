@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
-from learner.types import StepResult
 from ray_jobs.run.step_records import step_records
+from reward.credit import CreditedStep, credit_parts
 from reward.stored import stored_group, verbatim_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
@@ -101,10 +101,10 @@ def group_rows(scored, step, *, untrained=()):
         counts=GroupCounts(),
         warning=None,
     )
-    result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    groups = map(verbatim_group, batch.payloads)
-    records = step_records(batch, groups, result, credit="outcome_gated", prm_weight=0.5)
-    return (json.loads(one.line) for one in records)
+    groups = tuple(map(verbatim_group, batch.payloads))
+    credit = {one.scored.group.id: credit_parts(one.scored, credit="outcome_gated", prm_weight=0.5) for one in groups}
+    result = CreditedStep(policy_version=step, metrics={}, learner_logprobs=drifted, credit=credit)
+    return (json.loads(one.line) for one in step_records(batch, groups, result))
 
 
 def _logprobs(trajectory):

@@ -122,7 +122,7 @@ def test_each_token_of_a_turn_carries_its_own_turns_advantage(credit):
         raw=((0.2, 0.8), (0.6, 0.3)),
     )
     advantages = credited(scored, credit)
-    samples = group_samples(scored, temperature=1.0, credit=credit, prm_weight=0.5)
+    samples = group_samples(scored, advantages, temperature=1.0)
     for sample, turns, spans in zip(samples, advantages, ([(2, 4), (5, 6)], [(2, 3), (4, 7)]), strict=True):
         assert len(set(turns)) > 1 or credit == "outcome"
         expected, trained = [0.0] * len(sample.token_ids), [False] * len(sample.token_ids)
@@ -138,7 +138,7 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(c
     """Its tokens are in the denominators and in the KL term: what is average is not what was not sampled."""
     trajectories = [make_trajectory(index, (10 + index, 20)) for index in range(4)]
     scored = make_scored(*trajectories, totals=(1.0, 0.5, 0.0, None))
-    batch = build_batch(group_samples(scored, temperature=1.0, credit=credit), microbatch_tokens=100)
+    batch = build_batch(group_samples(scored, credited(scored, credit), temperature=1.0), microbatch_tokens=100)
     (rows,) = batch.microbatches
     assert [(row.trajectory_id, bool(row.advantages.any())) for row in rows] == [
         ("g/0", True),
@@ -150,7 +150,8 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(c
 
 def test_trajectory_that_found_no_room_for_a_first_turn_has_no_sample():
     scored = make_scored(make_trajectory(0, (10,)), make_trajectory(1), totals=(1.0, 0.0))
-    assert [sample.trajectory_id for sample in group_samples(scored, temperature=1.0)] == ["g/0"]
+    samples = group_samples(scored, credited(scored, "outcome"), temperature=1.0)
+    assert [sample.trajectory_id for sample in samples] == ["g/0"]
 
 
 def test_turn_count_and_score_count_must_agree():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
-from reward.credit import group_samples
+from reward.credit import group_samples, turn_advantages
 from reward.outcome import OutcomeReward, soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
 from reward.types import StepScores
@@ -55,12 +55,14 @@ def test_infrastructure_failure_is_unscorable_and_never_zero():
     assert reward.total is None
 
 
+def samples_of(scored, *, credit="outcome"):
+    return group_samples(scored, turn_advantages(scored, credit=credit, prm_weight=0.5), temperature=1.0)
+
+
 def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling():
     broken = make_trajectory(None, stop_reason="infrastructure", index=9)
-    with_it = group_samples(
-        score_group(make_trajectory(index=0), make_trajectory("1", index=1), broken), temperature=1.0
-    )
-    without = group_samples(score_group(make_trajectory(index=0), make_trajectory("1", index=1)), temperature=1.0)
+    with_it = samples_of(score_group(make_trajectory(index=0), make_trajectory("1", index=1), broken))
+    without = samples_of(score_group(make_trajectory(index=0), make_trajectory("1", index=1)))
     assert [one.advantages.tolist() for one in with_it] == [one.advantages.tolist() for one in without]
 
 
@@ -107,7 +109,7 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
     scores = StepScores(
         raw=tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories), prm_digest="d"
     )
-    samples = group_samples(replace(scored, step_scores=scores), temperature=1.0, credit=credit)
+    samples = samples_of(replace(scored, step_scores=scores), credit=credit)
     if scored.ending == "ready":
         assert any(sample.advantages[sample.loss_mask].any() for sample in samples)
     elif scored.ending == "overlong":
@@ -142,7 +144,7 @@ def test_one_advantage_for_a_trajectory_however_many_turns_it_has():
     first = make_turn()
     longer = make_turn(prompt=first.prompt_token_ids + first.completion.token_ids + (99,))
     long = Trajectory(id="g/0", group_id="g", task=TASK, turns=(first, longer), answer="42", stop_reason="answered")
-    samples = group_samples(score_group(long, make_trajectory("1", index=1)), temperature=1.0)
+    samples = samples_of(score_group(long, make_trajectory("1", index=1)))
     assert set(samples[0].advantages[samples[0].loss_mask]) == {-samples[1].advantages[samples[1].loss_mask][0]}
     assert samples[0].loss_mask.tolist() == [False, False, True, True, True, False, True, True, True]
     assert samples[0].turn_ids.tolist() == [-1, -1, 0, 0, 0, -1, 1, 1, 1]
@@ -158,7 +160,7 @@ def test_turn_whose_prompt_does_not_continue_the_one_before_is_refused():
         stop_reason="answered",
     )
     with pytest.raises(ValueError, match="does not continue"):
-        group_samples(score_group(broken, make_trajectory("1", index=1)), temperature=1.0)
+        samples_of(score_group(broken, make_trajectory("1", index=1)))
 
 
 def test_failed_trajectories_stay_in_the_denominator_of_the_solve_rate():
