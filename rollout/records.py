@@ -11,12 +11,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from envs.types import Task, ToolCall, ToolResult
+from rollout.numbers import packed, packed_millionths, unpacked
 from rollout.store.disk import named
 from rollout.types import Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
 TOKENIZER = "tokenizer.json"
 """Stands beside the records: with it their token ids can be read."""
+
+PACKED = ("prompt_token_ids", "token_ids", "logprobs", "learner_logprobs")
+"""The fields of a turn whose numbers are packed (`rollout.numbers`)."""
 
 TURNS = b', "turns": ['
 """Ends the head of a line. Within a text of the head every quotation mark has a backslash before it."""
@@ -29,9 +35,12 @@ def trajectory_record(
     phase: str,
     step: int | None,
     more: Mapping[str, Any] = MappingProxyType({}),
+    exact: bool = True,
 ) -> dict[str, Any]:
-    """Everything known of a trajectory, ready for JSON. `reward` None: it could not be scored. `more` goes into the
-    head."""
+    """Everything known of a trajectory, ready for JSON; tokens and log-probs are packed (`rollout.numbers`). `reward`
+    None: it could not be scored. `more` goes into the head. Unless `exact`, log-probs have six digits after the
+    point."""
+    pack = packed if exact else packed_millionths
     versions = [version for turn in trajectory.planner_turns for version in turn.completion.token_versions]
     return {
         "id": trajectory.id,
@@ -49,12 +58,16 @@ def trajectory_record(
         "num_tokens": trajectory.num_sampled_tokens,
         "versions": [min(versions), max(versions)] if versions else None,
         **more,
-        "turns": list(map(_turn_record, trajectory.turns, _planner_turns_before(trajectory))),
+        "turns": [
+            _turn_record(turn, before) | {"logprobs": pack(turn.completion.logprobs)}
+            for turn, before in zip(trajectory.turns, _planner_turns_before(trajectory), strict=True)
+        ],
     }
 
 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `trajectory_record` wrote down, log-probs to the last bit."""
+    """The trajectory that `trajectory_record` wrote down; of an exact record log-probs to the last bit. Numbers may
+    stand in plain lists, as earlier releases wrote them."""
     turns: list[Turn] = []
     so_far: tuple[int, ...] = ()
     for row in record["turns"]:
@@ -77,10 +90,25 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
     )
 
 
+def readable(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with plain lists in the place of packed numbers; None where there is none."""
+    for turn in record["turns"]:
+        for name in PACKED:
+            if isinstance(turn.get(name), str):
+                numbers = unpacked(turn[name])
+                turn[name] = [None if number != number else number for number in numbers.tolist()]
+    return record
+
+
 def head_of(line: bytes) -> dict[str, Any]:
     """What stands in a line before its turns."""
     end = line.find(TURNS)
     return dict(json.loads(line if end < 0 else line[:end] + b"}"))
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """With its end. Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark."""
+    return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -90,8 +118,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         size = file.seek(0, os.SEEK_END)
         if size and not _ends_a_line(file, size):
             file.truncate(_end_of_last_line(file, size))
-        # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-        file.write(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
+        file.write(line_of(record))
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -147,9 +174,8 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
         "grammar": turn.grammar,
         "prompt_tokens": len(turn.prompt_token_ids),
         "continues": continues,
-        "prompt_token_ids": list(turn.prompt_token_ids[len(before) if continues else 0 :]),
-        "token_ids": list(completion.token_ids),
-        "logprobs": list(completion.logprobs),
+        "prompt_token_ids": packed(turn.prompt_token_ids[len(before) if continues else 0 :]),
+        "token_ids": packed(completion.token_ids),
         "served": _counts(completion) if isinstance(completion, TextCompletion) else None,
     }
 
@@ -162,7 +188,7 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
         result = ToolResult(text=row["result"], error=row["tool_error"], foreign=row.get("foreign", False))
     return Turn(
         role=row["role"],
-        prompt_token_ids=(before if row["continues"] else ()) + tuple(row["prompt_token_ids"]),
+        prompt_token_ids=(before if row["continues"] else ()) + _whole(row["prompt_token_ids"]),
         completion=_completion_of(row),
         trainable=row["trainable"],
         grammar=row["grammar"],
@@ -175,6 +201,10 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
     )
 
 
+def _whole(numbers: str | list[int]) -> tuple[int, ...]:
+    return tuple(unpacked(numbers).astype(np.int64).tolist())
+
+
 def _counts(completion: TextCompletion) -> dict[str, int]:
     return {"num_prompt_tokens": completion.num_prompt_tokens, "num_tokens": completion.num_tokens}
 
@@ -184,8 +214,8 @@ def _completion_of(row: Mapping[str, Any]) -> Completion:
     if counts := row.get("served"):
         return TextCompletion(text=row["text"], finish_reason=row["finish_reason"], **counts)
     return Completion(
-        token_ids=tuple(row["token_ids"]),
-        logprobs=tuple(row["logprobs"]),
+        token_ids=_whole(row["token_ids"]),
+        logprobs=tuple(unpacked(row["logprobs"]).tolist()),
         text=row["text"],
         finish_reason=row["finish_reason"],
         policy_version=row["policy_version"],

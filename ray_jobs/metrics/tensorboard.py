@@ -20,6 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from ray_jobs.metrics.table import BY_NAME, FIRST, LOGGED_ROWS, Metric, title_of
+from rollout.numbers import unpacked
 from rollout.types import versions_by_token
 
 Record = Mapping[str, Any]
@@ -158,7 +159,7 @@ class StepDistributions:
         self._count("trajectories/steps", [len(turns)])
         self._count("steps/advantage", record["advantages"])
         self._count("steps/prm_score", record.get("prm_scores", ()))
-        self._count("steps/tokens", [len(turn["logprobs"]) for turn in turns])
+        self._count("steps/tokens", [len(unpacked(turn["token_ids"])) for turn in turns])
         self._count("steps/generate_s", [turn["generate_s"] for turn in turns])
         self._count("steps/tool_s", [turn["tool_s"] for turn in turns if turn["action"] is not None])
         for turn in turns:
@@ -167,7 +168,7 @@ class StepDistributions:
 
     def _ages(self, turn: Record) -> np.ndarray:
         """Of each token, nan where it was too old to be trained."""
-        num, ages = len(turn["logprobs"]), self._version_ages
+        num, ages = len(unpacked(turn["token_ids"])), self._version_ages
         if not turn["switches"]:
             return np.full(num, ages.get(turn["policy_version"], math.nan))
         versions = versions_by_token(num, turn["policy_version"], turn["switches"])
@@ -180,10 +181,10 @@ class StepDistributions:
 
 def _ratios(turn: Record) -> np.ndarray:
     """Nan at tokens that were not trained: they have no log-prob of the learner's."""
-    learner = np.asarray(turn.get("learner_logprobs", ()), dtype=np.float64)
+    learner = unpacked(turn.get("learner_logprobs", ()))
     if not learner.size:
         return learner
-    gaps = learner - np.asarray(turn["logprobs"], dtype=np.float64)[: len(learner)]
+    gaps = learner - unpacked(turn["logprobs"])[: len(learner)]
     return np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 

@@ -21,7 +21,6 @@ from reward.labels.plan import plan_scores
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import step_texts
 from reward.prm.training import num_batches, prm_data
-from reward.stored import VerbatimGroup
 from reward.types import ScoredGroup
 from rollout.types import Trajectory
 
@@ -94,12 +93,12 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
     )
 
 
-def watch_prm(run: Run, groups: Iterable[VerbatimGroup], step: int, prm_weight: float) -> dict[str, float]:
+def watch_prm(run: Run, groups: Iterable[ScoredGroup], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms, over every group of the batch that the PRM scored: its weight, the junk that it must see
     through, its error against the plan. Without a PRM no group is asked for."""
     if run.cast.prm is None:
         return {}
-    scored = [group.scored for group in groups if group.scored.step_scores is not None]
+    scored = [group for group in groups if group.step_scores is not None]
     if not scored:
         return {}
     metrics = {"prm/weight": prm_weight}

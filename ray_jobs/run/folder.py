@@ -23,8 +23,7 @@ from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
 from ray_jobs.run.provenance import provenance
-from ray_jobs.run.step_records import StepRecord
-from rollout.records import TOKENIZER, head_of, read_records, whole_lines
+from rollout.records import TOKENIZER, head_of, line_of, read_records, whole_lines
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
 
 LEASE_S = 120.0
@@ -252,7 +251,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         with _writing(self.path / TENSORBOARD):
             self._board.add_scalars(step, metrics)
 
-    def log_step(self, step: int, records: Iterable[StepRecord], *, version_ages: Mapping[int, int]) -> None:
+    def log_step(self, step: int, records: Iterable[Mapping[str, Any]], *, version_ages: Mapping[int, int]) -> None:
         """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's. Returns at
         once: the records are made and written in a thread. What fails there is raised by the next call, by `catch_up`,
         or when the folder is closed."""
@@ -262,13 +261,13 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Returns when everything that was logged is written."""
         self._backlog.finish()
 
-    def _log_step(self, step: int, records: Iterable[StepRecord], version_ages: Mapping[int, int]) -> None:
+    def _log_step(self, step: int, records: Iterable[Mapping[str, Any]], version_ages: Mapping[int, int]) -> None:
         distributions, texts = StepDistributions(version_ages), StepTexts()
         with _writing(self.path / TRAJECTORIES):
             for record in records:
-                distributions.add(record.fields)
-                texts.add(record.fields)
-                self._trajectories.write(record.line + b"\n")
+                distributions.add(record)
+                texts.add(record)
+                self._trajectories.write(line_of(record))
             self._trajectories.flush()
         with _writing(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())
@@ -277,8 +276,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
         with _writing(self.path / TRAJECTORIES):
             for record in records:
-                # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-                self._trajectories.write(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
+                self._trajectories.write(line_of(record))
             self._trajectories.flush()
 
     def sync(self) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rollout.records import head_of
+from rollout.records import head_of, readable
 
 Row = dict[str, Any]
 
@@ -132,7 +132,7 @@ class TrajectoryIndex:
             offset = self._offsets[number]
         with self._lines.path.open("rb") as file:
             file.seek(offset)
-            record = _readable(json.loads, file.readline(), "turns")
+            record = _readable(lambda line: readable(json.loads(line)), file.readline(), "turns")
         # Between index and file a run may have been rewound.
         return record if record is not None and record.get("id") == trajectory_id else None
 
@@ -155,7 +155,7 @@ def _readable(parse: Callable[[bytes], Any], line: bytes, key: str) -> Row | Non
     """What `parse` makes of a line; None where that is no JSON object with `key`: a full disk tears lines."""
     try:
         value = parse(line)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
     return value if isinstance(value, dict) and key in value else None
 

@@ -11,7 +11,7 @@ from real_run import WAIT_S, read, steps_of, wait_for_train_step
 from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.job import Job
 from ray_jobs.metrics.table import BY_NAME
-from rollout.records import read_records
+from rollout.records import read_records, readable
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_trained_groups_carry_raw_prm_scores_with_the_prms_digest_which_training
 
 
 def test_no_tokens_of_a_trajectory_were_tokenised_again(run):
-    for row in read_records(run / "trajectories.jsonl"):
+    for row in map(readable, read_records(run / "trajectories.jsonl")):
         for turn in row["turns"]:
             assert len(turn["token_ids"]) == len(turn["logprobs"])
 

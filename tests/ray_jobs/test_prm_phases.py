@@ -6,7 +6,6 @@ from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
 from ray_jobs.phases.prm import watch_prm
-from reward.stored import VerbatimGroup
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.types import TrajectoryGroup
 from tests.ray_jobs.view_world import make_trajectory, make_turn
@@ -49,7 +48,7 @@ def watch(monkeypatch):
 
     def watched(groups, *, step=1, prm=None):
         run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
-        return watch_prm(run, [VerbatimGroup(scored=one, records=()) for one in groups], step, 0.5)
+        return watch_prm(run, groups, step, 0.5)
 
     return watched
 

@@ -11,7 +11,6 @@ from ray_jobs.cli import main
 from ray_jobs.run import provenance
 from ray_jobs.run.folder import RunFolder, RunFolderError, run_path
 from ray_jobs.run.preflight import check_same_run
-from ray_jobs.run.step_records import StepRecord
 from rollout.records import read_records
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
@@ -171,8 +170,7 @@ def test_full_disk_is_one_clear_error(tmp_path, name, write):
 
 
 def train_row(step):
-    row = {"id": f"{step}", "phase": "train", "step": step, "turns": []}
-    return StepRecord(line=json.dumps(row).encode(), fields=row)
+    return {"id": f"{step}", "phase": "train", "step": step, "turns": []}
 
 
 def slow_rows(step, gate):

@@ -11,10 +11,10 @@ from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.step_records import step_records
 from reward.credit import CreditedStep, credit_parts
-from reward.stored import scored_group_of, stored_group, verbatim_group
+from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
-from rollout.records import head_of, trajectory_of
+from rollout.records import head_of, line_of, readable, trajectory_of
 from rollout.store.lifecycle import GroupCounts
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 
@@ -68,13 +68,21 @@ def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
     )
 
 
+def shown(batch, result):
+    """As the file has them."""
+    made = step_records(batch, map(scored_group_of, batch.payloads), result)
+    return [readable(json.loads(line_of(one))) for one in made]
+
+
 def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5, skipped=None):
     parts = {
         scored.group.id: credit_parts(scored, credit=credit, prm_weight=weight)
         for scored in map(scored_group_of, batch.payloads)
     }
     result = CreditedStep(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {}, credit=parts)
-    return [json.loads(one.line) for one in step_records(batch, map(verbatim_group, batch.payloads), result)]
+    return [
+        readable(json.loads(line_of(one))) for one in step_records(batch, map(scored_group_of, batch.payloads), result)
+    ]
 
 
 def test_an_advantage_is_its_outcome_part_and_its_process_part():
@@ -97,7 +105,9 @@ def test_what_is_shown_is_the_credit_that_was_trained_on_and_not_computed_again(
     trained = replace(credit_parts(scored, credit="outcome", prm_weight=0.0), advantages=[[0.125], [-0.25]])
     result = CreditedStep(policy_version=4, metrics={}, credit={scored.group.id: trained})
     batch = make_batch(scored)
-    shown = [json.loads(one.line) for one in step_records(batch, map(verbatim_group, batch.payloads), result)]
+    shown = [
+        readable(json.loads(line_of(one))) for one in step_records(batch, map(scored_group_of, batch.payloads), result)
+    ]
     assert [one["advantages"] for one in shown] == [[0.125], [-0.25]]
 
 

@@ -1,5 +1,4 @@
 import html
-import json
 import math
 import re
 import time
@@ -15,7 +14,6 @@ from configs.loading import load_run_config
 from ray_jobs.metrics.table import BY_NAME
 from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS, Board, StepDistributions, StepTexts, markdown_of, plain
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.step_records import StepRecord
 
 HOSTILE = (
     "<script>alert(1)</script> ![x](http://evil.test/a.png) [y](javascript:alert(2)) <http://evil.test> **b** | c | "
@@ -88,7 +86,7 @@ AGES = {1: 2, 2: 1, 3: 0}
 
 
 def as_written(record):
-    return StepRecord(line=json.dumps(record).encode(), fields=record)
+    return record
 
 
 def watched(*records, version_ages=AGES):

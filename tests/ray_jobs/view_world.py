@@ -10,7 +10,7 @@ import numpy as np
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.step_records import step_records
 from reward.credit import CreditedStep, credit_parts
-from reward.stored import stored_group, verbatim_group
+from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import trajectory_record
@@ -101,10 +101,10 @@ def group_rows(scored, step, *, untrained=()):
         counts=GroupCounts(),
         warning=None,
     )
-    groups = tuple(map(verbatim_group, batch.payloads))
-    credit = {one.scored.group.id: credit_parts(one.scored, credit="outcome_gated", prm_weight=0.5) for one in groups}
+    groups = tuple(map(scored_group_of, batch.payloads))
+    credit = {one.group.id: credit_parts(one, credit="outcome_gated", prm_weight=0.5) for one in groups}
     result = CreditedStep(policy_version=step, metrics={}, learner_logprobs=drifted, credit=credit)
-    return (json.loads(one.line) for one in step_records(batch, groups, result))
+    return step_records(batch, groups, result)
 
 
 def _logprobs(trajectory):

@@ -5,7 +5,7 @@ import pytest
 from scripted import ScriptedTool, decision, make_agent, run
 
 from envs.types import Task, ToolCall, ToolResult, ToolUnavailableError
-from rollout.records import append_record, read_records, trajectory_of, trajectory_record
+from rollout.records import append_record, read_records, readable, trajectory_of, trajectory_record
 from rollout.types import SERVED_VERSION, Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
 
@@ -67,7 +67,7 @@ def test_record_holds_the_task_the_judgement_and_where_it_belongs():
 
 
 def test_turn_holds_what_the_planner_decided_and_what_the_sampler_knew():
-    (turn,) = record_of(make_trajectory(make_turn()))["turns"]
+    (turn,) = readable(record_of(make_trajectory(make_turn())))["turns"]
     assert turn == {
         "role": "planner",
         "thought": "Look it up.",
@@ -212,7 +212,7 @@ async def test_an_episode_that_a_tool_broke_comes_back():
 
 def test_a_prompt_is_written_down_only_as_far_as_it_is_new():
     trajectory = EPISODES["a prompt that continues"]
-    first, second = record_of(trajectory)["turns"]
+    first, second = readable(record_of(trajectory))["turns"]
     assert (first["prompt_token_ids"], second["prompt_token_ids"]) == ([1, 2, 3], [50, 51])
     assert second["prompt_tokens"] == 3 + 2 + 2
 
