@@ -1,4 +1,20 @@
-"""Train a planner: evaluate, cold start, reinforce, evaluate again, report. The loop of the system."""
+"""Train a planner: evaluate, cold start, reinforce, evaluate again, report. The loop of the system.
+
+    rollout workers ── judged groups ──> store ── batch, by reference ──> learner
+         ^    |                          |   ^                               |
+         |    └─ steps to score ─> PRM   |   └──────── new adapter ──────────┘
+         └──── permits, new adapter ─────┘
+
+Who makes what, what each waits for, and what wakes it:
+
+    who      makes                        waits for                            is woken by
+    worker   groups of attempts           a permit, or weights new enough      a batch that is cut, an adapter published
+    PRM      a score for each step        a worker that asks                   the call
+    store    permits, batches, the order  results, adapters                    each of them; it never computes
+    learner  an optimizer step            the driver                           the call `train_step`
+    driver   nothing: it moves the loop   a batch, then the step, then the     the answer; the watch kills what does not
+                                          adapter in the store                 answer, the supervisor replaces it
+"""
 
 import time
 from collections.abc import Mapping
