@@ -16,7 +16,7 @@ SECRET = "CANARY_SECRET_5f1d"
 PUBLIC_TIMEOUT_S = 0.5
 SLACK_S = 10.0  # generous: a loaded machine kills and buries late, a broken one never
 _HERE = Path(__file__).parent
-_PUBLIC = _HERE.parents[2] / "shared" / "golden" / "attacks_public.json"
+_PUBLIC = _HERE.parent / "golden" / "attacks.json"
 
 Attack = dict[str, Any]
 
@@ -26,9 +26,8 @@ def own_attacks() -> list[Attack]:
 
 
 def all_attacks() -> list[Attack]:
-    """Our own and, where the checkout has them, the public ones."""
-    public = json.loads(_PUBLIC.read_text()) if _PUBLIC.exists() else []
-    return own_attacks() + [attack | {"timeout_s": PUBLIC_TIMEOUT_S} for attack in public]
+    """Our own and the public ones."""
+    return own_attacks() + [attack | {"timeout_s": PUBLIC_TIMEOUT_S} for attack in json.loads(_PUBLIC.read_text())]
 
 
 @dataclass(frozen=True, slots=True)

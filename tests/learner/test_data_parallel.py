@@ -40,7 +40,7 @@ def alone(folder, model_path):
     return accounts
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.faults), 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.faults)])
 def together(request, folder, model_path, alone):
     """What each of several processes saw."""
     size = request.param

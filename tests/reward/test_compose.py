@@ -13,7 +13,7 @@ from reward.credit import VALID_FLOOR, group_samples, map_score, step_rewards, t
 from reward.types import PrmError, Reward, ScoredGroup, StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 CREDITS = get_args(Credit)
 Z = math.sqrt(0.5)
@@ -169,7 +169,6 @@ def test_unscorable_trajectory_has_no_step_rewards():
     assert step_rewards(make_pair(raw=((0.2, 0.8), (0.5,)), totals=(None, 1.0)))[0] == [None, None]
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")
 def test_reward_map_matches_golden_values():
     golden = json.loads(GOLDEN.read_text())["prm_reward_map"]
     assert golden["floor"] == VALID_FLOOR

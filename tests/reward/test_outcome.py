@@ -17,7 +17,7 @@ from reward.statistics import RolloutStatistics, group_statistics
 from reward.types import StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "golden.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 
 
@@ -130,7 +130,6 @@ def test_right_attempt_whose_penalty_evens_it_out_with_a_wrong_one_is_no_signal(
     assert score_group(*group, overlong="soft", overlong_cache_tokens=20).ending == "overlong"
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden values are not on this machine")
 def test_soft_overlong_matches_golden_values():
     for case in json.loads(GOLDEN.read_text())["soft_overlong"]:
         found = [
