@@ -1,11 +1,13 @@
-"""How a service outside is asked: at an even pace, again after a passing failure, within limits of time and size."""
+"""The HTTP client of tools, judge and served engines: a pace, retries, limits of time and size, no key in an error."""
 
 import asyncio
 import json
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import zlib
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,183 +16,236 @@ from typing import Any, TypeVar
 
 import httpx
 
+from configs.api_keys import ApiKeyError, find_key, how_to_set
+from configs.backend import BackendConfig
+from configs.judge import JudgeConfig
 from envs.types import ToolUnavailableError
 
 Answer = TypeVar("Answer")
+Sleep = Callable[[float], Awaitable[object]]
+
+USER_AGENT = "agentflow-ray/0.1"
+LONGEST_PAUSE_S = 120.0
+MAX_QUOTED_CHARS = 200
+_PASSING = (408, 425, 429)
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+
+
+class HttpError(Exception):
+    """A request without a usable reply.
+
+    The message holds no word of the server's; `words` does, on one line and without the key. `status` is None where no
+    reply came. `wait_s` is the pause that the server asks for, `attempts` counts the requests.
+    """
+
+    attempts = 1
+
+    def __init__(self, problem: str, *, status: int | None = None, words: str = "", wait_s: float = 0.0) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.words = words
+        self.wait_s = wait_s
+
+
+class PassingError(HttpError):
+    """The same request may succeed later."""
+
+
+class UnreachableError(PassingError):
+    """Nobody listens at the address: the request was not sent."""
+
+
+class SlowError(PassingError):
+    """No whole reply came within the time limit of an attempt."""
+
+
+class RefusedError(HttpError):
+    """The server does not take the request, now or later."""
+
+
+class UnreadableError(HttpError):
+    """The reply is too long or is not what was asked for."""
+
+
+class QueryRefusedError(Exception):
+    """The service takes this query for a wrong one: the caller's doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """The bounds of one call. The time limit covers all attempts and the pauses between them.
+    """The bounds of one question to a service.
 
-    `requests_per_minute` holds for all calls of one process, `max_bytes` for one answer after decompression.
+    `time_limit_s` covers all attempts and the pauses between them, but not the wait for the first start.
+    `requests_per_minute` and `max_concurrency` hold for all questions of one object, `max_bytes` for one reply before
+    and after decompression. `retry_unreadable`: a reply that cannot be read is asked for again.
     """
 
     max_attempts: int = 4
     attempt_limit_s: float = 10.0
-    time_limit_s: float = 30.0
+    time_limit_s: float | None = 30.0
     first_pause_s: float = 0.5
     requests_per_minute: float = 60.0
-    max_bytes: int = 2_000_000
+    max_concurrency: int | None = None
+    max_bytes: int = 4 * 2**20
+    retry_unreadable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """An attempt without an answer. `reason` holds no word of the server's, for it may quote a key.
+class Attempts:
+    """Attempts that start at an even pace and are repeated after a failure that may pass.
 
-    `passing`: the same request may succeed later, after `wait_s` at the soonest. `bad_query`: the service takes the
-    query for a wrong one.
+    Event loops can share one that has no `max_concurrency`.
     """
 
-    reason: str
-    passing: bool = False
-    wait_s: float = 0.0
-    bad_query: bool = False
-
-
-class QueryRefusedError(ValueError):
-    """The service takes this query for a wrong one: the caller's doing."""
-
-
-class Pace:
-    """An even row of starts for all calls of one process."""
-
-    def __init__(self, per_minute: float) -> None:
-        self._apart_s = 60 / per_minute
+    def __init__(self, limits: ServiceLimits, *, sleep: Sleep = asyncio.sleep) -> None:
+        self.limits = limits
+        self._sleep = sleep
+        self._slots = asyncio.Semaphore(limits.max_concurrency) if limits.max_concurrency else nullcontext()
+        self._retried = (PassingError, UnreadableError) if limits.retry_unreadable else (PassingError,)
         self._next_start = 0.0
 
-    async def turn(self) -> None:
-        """Waits for this caller's start."""
+    async def ask(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return what the first successful attempt gives. Raises the HttpError of the last attempt, and whatever else
+        an attempt raises."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                return await self._repeat(attempt, limit)
+        except TimeoutError:
+            raise PassingError(f"no answer within {self.limits.time_limit_s} s") from None
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[Answer]], limit: asyncio.Timeout) -> Answer:
+        loop, number, pause_s = asyncio.get_running_loop(), 1, self.limits.first_pause_s
+        while True:
+            async with self._slots:
+                await self._turn()
+                if number == 1 and self.limits.time_limit_s is not None:
+                    limit.reschedule(loop.time() + self.limits.time_limit_s)
+                try:
+                    return await attempt()
+                except HttpError as error:
+                    failure = error
+            failure.attempts = number
+            # Jitter keeps many workers that were refused together from coming back together.
+            wait_s = max(pause_s * random.uniform(1, 1.5), failure.wait_s)
+            again = isinstance(failure, self._retried) and number < self.limits.max_attempts
+            left_s = LONGEST_PAUSE_S if (ends := limit.when()) is None else ends - loop.time()
+            if not again or wait_s > min(LONGEST_PAUSE_S, left_s):
+                raise failure
+            await self._sleep(wait_s)
+            number, pause_s = number + 1, min(2 * pause_s, LONGEST_PAUSE_S / 2)
+
+    async def _turn(self) -> None:
+        """Wait for this caller's start in an even row of starts."""
         now = time.monotonic()
         start = max(now, self._next_start)
-        self._next_start = start + self._apart_s
+        self._next_start = start + 60 / self.limits.requests_per_minute
         if start > now:
-            await asyncio.sleep(start - now)
+            await self._sleep(start - now)
 
 
-class Service:
-    """One service. `name` stands in its errors."""
+class Service(Attempts):
+    """One server. Each request has a connection of its own.
 
-    def __init__(self, name: str, limits: ServiceLimits) -> None:
-        self.limits = limits
-        self._name = name
-        self._pace = Pace(limits.requests_per_minute)
-
-    async def ask(self, attempt: Callable[[], Awaitable[Answer | Failure]]) -> Answer:
-        """What the first attempt with an answer gives. Raises ToolUnavailableError when none does, and
-        QueryRefusedError when it is the query's fault."""
-        await self._pace.turn()
-        try:
-            async with asyncio.timeout(self.limits.time_limit_s):
-                outcome = await self._attempts(attempt)
-        except TimeoutError:
-            outcome = Failure(reason=f"gave no answer within {self.limits.time_limit_s} s")
-        # Raised here and not in an `except`: a client's error may hold the key, and would stay attached to this one.
-        if isinstance(outcome, Failure):
-            if outcome.bad_query:
-                raise QueryRefusedError(outcome.reason)
-            raise ToolUnavailableError(f"{self._name} {outcome.reason}")
-        return outcome
-
-    async def _attempts(self, attempt: Callable[[], Awaitable[Answer | Failure]]) -> Answer | Failure:
-        pause_s, reason = self.limits.first_pause_s, ""
-        for number in range(1, self.limits.max_attempts + 1):
-            outcome = await attempt()
-            if not isinstance(outcome, Failure):
-                return outcome
-            if outcome.bad_query:
-                return outcome
-            if not outcome.passing:
-                return Failure(reason=f"failed with {outcome.reason}")
-            reason = outcome.reason
-            if number < self.limits.max_attempts:
-                # Jitter keeps many workers that were refused together from coming back together.
-                await asyncio.sleep(max(pause_s * random.uniform(1, 1.5), outcome.wait_s))
-                pause_s *= 2
-                await self._pace.turn()
-        return Failure(reason=f"failed {self.limits.max_attempts} times, at last with {reason}")
-
-
-USER_AGENT = "agentflow-ray/0.1"
-_PASSING = (408, 425, 429)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonReply:
-    """A server's answer below status 500 that is no redirect. `value` is None where a refusal holds no JSON."""
-
-    status: int
-    value: Any
-
-
-async def request_json(
-    method: str,
-    url: str,
-    limits: ServiceLimits,
-    *,
-    params: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    body: Any = None,
-    secret: str = "",
-) -> JsonReply | Failure:
-    """Send once. What the answer quotes of `secret` reads `[key]`; no failure holds a word of the answer.
-
-    Pass a key in `headers`: addresses stand in the logs of HTTP clients and servers.
+    The header `key_header` carries `key`. Wherever the server repeats the key, it reads `[key]`.
     """
-    try:
-        async with (
-            asyncio.timeout(limits.attempt_limit_s),
-            httpx.AsyncClient(timeout=None, verify=tls_context(), headers={"User-Agent": USER_AGENT}) as client,
-            client.stream(method, url, params=params, headers=headers, json=body) as response,
-        ):
-            content = await _read(response, limits.max_bytes)
-    except TimeoutError:
-        return Failure(reason=f"no answer within {limits.attempt_limit_s} s", passing=True)
-    except httpx.TransportError as error:
-        return Failure(reason=type(error).__name__, passing=True)
-    except httpx.HTTPError as error:
-        return Failure(reason=type(error).__name__)
-    if content is None:
-        return Failure(reason=f"an answer of more than {limits.max_bytes} bytes")
-    return _judged(response, content.replace(secret.encode(), b"[key]") if secret else content)
+
+    def __init__(
+        self,
+        base_url: str,
+        limits: ServiceLimits,
+        *,
+        key: str = "",
+        key_header: str = "Authorization",
+        name: str = "",
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        super().__init__(limits, sleep=sleep)
+        self._base_url = base_url
+        self._name = name
+        self._key = key.encode()
+        self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"}
+        if key:
+            self._headers[key_header] = f"Bearer {key}" if key_header == "Authorization" else key
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: AsyncIterable[bytes] | None = None,
+    ) -> Any:
+        """Send one request and return the JSON value of the reply, None for an empty one. Raises HttpError.
+
+        `content` is sent as it is; then the time limit holds for each part, not for the whole.
+        """
+        limit_s = self.limits.attempt_limit_s
+        failure: HttpError
+        try:
+            async with (
+                # The client's own limit is for each read, and a server that trickles never meets it.
+                asyncio.timeout(None if content else limit_s),
+                httpx.AsyncClient(timeout=limit_s, verify=tls_context(), headers=self._headers) as client,
+                client.stream(method, self._base_url + path, params=params, json=body, content=content) as response,
+            ):
+                coding = response.headers.get("Content-Encoding", "")
+                reply, cut = await read_body(response.aiter_raw(), coding, self.limits.max_bytes)
+        except (TimeoutError, httpx.TimeoutException):
+            failure = SlowError(f"no reply within {limit_s:g} s")
+        except httpx.ConnectError:
+            failure = UnreachableError("no connection")
+        except httpx.RequestError as error:
+            failure = PassingError(f"the connection broke ({type(error).__name__})")
+        except UnreadableError as error:
+            failure = UnreadableError(f"a reply that cannot be read: {error}", status=response.status_code)
+        else:
+            if cut:
+                problem = f"status {response.status_code} with more than {self.limits.max_bytes} bytes"
+                raise UnreadableError(problem, status=response.status_code)
+            return _value(response, reply.replace(self._key, b"[key]") if self._key else reply)
+        # Not raised in an `except`: the HTTP client's error holds the request, and that the key.
+        raise failure
 
 
-def _judged(response: httpx.Response, content: bytes) -> JsonReply | Failure:
-    status = response.status_code
-    if status in _PASSING or status >= 500:
-        return Failure(reason=f"status {status}", passing=True, wait_s=retry_after_s(response))
-    if status >= 400:
-        return JsonReply(status=status, value=_json(content))
-    value = _json(content) if status == 200 else None
-    return Failure(reason=f"status {status} without JSON") if value is None else JsonReply(status=200, value=value)
+class ToolService(Service):
+    """A service that a tool asks: its failure is a fault of the tool and not of the caller. Errors show its `name`."""
+
+    async def ask(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        """As `Attempts.ask`. Raises ToolUnavailableError instead of HttpError."""
+        try:
+            return await super().ask(attempt)
+        except HttpError as error:
+            times = f" {error.attempts} times, at last" if error.attempts > 1 else ""
+            raise ToolUnavailableError(f"{self._name} failed{times} with {error}") from None
 
 
-async def _read(response: httpx.Response, max_bytes: int) -> bytes | None:
-    """The body; None when it is longer than `max_bytes`."""
-    content = bytearray()
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) > max_bytes:
-            return None
-    return bytes(content)
+async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the decompressed body, and whether it was cut at `max_bytes`. Never more than that is held, however much
+    the server sends or its compressed bytes would become. Raises UnreadableError."""
+    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        raise UnreadableError("it is compressed in a way that is not supported")
+    unpack = zlib.decompressobj(_GZIP_OR_ZLIB) if coding not in ("", "identity") else None
+    body = bytearray()
+    num_read = 0
+    async for chunk in chunks:
+        num_read += len(chunk)
+        try:
+            body += unpack.decompress(chunk, max_bytes + 1 - len(body)) if unpack else chunk
+        except zlib.error:
+            raise UnreadableError("its compression is broken") from None
+        # What is read counts too: a compressed stream can go on for ever and become nothing.
+        if max(len(body), num_read) > max_bytes:
+            return bytes(body[:max_bytes]), True
+    return bytes(body), False
 
 
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None
+def is_passing(status: int) -> bool:
+    """Whether the same request may get another status later."""
+    return status in _PASSING or status >= 500
 
 
-@cache
-def tls_context() -> ssl.SSLContext:
-    """What HTTPS trusts; made once: reading the certificates takes longer than many a request."""
-    return httpx.create_ssl_context()
-
-
-def retry_after_s(response: httpx.Response) -> float:
-    """The pause that the server asks for, as seconds or as a date; 0 when it asks for none."""
-    asked = response.headers.get("Retry-After", "")
+def retry_after_s(asked: str) -> float:
+    """The pause that a Retry-After header asks for, in seconds or as a date; 0 when it asks for none."""
     try:
         return max(0.0, float(asked))
     except ValueError:
@@ -199,3 +254,107 @@ def retry_after_s(response: httpx.Response) -> float:
         return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return 0.0
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """What HTTPS trusts; made once: reading the certificates takes longer than many a request."""
+    return httpx.create_ssl_context()
+
+
+def _value(response: httpx.Response, content: bytes) -> Any:
+    status = response.status_code
+    if not response.is_success:
+        kind = PassingError if is_passing(status) else RefusedError
+        wait_s = retry_after_s(response.headers.get("Retry-After", ""))
+        raise kind(f"status {status}", status=status, words=_words(content), wait_s=wait_s)
+    try:
+        return json.loads(content) if content else None
+    except (ValueError, RecursionError):
+        raise UnreadableError(f"status {status} without JSON", status=status) from None
+
+
+def _words(content: bytes) -> str:
+    """The server's own, from `{"error": "..."}` or `{"error": {"message": "..."}}` or as they stand."""
+    text = content.decode(errors="replace")
+    try:
+        error = json.loads(text)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, RecursionError, LookupError, TypeError):
+        pass
+    return " ".join(text.split())[:MAX_QUOTED_CHARS]
+
+
+# Chat completions: the protocol that the judge, served engines and the tool `base_generator` share.
+
+
+def chat_service(
+    base_url: str, config: JudgeConfig | BackendConfig, *, section: str, sleep: Sleep, **limits: Any
+) -> Service:
+    """The server that the table `section` of a recipe configures, asked as often as it takes. Raises ApiKeyError."""
+    key = ""
+    if variable := config.api_key_env:
+        try:
+            key = find_key(variable) or ""
+        except ApiKeyError as error:
+            raise ApiKeyError(f"{section}.api_key_env: {error}") from None
+        if not key:
+            raise ApiKeyError(f"{section}.api_key_env needs {variable}: {how_to_set(variable)}, or leave it out")
+    chosen = ServiceLimits(
+        max_attempts=config.max_retries + 1,
+        attempt_limit_s=config.request_timeout_s,
+        **({"time_limit_s": None, "requests_per_minute": float("inf"), "retry_unreadable": True} | limits),
+    )
+    return Service(base_url, chosen, key=key, sleep=sleep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCompletion:
+    """A reply of `/chat/completions`. `text` is empty where the model wrote none; counts are None where none came."""
+
+    text: str
+    finish_reason: object
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+def chat_completion(reply: Any) -> ChatCompletion:
+    """Read the JSON value of a reply. Raises UnreadableError."""
+    try:
+        choice = reply["choices"][0]
+        text = choice["message"]["content"]
+    except (LookupError, TypeError):
+        raise UnreadableError("status 200 without a chat completion", status=200) from None
+    usage = reply.get("usage")
+    return ChatCompletion(
+        text=text if isinstance(text, str) else "",
+        finish_reason=choice.get("finish_reason"),
+        input_tokens=token_count(usage, "prompt_tokens"),
+        output_tokens=token_count(usage, "completion_tokens"),
+    )
+
+
+def token_count(counts: Any, name: str) -> int | None:
+    """A count of a reply; None where the server gives no usable one."""
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+_ADVICE = {
+    401: "set a valid key in the variable that {section}.api_key_env names",
+    402: "top up the account's balance",
+    403: "the key has no access: check it, and {section}.model",
+    404: "check {section}.base_url and {section}.model",
+}
+
+
+def chat_advice(error: HttpError, section: str, otherwise: str) -> str:
+    """What to do about a failed chat completion. `section` is the table of the recipe that configures the server;
+    `otherwise` advises about a refusal of this request."""
+    if isinstance(error, UnreachableError):
+        return f"check {section}.base_url and that the server runs"
+    if isinstance(error, SlowError):
+        return f"raise {section}.request_timeout_s"
+    if isinstance(error, RefusedError):
+        return _ADVICE.get(error.status or 0, otherwise).format(section=section)
+    return "run again later"

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-HTTP = {"httpx", "requests", "aiohttp", "urllib3", "tavily", "urllib.request", "http.client"}
+HTTP = {"httpx", "httpx2", "httpcore", "openai", "requests", "aiohttp", "urllib3", "urllib.request", "http.client"}
 MAX_LINES, MAX_FILES = 450, 16
 
 
@@ -50,9 +50,10 @@ def test_vllm_is_imported_by_one_file():
     assert places_of("vllm") == {"rollout/engines/vllm_parts.py"}
 
 
-def test_http_clients_are_imported_only_by_tools_and_the_clients_of_chat_models():
-    clients = {"envs/http.py", "reward/openai_chat.py", "rollout/engines/served.py"}
-    assert {place for place in places_of(*HTTP) if not place.startswith("envs/tools/")} == clients
+def test_there_is_one_http_client_beside_those_of_hostile_pages_and_mcp():
+    addresses_only = "envs/tools/guard.py"
+    others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", addresses_only}
+    assert places_of(*HTTP) == {"envs/http.py"} | others
 
 
 def test_torch_is_imported_by_no_part_of_the_agent_or_the_world():

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from configs.envs import BaseGeneratorConfig
-from envs.http import Failure, JsonReply, Service, ServiceLimits, request_json
+from envs.http import RefusedError, ServiceLimits, ToolService, chat_advice, chat_completion
 from envs.tools.keys import ToolSetupError, read_key
 from envs.types import ToolResult
 
@@ -28,9 +28,13 @@ class BaseGeneratorTool:
 
 
 def build_ask(config: BaseGeneratorConfig, limits: ServiceLimits, own_model: AskModel | None) -> AskModel:
-    """The model that the configuration names; `own_model` is the run's. Raises ToolSetupError."""
+    """The model that the configuration names, asked greedily; `own_model` is the run's. Raises ToolSetupError."""
     if config.base_url is not None:
-        return OpenAiModel(config, limits).ask
+        key = ""
+        if variable := config.api_key_env:
+            key = read_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
+        service = ToolService(config.base_url, limits, key=key, name="base_generator")
+        return lambda prompt: service.ask(lambda: _attempt(service, config, prompt))
     if own_model is None:
         raise ToolSetupError(
             "base_generator needs a model: set envs.base_generator.base_url and .model to an OpenAI-compatible "
@@ -39,41 +43,15 @@ def build_ask(config: BaseGeneratorConfig, limits: ServiceLimits, own_model: Ask
     return own_model
 
 
-class OpenAiModel:
-    """A model behind the chat-completions protocol, asked greedily."""
-
-    def __init__(self, config: BaseGeneratorConfig, limits: ServiceLimits) -> None:
-        self._config = config
-        self._service = Service("base_generator", limits)
-        self._key = ""
-        if variable := config.api_key_env:
-            self._key = read_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
-
-    async def ask(self, prompt: str) -> str:
-        return await self._service.ask(lambda: self._attempt(prompt))
-
-    async def _attempt(self, prompt: str) -> str | Failure:
-        body = {
-            "model": self._config.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": self._config.max_tokens,
-        }
-        reply = await request_json(
-            "POST",
-            f"{self._config.base_url}/chat/completions",
-            self._service.limits,
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else None,
-            body=body,
-            secret=self._key,
-        )
-        return reply if isinstance(reply, Failure) else _text(reply)
-
-
-def _text(reply: JsonReply) -> str | Failure:
-    if reply.status != 200:
-        return Failure(reason=f"status {reply.status}; check envs.base_generator")
+async def _attempt(service: ToolService, config: BaseGeneratorConfig, prompt: str) -> str:
+    body = {
+        "model": config.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0,
+        "max_tokens": config.max_tokens,
+    }
     try:
-        return str(reply.value["choices"][0]["message"]["content"] or "")
-    except (LookupError, TypeError):
-        return Failure(reason="status 200 without a chat completion")
+        return chat_completion(await service.send("POST", "/chat/completions", body=body)).text
+    except RefusedError as error:
+        advice = chat_advice(error, "envs.base_generator", "check envs.base_generator")
+        raise RefusedError(f"{error}; {advice}") from None

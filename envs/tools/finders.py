@@ -1,17 +1,10 @@
 """Searches that find pages: Google, Tavily and any MediaWiki; and the tool that shows pages to the planner."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
-import httpx
-from tavily import AsyncTavilyClient
-from tavily import errors as tavily_errors
-
-from envs.http import Failure, JsonReply, QueryRefusedError, Service, ServiceLimits, request_json, tls_context
+from envs.http import PassingError, QueryRefusedError, RefusedError, ServiceLimits, ToolService, UnreadableError
 from envs.tools.guard import BlockList
 from envs.tools.keys import read_key
 from envs.types import ToolResult
@@ -79,57 +72,45 @@ class GoogleFinder:
     https://developers.google.com/custom-search/v1/reference/rest/v1/Search"""
 
     def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL, max_results: int = 3) -> None:
-        self._key = read_key("google_search", GOOGLE_KEY_VARIABLE, _KEYLESS)
+        key = read_key("google_search", GOOGLE_KEY_VARIABLE, _KEYLESS)
         self._engine_id = read_key("google_search", ENGINE_VARIABLE, _KEYLESS)
-        self._service = Service("Google search", limits)
-        self._base_url = base_url
+        # Not as a parameter: addresses stand in the logs of HTTP clients and servers.
+        self._service = ToolService(base_url, limits, key=key, key_header="X-Goog-Api-Key", name="Google search")
         self._max_results = min(max_results, MAX_RESULTS)
 
     async def find(self, query: str) -> list[FoundPage]:
         return await self._service.ask(lambda: self._attempt(query))
 
-    async def _attempt(self, query: str) -> list[FoundPage] | Failure:
-        reply = await request_json(
-            "GET",
-            self._base_url,
-            self._service.limits,
-            params={"cx": self._engine_id, "q": query, "num": str(self._max_results)},
-            headers={"X-Goog-Api-Key": self._key},
-            secret=self._key,
-        )
-        return reply if isinstance(reply, Failure) else _google_pages(reply)
+    async def _attempt(self, query: str) -> list[FoundPage]:
+        params = {"cx": self._engine_id, "q": query, "num": str(self._max_results)}
+        try:
+            return _google_pages(await self._service.send("GET", "", params=params))
+        except RefusedError as error:
+            if error.status == 400 and "API key" not in error.words:
+                raise QueryRefusedError(str(error)) from None
+            if error.status in (400, 401, 403):
+                raise RefusedError(f"{error}: check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}") from None
+            raise
 
 
-def _google_pages(reply: JsonReply) -> list[FoundPage] | Failure:
-    if reply.status in (401, 403) or (reply.status == 400 and "API key" in str(reply.value)):
-        return Failure(reason=f"status {reply.status}: check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}")
-    if reply.status == 400:
-        return Failure(reason="status 400", bad_query=True)
-    if reply.status != 200:
-        return Failure(reason=f"status {reply.status}")
+def _google_pages(reply: Any) -> list[FoundPage]:
     try:
         # Nothing found: the member `items` is left out.
         return [
             FoundPage(title=str(item["title"]), url=str(item["link"]), text=str(item.get("snippet", "")))
-            for item in reply.value.get("items", [])
+            for item in reply.get("items", [])
         ]
     except (LookupError, TypeError, AttributeError):
-        return Failure(reason="an answer that is not the Programmable Search API's")
+        raise UnreadableError("an answer that is not the Programmable Search API's") from None
 
 
 TAVILY_KEY_VARIABLE = "TAVILY_API_KEY"
 TAVILY_URL = "https://api.tavily.com"
 
-_REFUSED = (tavily_errors.InvalidAPIKeyError, tavily_errors.ForbiddenError)
-_PASSING = (
-    *(tavily_errors.UsageLimitExceededError, tavily_errors.TimeoutError, httpx.TransportError),
-    TimeoutError,
-)
-
 
 class TavilyFinder:
-    """Finds pages through tavily-python; a page's text is the part that fits the query best. `excluded_hosts` are left
-    out by the service itself."""
+    """Finds pages; a page's text is the part that fits the query best. `excluded_hosts` are left out by the service
+    itself. Field names and statuses as in https://docs.tavily.com/documentation/api-reference/endpoint/search"""
 
     def __init__(
         self,
@@ -139,106 +120,34 @@ class TavilyFinder:
         max_results: int = 3,
         excluded_hosts: tuple[str, ...] = (),
     ) -> None:
-        # Without a key the client would silently fall back to an anonymous mode with other limits.
-        self._key = read_key("Tavily search", TAVILY_KEY_VARIABLE, "or use envs.search = 'offline', which needs no key")
-        self._base_url = base_url
-        self._service = Service("Tavily search", limits)
+        key = read_key("Tavily search", TAVILY_KEY_VARIABLE, "or use envs.search = 'offline', which needs no key")
+        self._service = ToolService(base_url, limits, key=key, name="Tavily search")
         self._max_results = max_results
         self._excluded_hosts = list(excluded_hosts)
 
     async def find(self, query: str) -> list[FoundPage]:
         return await self._service.ask(lambda: self._attempt(query))
 
-    async def _attempt(self, query: str) -> list[FoundPage] | Failure:
-        limit_s = self._service.limits.attempt_limit_s
+    async def _attempt(self, query: str) -> list[FoundPage]:
+        body = {"query": query, "max_results": self._max_results, "exclude_domains": self._excluded_hosts}
         try:
-            async with asyncio.timeout(limit_s), self._connection() as connection:
-                client = AsyncTavilyClient(api_key=self._key, api_base_url=self._base_url, client=connection)
-                response = await client.search(
-                    query, max_results=self._max_results, exclude_domains=self._excluded_hosts, timeout=limit_s
-                )
-                return self._pages(response)
-        except tavily_errors.BadRequestError:
-            return Failure(reason="status 400", bad_query=True)
-        except _REFUSED as error:
-            return Failure(reason=f"{_kind(error)}: it refused the key in {TAVILY_KEY_VARIABLE}")
-        except Exception as error:
-            return Failure(reason=_kind(error), passing=_may_pass(error))
+            return _tavily_pages(await self._service.send("POST", "/search", body=body))[: self._max_results]
+        except RefusedError as error:
+            if error.status == 400:
+                raise QueryRefusedError(str(error)) from None
+            if error.status in (401, 403, 432, 433):
+                raise RefusedError(f"{error}: it refused the key in {TAVILY_KEY_VARIABLE}") from None
+            raise
 
-    def _connection(self) -> httpx.AsyncClient:
-        # The client reads the whole answer at once; only below it an endless one can be stopped.
-        transport = _CappedTransport(self._service.limits.max_bytes, verify=tls_context(), proxy=_proxy(self._base_url))
-        return httpx.AsyncClient(transport=transport, headers={"Accept-Encoding": "identity"})
 
-    def _pages(self, response: dict[str, Any]) -> list[FoundPage]:
+def _tavily_pages(reply: Any) -> list[FoundPage]:
+    try:
         return [
-            FoundPage(
-                title=self._text(page.get("title")), url=self._text(page["url"]), text=self._text(page.get("content"))
-            )
-            for page in response["results"][: self._max_results]
+            FoundPage(title=str(page.get("title") or ""), url=str(page["url"]), text=str(page.get("content") or ""))
+            for page in reply["results"]
         ]
-
-    def _text(self, value: Any) -> str:
-        return str(value or "").replace(self._key, "[key]")
-
-
-class AnswerTooLongError(Exception):
-    """More bytes than the limits allow."""
-
-
-class _CappedTransport(httpx.AsyncHTTPTransport):
-    """Breaks an answer off that is longer than `max_bytes`, or compressed although nobody asked for it."""
-
-    def __init__(self, max_bytes: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._max_bytes = max_bytes
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            await response.aclose()
-            raise AnswerTooLongError
-        stream = _CappedStream(response, self._max_bytes)
-        return httpx.Response(
-            response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
-        )
-
-
-class _CappedStream(httpx.AsyncByteStream):
-    def __init__(self, response: httpx.Response, max_bytes: int) -> None:
-        self._response = response
-        self._max_bytes = max_bytes
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        num_read = 0
-        async for chunk in self._response.aiter_raw():
-            num_read += len(chunk)
-            if num_read > self._max_bytes:
-                raise AnswerTooLongError
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-def _proxy(url: str) -> str | None:
-    """The proxy that the environment asks for."""
-    parts = urlsplit(url)
-    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request can succeed a little later: overload, server error, connection."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code >= 500
-    return isinstance(error, _PASSING)
-
-
-def _kind(error: Exception) -> str:
-    """What went wrong, without the server's own words."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"status {error.response.status_code}"
-    return type(error).__name__
+    except (LookupError, TypeError, AttributeError):
+        raise UnreadableError("an answer that is not the Tavily Search API's") from None
 
 
 WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
@@ -250,14 +159,13 @@ class WikipediaFinder:
     modules, format version 2: https://www.mediawiki.org/wiki/API:Query"""
 
     def __init__(self, limits: ServiceLimits, *, base_url: str = WIKIPEDIA_URL, max_results: int = 3) -> None:
-        self._service = Service("Wikipedia", limits)
-        self._base_url = base_url
+        self._service = ToolService(base_url, limits, name="Wikipedia")
         self._max_results = max_results
 
     async def find(self, query: str) -> list[FoundPage]:
         return await self._service.ask(lambda: self._attempt(query))
 
-    async def _attempt(self, query: str) -> list[FoundPage] | Failure:
+    async def _attempt(self, query: str) -> list[FoundPage]:
         params = {
             "action": "query",
             "format": "json",
@@ -273,22 +181,19 @@ class WikipediaFinder:
             "redirects": "1",
             "maxlag": "5",
         }
-        reply = await request_json("GET", self._base_url, self._service.limits, params=params)
-        return reply if isinstance(reply, Failure) else _wiki_pages(reply)
+        return _wiki_pages(await self._service.send("GET", "", params=params))
 
 
-def _wiki_pages(reply: JsonReply) -> list[FoundPage] | Failure:
-    if reply.status != 200:
-        return Failure(reason=f"status {reply.status}")
+def _wiki_pages(reply: Any) -> list[FoundPage]:
     try:
-        if "error" in reply.value:
-            code = str(reply.value["error"]["code"])
-            return Failure(reason=code, passing=code in _PASSING_CODES, bad_query=code not in _PASSING_CODES)
+        if "error" in reply:
+            code = str(reply["error"]["code"])
+            raise PassingError(code) if code in _PASSING_CODES else QueryRefusedError(code)
         # Nothing found: the whole member `query` is left out. Pages come in no order of their own.
-        found = sorted(reply.value.get("query", {}).get("pages", []), key=lambda page: int(page["index"]))
+        found = sorted(reply.get("query", {}).get("pages", []), key=lambda page: int(page["index"]))
         return [_page(page) for page in found]
     except (LookupError, TypeError, AttributeError, ValueError):
-        return Failure(reason="an answer that is not the MediaWiki API's")
+        raise UnreadableError("an answer that is not the MediaWiki API's") from None
 
 
 def _page(page: dict[str, Any]) -> FoundPage:

@@ -1,10 +1,7 @@
 """Fetching a page that a model or a web site named: neither is trusted."""
 
-import asyncio
 import codecs
-import random
-import zlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any
@@ -12,38 +9,23 @@ from typing import Any
 import httpcore
 import httpx
 
-from envs.http import USER_AGENT, Pace, tls_context
+from envs.http import (
+    USER_AGENT,
+    Attempts,
+    PassingError,
+    ServiceLimits,
+    UnreadableError,
+    is_passing,
+    read_body,
+    retry_after_s,
+    tls_context,
+)
 from envs.tools.addresses import HostUnknownError, is_public, resolve
 from envs.tools.guard import BlockList
 
 _DETECTED_BYTES = 50_000
-_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 # Python knows more codecs than the web: some do not give text, and some take quadratic time.
 _WEB_CODECS = ("utf-8", "utf-16", "ascii", "iso8859", "cp125", "cp932", "koi8", "shift_jis", "euc", "gb", "big5")
-
-
-class BodyError(ValueError):
-    """A body that cannot be read; the message says why."""
-
-
-async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
-    """The decompressed body, and whether it was cut at `max_bytes`. Never more than that is held, however much the
-    server sends or its compressed bytes would become. Raises BodyError."""
-    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise BodyError("it is compressed in a way that is not supported")
-    unpack = zlib.decompressobj(_GZIP_OR_ZLIB) if coding not in ("", "identity") else None
-    body = bytearray()
-    num_read = 0
-    async for chunk in chunks:
-        num_read += len(chunk)
-        try:
-            body += unpack.decompress(chunk, max_bytes + 1 - len(body)) if unpack else chunk
-        except zlib.error:
-            raise BodyError("its compression is broken") from None
-        # What is read counts too: a compressed stream can go on for ever and become nothing.
-        if max(len(body), num_read) > max_bytes:
-            return bytes(body[:max_bytes]), True
-    return bytes(body), False
 
 
 def media_type(content_type: str) -> tuple[str, str]:
@@ -86,7 +68,6 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 PORTS = (80, 443, 8080, 8443)
 MAX_URL_CHARS = 2000
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PASSING = (429, 502, 503, 504)
 _TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
 _HEADERS: dict[bytes | str, bytes | str] = {
     "User-Agent": USER_AGENT,
@@ -122,12 +103,19 @@ class Page:
 
 class PageRefusedError(Exception):
     """No page, and nobody's fault but the page's or the caller's. `category` is one word for the result's error, the
-    message a clause about the page; `passing`: it may work later."""
+    message a clause about the page."""
 
-    def __init__(self, category: str, message: str, *, passing: bool = False) -> None:
+    def __init__(self, category: str, message: str) -> None:
         super().__init__(message)
         self.category = category
-        self.passing = passing
+
+
+class PassingRefusalError(PageRefusedError, PassingError):
+    """No page now; there may be one later, after `wait_s` at the soonest."""
+
+    def __init__(self, category: str, message: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(category, message)
+        self.wait_s = wait_s
 
 
 class PageFetcher:
@@ -142,29 +130,26 @@ class PageFetcher:
         resolve: Resolve = resolve,
     ) -> None:
         self.limits = limits
-        self._pace = Pace(limits.pages_per_minute)
+        self._attempts = Attempts(
+            ServiceLimits(
+                max_attempts=limits.max_attempts,
+                time_limit_s=limits.deadline_s,
+                first_pause_s=limits.first_pause_s,
+                requests_per_minute=limits.pages_per_minute,
+            )
+        )
         self._block_list = block_list
         self._allowed_hosts = frozenset(allowed_hosts)
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
 
     async def fetch(self, url: str) -> Page:
         """Raises PageRefusedError, and ToolUnavailableError where this machine has no network."""
-        await self._pace.turn()
         try:
-            async with asyncio.timeout(self.limits.deadline_s):
-                return await self._attempts(url)
-        except TimeoutError:
+            return await self._attempts.ask(lambda: self._follow(url))
+        except PageRefusedError:
+            raise
+        except PassingError:
             raise PageRefusedError("timeout", f"it was not there within {self.limits.deadline_s:g} s") from None
-
-    async def _attempts(self, url: str) -> Page:
-        for attempt in range(1, self.limits.max_attempts):
-            try:
-                return await self._follow(url)
-            except PageRefusedError as error:
-                if not error.passing:
-                    raise
-            await asyncio.sleep(self.limits.first_pause_s * 2 ** (attempt - 1) * random.uniform(1, 1.5))
-        return await self._follow(url)
 
     async def _follow(self, url: str) -> Page:
         target = self._checked(url)
@@ -206,23 +191,23 @@ class PageFetcher:
                 ) as response,
             ):
                 return await self._page(url, response)
-        except BodyError as error:
+        except UnreadableError as error:
             raise PageRefusedError("encoding", str(error)) from None
         except HostUnknownError:
             raise PageRefusedError("unreachable", "there is no host of this name") from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise PageRefusedError(
-                "unreachable", f"its server broke off ({type(error).__name__})", passing=True
-            ) from None
+            raise PassingRefusalError("unreachable", f"its server broke off ({type(error).__name__})") from None
 
     async def _page(self, url: httpx.URL, response: httpcore.Response) -> Page | str:
         location = _header(response, b"location")
         if response.status in _REDIRECTS and location:
             return _joined(url, location)
         if response.status != 200:
-            raise PageRefusedError(
-                "status", f"its server answered with status {response.status}", passing=response.status in _PASSING
-            )
+            said = f"its server answered with status {response.status}"
+            if is_passing(response.status):
+                asked = _header(response, b"retry-after")
+                raise PassingRefusalError("status", said, wait_s=retry_after_s(asked))
+            raise PageRefusedError("status", said)
         kind, charset = media_type(_header(response, b"content-type"))
         if kind and not kind.startswith("text/") and kind not in _TEXT_TYPES:
             raise PageRefusedError("content_type", f"it is of type {kind[:60]}, not text")

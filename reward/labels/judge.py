@@ -215,7 +215,7 @@ class StepJudge:
         return CostEstimate(calls=total.pop("requests"), **total)
 
     async def close(self) -> None:
-        await self._client.close()
+        """Nothing is open."""
 
     def _questions(self, step: StepText) -> list[tuple[VerdictKey, list[Message]]]:
         """The blind votes, then the question in hindsight."""
@@ -242,7 +242,7 @@ class StepJudge:
         except (ChatError, BudgetExceededError) as error:
             if error.bill.cost_usd:
                 self._receipts.add(key, "", error.bill)
-            if isinstance(error, ChatError) and (error.retryable or error.about_request):
+            if isinstance(error, ChatError) and not error.lasting:
                 raise LabelError(str(error)) from error
             raise
         self._receipts.add(key, reply.text, reply.bill)

@@ -349,6 +349,12 @@ async def test_a_passing_failure_is_tried_again():
         assert (await read(server, limits=replace(LIMITS, max_attempts=2))).text == "copper"
 
 
+async def test_a_page_that_asks_for_a_longer_pause_than_there_is_time_is_given_up_at_once_and_says_why():
+    with serving(Answer(429, {"Retry-After": "3600"}, b"busy")) as server:
+        result = await read(server, limits=replace(LIMITS, max_attempts=2))
+    assert (result.error, "status 429" in result.text, len(server.requests)) == ("status", True, 1)
+
+
 @pytest.mark.parametrize(
     "page",
     [b"<div>" * 15_000, b"<" * 90_000, b"<p " + b"a=b " * 20_000, b"<table><tr><td>" * 6_000, b"&#x110000;" * 9_000],

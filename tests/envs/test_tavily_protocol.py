@@ -157,7 +157,7 @@ async def test_a_result_needs_only_its_address(field):
     ("status", "message", "attempts", "said"),
     [
         (401, "Unauthorized: missing or invalid API key.", 1, "refused the key in TAVILY_API_KEY"),
-        (429, "Your request has been blocked due to excessive requests.", 2, "UsageLimitExceededError"),
+        (429, "Your request has been blocked due to excessive requests.", 2, "at last with status 429"),
         (432, "This request exceeds your plan's set usage limit.", 1, "refused the key in TAVILY_API_KEY"),
         (433, "This request exceeds the pay-as-you-go limit.", 1, "refused the key in TAVILY_API_KEY"),
         (500, "Internal Server Error", 2, "status 500"),

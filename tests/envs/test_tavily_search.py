@@ -129,9 +129,9 @@ def test_no_key_stops_before_anything_starts(monkeypatch):
         TavilyFinder(quick())
 
 
-async def test_an_endless_answer_is_broken_off_and_a_compressed_one_refused():
+async def test_an_endless_answer_is_broken_off():
     with FakeTavily((200, b" " * 300_000)) as server:
-        assert "AnswerTooLongError" in await refusal(server, limits=quick(max_bytes=100_000))
+        assert "more than 100000 bytes" in await refusal(server, limits=quick(max_bytes=100_000))
     assert len(server.requests) == 1
 
 
@@ -153,16 +153,6 @@ async def test_a_lasting_server_failure_makes_the_tool_unavailable():
         message = await refusal(server)
     assert "failed 4 times, at last with status 500" in message
     assert len(server.requests) == 4
-
-
-async def test_the_pauses_grow():
-    settings = quick(first_pause_s=0.05, max_attempts=4)
-    with FakeTavily(failed(429)) as server:
-        started = time.perf_counter()
-        message = await refusal(server, limits=settings)
-    # 0.05 + 0.1 + 0.2 at least, with half as much again of jitter at most.
-    assert 0.35 <= time.perf_counter() - started < 10
-    assert "UsageLimitExceededError" in message
 
 
 @pytest.mark.parametrize("status", [401, 403, 432, 433])
@@ -200,21 +190,19 @@ async def test_a_long_query_is_cut_to_what_the_service_takes():
 async def test_a_slow_server_is_given_up_after_the_attempts():
     settings = quick(first_pause_s=0.01, attempt_limit_s=0.05, max_attempts=2)
     with FakeTavily(found(page()), delay_s=0.3) as server:
-        assert "failed 2 times, at last with TimeoutError" in await refusal(server, limits=settings)
+        assert "failed 2 times, at last with no reply within 0.05 s" in await refusal(server, limits=settings)
 
 
 async def test_the_time_limit_covers_all_attempts():
-    settings = quick(first_pause_s=10.0, time_limit_s=0.2)
-    with FakeTavily(failed(429)) as server:
-        started = time.perf_counter()
+    settings = quick(time_limit_s=0.2)
+    with FakeTavily(failed(429), delay_s=0.15) as server:
         assert "no answer within 0.2 s" in await refusal(server, limits=settings)
-    assert time.perf_counter() - started < 8
 
 
 async def test_no_server_makes_the_tool_unavailable():
     with FakeTavily(found()) as server:
         pass
-    assert "ConnectError" in await refusal(server)
+    assert "failed 4 times, at last with no connection" in await refusal(server)
 
 
 async def test_cancellation_passes_through():

@@ -200,11 +200,11 @@ async def test_an_answer_longer_than_the_cap_is_broken_off():
         await GoogleFinder(limits, base_url=server.url).find("copper")
 
 
-async def test_the_pause_that_a_service_asks_for_is_kept_within_the_time_limit():
-    limits = ServiceLimits(first_pause_s=0.01, time_limit_s=0.3)
+async def test_a_pause_that_does_not_fit_into_the_time_limit_is_not_waited_for():
+    limits = ServiceLimits(first_pause_s=0.01, time_limit_s=30.0)
     with (
         serving(json_answer({}, 429, **{"Retry-After": "60"})) as server,
-        pytest.raises(ToolUnavailableError, match=r"no answer within 0\.3 s"),
+        pytest.raises(ToolUnavailableError, match="Google search failed with status 429"),
     ):
         await GoogleFinder(limits, base_url=server.url).find("copper")
     assert len(server.requests) == 1

@@ -131,11 +131,7 @@ def client_of(server, *, pauses=None, **settings):
 
 
 async def ask(server, **settings):
-    client = client_of(server, **settings)
-    try:
-        return await client.complete(ASKED)
-    finally:
-        await client.close()
+    return await client_of(server, **settings).complete(ASKED)
 
 
 async def failure(server, **settings):
@@ -226,14 +222,14 @@ async def test_a_passing_failure_is_tried_again(broken):
 async def test_a_lasting_failure_is_retryable_later():
     with FakeChatServer(Answer(status=500)) as server:
         error = await failure(server, max_retries=2)
-    assert error.retryable
+    assert not error.lasting
     assert "status 500" in str(error)
     assert len(server.requests) == 3
 
 
 async def test_nobody_listening_says_what_to_check():
     error = await failure(f"http://127.0.0.1:{closed_port()}/v1", max_retries=1)
-    assert error.retryable
+    assert not error.lasting
     assert "check label.judge.base_url and that the server runs" in str(error)
     assert error.bill == Bill(requests=2)
 
@@ -272,7 +268,7 @@ async def test_a_pause_that_cannot_be_read_is_the_usual_one(asked):
 @pytest.mark.parametrize("asked", ["3600", "inf"])
 async def test_an_hours_pause_is_not_waited_for(asked):
     with FakeChatServer(Answer(status=429, headers={"Retry-After": asked})) as server:
-        assert (await failure(server)).retryable
+        assert not (await failure(server)).lasting
     assert len(server.requests) == 1
 
 
@@ -283,8 +279,7 @@ async def test_an_hours_pause_is_not_waited_for(asked):
 async def test_a_refusal_that_every_request_would_meet_is_not_tried_again(status, advice):
     with FakeChatServer(Answer({"error": "no"}, status=status)) as server:
         error = await failure(server)
-    assert not error.retryable
-    assert not error.about_request
+    assert error.lasting
     assert advice in str(error)
     assert "\n" not in str(error)
     assert len(server.requests) == 1
@@ -294,8 +289,7 @@ async def test_a_refusal_that_every_request_would_meet_is_not_tried_again(status
 async def test_a_request_that_is_refused_quotes_the_server(status):
     with FakeChatServer(Answer({"error": {"message": "Model Not Exist\n" + "x" * 900}}, status=status)) as server:
         error = await failure(server)
-    assert not error.retryable
-    assert error.about_request
+    assert not error.lasting
     assert "Model Not Exist" in str(error)
     assert len(str(error)) < 400
     assert len(server.requests) == 1
@@ -320,8 +314,25 @@ async def test_the_key_is_in_no_error_repr_or_log(monkeypatch, caplog, answer):
         client = client_of(server, api_key_env=KEY_VARIABLE, max_retries=1, request_timeout_s=0.15)
         with pytest.raises(ChatError) as caught:
             await client.complete(ASKED)
-        await client.close()
     assert API_KEY not in visible(caught.value) + repr(client) + repr(client.meter) + caplog.text
+
+
+async def test_a_key_from_a_file_is_in_no_error_either(monkeypatch, tmp_path):
+    (tmp_path / "key").write_text(f"{API_KEY}\n")
+    monkeypatch.setenv(f"{KEY_VARIABLE}_FILE", str(tmp_path / "key"))
+    with FakeChatServer(Answer({"error": f"Incorrect key: {API_KEY}"}, status=400)) as server:
+        error = await failure(server, api_key_env=KEY_VARIABLE)
+    assert server.requests[0][1] == f"Bearer {API_KEY}"
+    assert "Incorrect key: [key]" in str(error)
+    assert API_KEY not in visible(error)
+
+
+async def test_a_reply_that_is_too_large_is_no_completion_and_is_charged_at_its_bound():
+    with FakeChatServer(Answer(b" " * (5 * 2**20))) as server:
+        error = await failure(server, max_retries=0, max_output_tokens=50)
+    assert "status 200 with more than 4194304 bytes" in str(error)
+    assert not error.lasting
+    assert error.bill == Bill(requests=1, input_tokens=100, output_tokens=50)
 
 
 def test_a_named_but_empty_key_stops_before_anything_starts(monkeypatch):
@@ -342,7 +353,6 @@ async def test_no_more_requests_are_under_way_than_allowed():
     with FakeChatServer(Answer(delay_s=0.15)) as server:
         client = client_of(server, max_concurrency=2)
         await asyncio.gather(*(client.complete(ASKED) for _ in range(6)))
-        await client.close()
     assert server.most_under_way == 2
     assert len(server.requests) == 6
 
@@ -352,7 +362,6 @@ async def test_requests_start_no_faster_than_the_rate():
     with FakeChatServer() as server:
         client = client_of(server, pauses=pauses, requests_per_minute=6)
         await asyncio.gather(*(client.complete(ASKED) for _ in range(3)))
-        await client.close()
     # The second start is one period of 10 s away, the third two.
     assert [round(pause, -1) for pause in sorted(pauses)] == [10, 20]
 
@@ -373,7 +382,6 @@ async def test_the_budget_stops_before_the_request():
             BudgetExceededError, match=r"budget of \$3\.5.*\$3\.0000 spent.*raise label\.judge\.max_cost_usd"
         ):
             await client.complete(ASKED)
-        await client.close()
     assert len(server.requests) == 2
     assert client.meter.spent.cost_usd == pytest.approx(3.0)
 
@@ -389,7 +397,6 @@ async def test_requests_under_way_together_do_not_overshoot_the_budget():
             max_concurrency=8,
         )
         outcomes = await asyncio.gather(*(client.complete(ASKED) for _ in range(8)), return_exceptions=True)
-        await client.close()
     assert sum(isinstance(outcome, BudgetExceededError) for outcome in outcomes) == 6
     assert len(server.requests) == 2
     assert client.meter.spent.cost_usd == pytest.approx(4.0)
@@ -400,7 +407,6 @@ async def test_a_cancelled_request_is_charged_at_its_bound():
         client = client_of(server, max_output_tokens=50)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.complete(ASKED), 0.1)
-        await client.close()
     assert client.meter.spent == Bill(requests=1, input_tokens=100, output_tokens=50)
 
 

@@ -12,6 +12,8 @@ from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.engines.served import ChatServer, OllamaEngine
 from rollout.types import Message, TextCompletion
+from tests.envs.local_server import Answer, LocalServer
+from tests.reward.test_openai_chat import Pauses
 
 DIALOGUE = (Message(role="system", content="Solve."), Message(role="user", content="6*7?"))
 REPLY = decision("answer", "42")
@@ -38,9 +40,9 @@ def engine_over(*replies, **settings):
     assert ollama.faults == []
 
 
-def make_engine(url, **settings):
+def make_engine(url, *, pauses=None, **settings):
     config = BackendConfig(**({"kind": "ollama", "model": "planner", "base_url": url} | settings))
-    return OllamaEngine(ChatServer(config, first_pause_s=0.01), config, num_ctx=1024, seed=5)
+    return OllamaEngine(ChatServer(config, sleep=Pauses() if pauses is None else pauses), config, num_ctx=1024, seed=5)
 
 
 async def test_every_field_of_a_request_is_one_that_ollama_documents():
@@ -146,8 +148,37 @@ async def test_an_absent_server_is_said_with_its_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(BackendError, match=f"{url}: no connection; start the server"):
+    with pytest.raises(BackendError, match=f"{url}: no connection; check backend.base_url and that"):
         await make_engine(url, max_retries=1).check()
+
+
+@pytest.mark.parametrize(("asked", "pauses"), [("7", [7.0]), ("3600", [])])
+async def test_a_pause_that_the_server_asks_for_is_kept_up_to_a_bound(asked, pauses):
+    def busy(request):
+        return Answer(503, {"Retry-After": asked}, b'{"error": "busy"}')
+
+    taken = Pauses()
+    with LocalServer(busy) as server, pytest.raises(EngineError, match=r"status 503 \(busy\); run again later"):
+        await make_engine(server.url, pauses=taken, max_retries=1).generate(request_of())
+    assert (taken, len(server.requests)) == (pauses, 1 + len(pauses))
+
+
+async def test_a_context_that_is_full_is_not_asked_about_again_whatever_the_status():
+    full = (500, "request exceeds the available context size")
+    with engine_over(full) as (ollama, engine), pytest.raises(ContextFullError):
+        await engine.generate(request_of())
+    assert len(ollama.chats) == 1
+
+
+async def test_a_key_from_a_file_is_in_no_error_either(monkeypatch, tmp_path):
+    (tmp_path / "key").write_text("secret-from-a-file\n")
+    monkeypatch.setenv("MY_KEY_FILE", str(tmp_path / "key"))
+    with (
+        engine_over((500, "your key secret-from-a-file broke me"), api_key_env="MY_KEY", max_retries=1) as (_, engine),
+        pytest.raises(EngineError, match=r"your key \[key\] broke me") as caught,
+    ):
+        await engine.generate(request_of())
+    assert "secret" not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
 async def test_a_passing_failure_is_tried_again_and_a_lasting_one_is_the_engine_s():
