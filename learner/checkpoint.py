@@ -6,15 +6,16 @@ import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from configs.wording import reason
-from learner.learner import Learner
 from learner.types import Adapter
 from rollout.store.disk import sweep_partials, whole_folder
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups, TrainedStep
+
+if TYPE_CHECKING:
+    # Torch takes seconds to import, and whoever only looks for a checkpoint needs none of it.
+    from learner.learner import Learner
 
 MANIFEST = "manifest.json"
 TRAINED = "trained.json"
@@ -26,13 +27,15 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be trusted; the message says which file and why."""
 
 
-def save_checkpoint(learner: Learner, parent: Path, *, keep: int, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
+def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
     """Write adapter, optimizer and random state of the current version below `parent`, with what they were `trained`
     on, atomically. Of several ranks, which all call this, one writes; its files are those of a learner in one process.
 
     The manifest is written last, the folder renamed after everything is on disk, as a power cut would leave it. Older
     checkpoints beyond `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
     """
+    import torch
+
     adapter, optimizer = learner.adapter(), learner.optimizer.state_dict()
     target = parent / f"v{adapter.policy_version:06d}"
     if not learner.writes:
@@ -53,8 +56,10 @@ def save_checkpoint(learner: Learner, parent: Path, *, keep: int, trained: Train
     return target
 
 
-def load_checkpoint(learner: Learner, folder: Path) -> None:
+def load_checkpoint(learner: "Learner", folder: Path) -> None:
     """Restore what `save_checkpoint` wrote. Raises CheckpointError unless every file matches its hash."""
+    import torch
+
     manifest = read_manifest(folder)
     data = (folder / "adapter.safetensors").read_bytes()
     learner.load_adapter(

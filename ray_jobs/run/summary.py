@@ -3,11 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray_jobs.phases.cold_start import Evaluation
-from ray_jobs.run.run import Run
 from reward.paired import compare_paired, wilson_interval
+
+if TYPE_CHECKING:
+    # They bring torch and Ray, and whoever reads a summary needs neither.
+    from ray_jobs.phases.cold_start import Evaluation
+    from ray_jobs.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +37,11 @@ def held_out_rates(summary: Mapping[str, Any]) -> list[HeldOut]:
 
 
 def summarize(
-    run: Run,
+    run: "Run",
     *,
-    untouched: Evaluation,
-    before: Evaluation,
-    after: Evaluation,
+    untouched: "Evaluation",
+    before: "Evaluation",
+    after: "Evaluation",
     cold_start: Mapping[str, Any],
     training: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def _rate(right: list[bool]) -> float | None:
     return sum(right) / len(right) if right else None
 
 
-def _by_dataset(before: Evaluation, after: Evaluation, mix: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """`trained` is whether training drew from the data set too."""
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for trajectory, was_right, is_right in zip(before.trajectories, before.right, after.right, strict=True):

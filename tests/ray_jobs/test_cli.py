@@ -28,9 +28,11 @@ def agentflow(*arguments):
     [
         (["--help"], {"torch", "ray", "vllm", "transformers", "pydantic"}),
         (["train", "--dry-run", "output_dir=/tmp/agentflow-no-such-folder"], {"torch", "ray", "vllm"}),
+        (["train", "envs.mix={lokup=1}"], {"torch", "vllm"}),
+        (["view", "nothing"], {"torch", "ray", "vllm"}),
     ],
 )
-def test_help_and_dry_run_import_no_heavy_library(arguments, heavy):
+def test_help_and_what_is_refused_import_no_heavy_library(arguments, heavy):
     code = (
         "import sys\nfrom ray_jobs.cli import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
