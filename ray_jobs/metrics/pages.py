@@ -1,29 +1,16 @@
-"""Files made from the table of metrics: the Grafana dashboard and the page that explains every metric.
+"""The page that explains every metric, from the table of metrics.
 
-`python -m ray_jobs.metrics.pages` writes both; a test fails while they say something else than the table."""
+`python -m ray_jobs.metrics.pages` writes it; a test fails while it says something else than the table."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from ray_jobs.metrics.bottleneck import LIMITS
-from ray_jobs.metrics.grafana import dashboard
-from ray_jobs.metrics.table import BY_NAME, LIVE_ROW, LOGGED_ROWS, Row
+from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE, Metric
 from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
 
-ROOT = Path(__file__).parents[2]
-DASHBOARD = ROOT / "deploy" / "grafana" / "agentflow.json"
-PAGE = ROOT / "docs" / "metrics.md"
-
-
-def write_pages() -> None:
-    DASHBOARD.parent.mkdir(parents=True, exist_ok=True)
-    DASHBOARD.write_text(dashboard_file(), encoding="utf-8")
-    PAGE.write_text(metrics_page(), encoding="utf-8")
-
-
-def dashboard_file() -> str:
-    return json.dumps(dashboard(), indent=1) + "\n"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def metrics_page() -> str:
@@ -38,12 +25,12 @@ def _lines() -> Iterator[str]:
         "with the tag\n`run`: `rollout/solve_rate` is `ray_agentflow_rollout_solve_rate` to Prometheus. "
         "[Watching a run](watching.md) says where to look\nat them."
     )
-    for row in LOGGED_ROWS:
-        yield f"\n## {row.question}"
-        yield from _table(row)
-    yield f"\n## {LIVE_ROW.question}\n"
+    for question, charts in CHARTS.items():
+        yield f"\n## {question}"
+        yield from _table(BY_NAME[name] for name in chain.from_iterable(charts.values()))
+    yield "\n## What are the workers doing?\n"
     yield "Gauges only, which each worker sets as it happens, with the tags `run` and `worker`."
-    yield from _table(LIVE_ROW)
+    yield from _table(LIVE)
     yield "\n## The numbers of util/bottleneck\n\n| number | what limits |\n| --- | --- |"
     yield from (f"| {index} | {limit.replace('_', ' ')} |" for index, limit in enumerate(LIMITS))
     yield "\n## Histograms\n\nIn TensorBoard, over the trajectories that the step trained."
@@ -52,10 +39,9 @@ def _lines() -> Iterator[str]:
     yield from _rows(TEXTS)
 
 
-def _table(row: Row) -> Iterator[str]:
+def _table(metrics: Iterable[Metric]) -> Iterator[str]:
     yield "\n| metric | unit | what it says |\n| --- | --- | --- |"
-    for name in (name for panel in row.panels for name in panel.names):
-        yield f"| `{name}` | {BY_NAME[name].unit} | {BY_NAME[name].says} |"
+    yield from (f"| `{metric.name}` | {metric.unit} | {metric.says} |" for metric in metrics)
 
 
 def _rows(said: Mapping[str, str]) -> Iterator[str]:
@@ -64,4 +50,4 @@ def _rows(said: Mapping[str, str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    write_pages()
+    PAGE.write_text(metrics_page(), encoding="utf-8")

@@ -19,7 +19,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from ray_jobs.metrics.table import BY_NAME, FIRST, LOGGED_ROWS, Metric, title_of
+from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, Metric, title_of
 from rollout.numbers import unpacked
 from rollout.types import versions_by_token
 
@@ -294,14 +294,14 @@ def _layout() -> Summary.Value:
     layout = Layout(
         category=[
             Category(
-                title=row.question,
+                title=question,
                 chart=[
-                    Chart(title=panel.title, multiline=MultilineChartContent(tag=[f"^{name}$" for name in panel.names]))
-                    for panel in row.panels
+                    Chart(title=title, multiline=MultilineChartContent(tag=[f"^{name}$" for name in names]))
+                    for title, names in charts.items()
                 ],
                 closed=index > 1,
             )
-            for index, row in enumerate(LOGGED_ROWS)
+            for index, (question, charts) in enumerate(CHARTS.items())
         ]
     )
     return Summary.Value(

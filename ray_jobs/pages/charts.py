@@ -1,37 +1,25 @@
-"""Charts as inline SVG: they need no library and no network to be looked at."""
+"""Charts as inline SVG: they need no library and no network to be looked at. They escape the words that they draw."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
 _SIDE, _EDGE = 320, 36
+_MAX_DOTS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One rate with its interval, all between 0 and 1."""
+    """A rate with its interval, all between 0 and 1. `kind` is its colour in style.css."""
 
     label: str
     note: str
     rate: float
-    low: float
-    high: float
+    interval: tuple[float, float]
     kind: str
-
-
-def bar_chart(bars: Sequence[Bar]) -> str:
-    """Horizontal bars with interval whiskers. Boxes, not SVG: their labels keep their size on a phone."""
-    rows = "".join(
-        f'<div class="rate"><span>{escape(bar.label)}<br><span class="soft">{escape(bar.note)}</span></span>'
-        f'<span class="track"><span class="bar {bar.kind}" style="width:{100 * bar.rate:.2f}%"></span>'
-        f'<span class="whisker" style="left:{100 * bar.low:.2f}%;right:{100 * (1 - bar.high):.2f}%"></span></span>'
-        f"<b>{100 * bar.rate:.1f}%</b></div>"
-        for bar in bars
-    )
-    return f'<div class="rates">{rows}</div>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,64 +29,72 @@ class Mark:
     label: str
     step: float
     rate: float
-    low: float
-    high: float
+    interval: tuple[float, float]
     kind: str
 
 
-def line_chart(
-    xs: Sequence[float],
-    lines: Mapping[str, Sequence[float]],
-    *,
-    top: float,
-    title: str,
-    marks: Sequence[Mark] = (),
-    share: bool = False,
-) -> str:
-    """Lines over train steps under their title, y from 0 to `top`. `marks` become diamonds with whiskers; with `share`
-    the labels of y are percent."""
-    if not xs:
-        return "<p>No train steps were logged.</p>"
-    width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
-    ends = [xs[0], xs[-1], *(mark.step for mark in marks)]
-    first, last = min(ends), max(ends)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Lines over train steps `xs`, y from 0 to `top`. `marks` are diamonds with whiskers; with `share` the labels of y
+    are percent."""
 
-    def across(x: float) -> float:
-        return _LEFT + (x - first) / max(last - first, 1e-9) * width
+    title: str
+    xs: Sequence[float]
+    lines: Mapping[str, Sequence[float]]
+    top: float
+    marks: Sequence[Mark] = ()
+    share: bool = False
 
-    def up(y: float) -> float:
-        return _TOP + (1 - min(y / top, 1)) * height
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Class of the key in style.css, and what it stands for."""
+        lines = [(f"s{index}", name) for index, name in enumerate(self.lines)]
+        return lines + [(f"mark {mark.kind}", f"{mark.label}: {100 * mark.rate:.1f}%") for mark in self.marks]
 
-    parts = []
-    for tick in range(5):
-        value = top * (1 - tick / 4)
-        label = f"{100 * value:g}%" if share else f"{value:g}"
-        parts.append(
-            f'<path class="grid" d="M{_LEFT} {up(value):.1f}h{width}"/>'
-            f'<text class="note" x="{_LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{label}</text>'
-        )
-    for index, step in enumerate(_ticks(first, last)):
-        name = f"step {step}" if index == 0 else str(step)
-        parts.append(f'<text class="note" x="{across(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text>')
-    for index, (name, ys) in enumerate(lines.items()):
-        places = [(across(x), up(y)) for x, y in zip(xs, ys, strict=True)]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="line s{index}" points="{points}"><title>{escape(name)}</title></polyline>')
-        # A run of one step has no line, only its point.
-        parts += [
-            f'<circle class="dot s{index}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places if len(places) <= 40
-        ]
-    parts += [
-        f'<path class="reach {mark.kind}" d="M{across(mark.step):.1f} {up(mark.high):.1f}V{up(mark.low):.1f}"/>'
-        f'<path class="mark {mark.kind}" d="M{across(mark.step):.1f} {up(mark.rate) - 7:.1f}l7 7l-7 7l-7 -7z">'
-        f"<title>{escape(mark.label)}: {100 * mark.rate:.1f}%</title></path>"
-        for mark in marks
-    ]
-    keys = [(f"s{index}", name) for index, name in enumerate(lines)]
-    keys += [(f"mark {mark.kind}", f"{mark.label}: {100 * mark.rate:.1f}%") for mark in marks]
-    legend = "".join(f'<span><span class="key {kind}"></span>{escape(name)}</span> ' for kind, name in keys)
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return f'<figure><figcaption>{escape(title)}</figcaption>{svg}<p class="legend">{legend}</p></figure>'
+    @property
+    def svg(self) -> str:
+        """The drawing; `xs` is not empty."""
+        parts = "".join((*self._grid(), *self._drawn_lines(), *self._drawn_marks()))
+        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">{parts}</svg>'
+
+    def _ends(self) -> tuple[float, float]:
+        ends = [self.xs[0], self.xs[-1], *(mark.step for mark in self.marks)]
+        return min(ends), max(ends)
+
+    def _across(self, step: float) -> float:
+        first, last = self._ends()
+        return _LEFT + (step - first) / max(last - first, 1e-9) * (WIDTH - _LEFT - _RIGHT)
+
+    def _up(self, y: float) -> float:
+        return _TOP + (1 - min(y / self.top, 1)) * (HEIGHT - _TOP - _BOTTOM)
+
+    def _grid(self) -> Iterator[str]:
+        for tick in range(5):
+            value = self.top * (1 - tick / 4)
+            label = f"{100 * value:g}%" if self.share else f"{value:g}"
+            y = self._up(value)
+            yield f'<path class="grid" d="M{_LEFT} {y:.1f}h{WIDTH - _LEFT - _RIGHT}"/>'
+            yield f'<text class="note" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+        for index, step in enumerate(_ticks(*self._ends())):
+            name, x = f"step {step}" if index == 0 else str(step), self._across(step)
+            yield f'<text class="note" x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text>'
+
+    def _drawn_lines(self) -> Iterator[str]:
+        for index, (name, ys) in enumerate(self.lines.items()):
+            places = [(self._across(x), self._up(y)) for x, y in zip(self.xs, ys, strict=True)]
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            yield f'<polyline class="line s{index}" points="{points}"><title>{escape(name)}</title></polyline>'
+            # A run of one step has no line, only its point.
+            for x, y in places if len(places) <= _MAX_DOTS else ():
+                yield f'<circle class="dot s{index}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>'
+
+    def _drawn_marks(self) -> Iterator[str]:
+        for mark in self.marks:
+            x, y, (low, high) = self._across(mark.step), self._up(mark.rate), map(self._up, mark.interval)
+            title = escape(f"{mark.label}: {100 * mark.rate:.1f}%")
+            yield f'<path class="reach {mark.kind}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
+            diamond = f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"
+            yield f'<path class="mark {mark.kind}" d="{diamond}"><title>{title}</title></path>'
 
 
 def _ticks(first: float, last: float) -> range:

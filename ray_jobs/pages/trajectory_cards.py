@@ -1,55 +1,59 @@
-"""Trajectories as cards to read: what the planner thought, did and was answered, and what each step was worth."""
+"""Which trajectories a report shows: tasks that RL turned, and two attempts of one group that the PRM tells apart."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
-from statistics import fmean
+from dataclasses import dataclass
 from typing import Any
 
 Record = Mapping[str, Any]
 
 
-def trajectory_cards(attempts: Mapping[str, Mapping[str, Record]]) -> str:
-    """A task that RL turned from wrong to right, both ways, and one that the trained policy still fails."""
-    before, after = attempts["eval_before"], attempts["eval_after"]
-    turned = [id for id, one in after.items() if one["reward"] == 1 and before.get(id, one)["reward"] == 0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedTasks:
+    """Numbers of tasks by what RL changed, and the first of each kind by title: one that RL turned from wrong to right,
+    both ways, and one that the trained policy still fails."""
+
+    gained: int
+    lost: int
+    failed: int
+    cards: Mapping[str, Record]
+
+
+def turned_tasks(before: Mapping[str, Record], after: Mapping[str, Record]) -> TurnedTasks:
+    """`before` and `after` are the attempts by task."""
+    gained = [id for id, one in after.items() if one["reward"] == 1 and before.get(id, one)["reward"] == 0]
     failed = [id for id, one in after.items() if one["reward"] == 0]
     lost = sum(before[id]["reward"] == 1 for id in failed if id in before)
-    cards = ""
-    if turned:
-        cards += _card("Before RL", before[turned[0]]) + _card("The same task after RL", after[turned[0]])
+    cards = {"Before RL": before[gained[0]], "The same task after RL": after[gained[0]]} if gained else {}
     if failed:
-        cards += _card("A task the trained policy still fails", after[failed[0]])
-    note = (
-        f"RL turned {len(turned)} tasks from wrong to right and {lost} from right to wrong; {len(failed)} are wrong "
-        "after it. Shown is the first of each kind."
-    )
-    return f'<p class="soft">{note}</p>{cards}' if cards else "<p>No trajectories were recorded.</p>"
+        cards["A task the trained policy still fails"] = after[failed[0]]
+    return TurnedTasks(gained=len(gained), lost=lost, failed=len(failed), cards=cards)
 
 
-def scored_cards(group: Sequence[Record]) -> str:
-    """Of a trained group, one right and one wrong attempt with what the PRM said of each step; where some pairs part at
-    steps of one action, the middle one of these by how far the PRM tells the two steps apart."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPair:
+    """A right and a wrong attempt of one group, by title, or one attempt where the group has no pair.
+
+    `gaps` are the differences of score, right less wrong, of all pairs that part at steps of one action; `gap` is that
+    of the pair shown, None where there is no such pair. `fork` counts the steps that both share.
+    """
+
+    cards: Mapping[str, Record]
+    gaps: Sequence[float] = ()
+    gap: float | None = None
+    fork: int = 0
+
+
+def scored_pair(group: Sequence[Record]) -> ScoredPair:
+    """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
     right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (1.0, 0.0))
     if not right or not wrong:
-        return "".join(_card("An attempt of the group", one) for one in group[:1])
+        return ScoredPair(cards={"An attempt of the group": group[0]} if group else {})
     pairs = [(one, other) for one in right for other in wrong]
-    gaps = [(gap, pair) for pair in pairs if (gap := _gap(*pair)) is not None]
-    if not gaps:
-        said = "No right and wrong attempt of this group part at two steps of one action: no step can be compared."
-        pair = pairs[0]
-    else:
-        gaps.sort(key=lambda one: one[0])
-        gap, pair = gaps[(len(gaps) - 1) // 2]
-        higher = sum(one > 0 for one, _ in gaps)
-        said = (
-            f"{len(gaps)} pairs of a right and a wrong attempt of this group agree up to a step, and there take the "
-            f"same action with another input. The right one's step scored higher in {higher} of them. Shown is the "
-            f"middle pair: they part at step {_fork(*pair) + 1}, where the right one scored {abs(gap):.2f} "
-            f"{'higher' if gap > 0 else 'lower'}."
-        )
-    titles = ("A right attempt", "A wrong sibling of the same group")
-    return f'<p class="soft">{said}</p>' + "".join(map(_card, titles, pair))
+    found = [(gap, pair) for pair in pairs if (gap := _gap(*pair)) is not None]
+    found.sort(key=lambda one: one[0])
+    gap, pair = found[(len(found) - 1) // 2] if found else (None, pairs[0])
+    cards = {"A right attempt": pair[0], "A wrong sibling of the same group": pair[1]}
+    return ScoredPair(cards=cards, gaps=[gap for gap, _ in found], gap=gap, fork=_fork(*pair))
 
 
 def _gap(right: Record, wrong: Record) -> float | None:
@@ -78,50 +82,3 @@ def _decisions(record: Record) -> list[tuple[Any, ...]]:
         for turn in record["turns"]
         if turn["role"] == "planner"
     ]
-
-
-def titled_cards(records: Mapping[str, Record]) -> str:
-    """One card a title."""
-    return "".join(_card(title, record) for title, record in records.items())
-
-
-def _card(title: str, record: Record) -> str:
-    right = record.get("outcome", record["reward"]) == 1
-    advantages = record.get("advantages", ())
-    same = record.get("same_steps") or [()] * len(advantages)
-    worth = [_worth(*parts) for parts in zip(record.get("prm_scores", ()), advantages, same, strict=True)]
-    turns = [turn for turn in record["turns"] if turn["role"] == "planner"] if worth else record["turns"]
-    answer = record["answer"] if record["answer"] is not None else f"no answer ({record['stop_reason']})"
-    return (
-        f'<div class="card"><b>{escape(title)}</b><p>{escape(record["question"])}</p>'
-        + "".join(map(_step, turns, worth or [""] * len(turns)))
-        + f'<p>Answer: <b class="{"right" if right else "wrong"}">{escape(answer)}</b>, '
-        f"the reference is {escape(record['gold'])}</p></div>"
-    )
-
-
-def _worth(score: float | None, advantage: float, same: Sequence[float]) -> str:
-    said = "no PRM score" if score is None else f"PRM score {score:.2f}"
-    shared = f"<br>{_shared(same)}" if len(same) > 1 else ""
-    return f'<br><span class="soft">{said}, advantage {advantage:+.2f}{shared}</span>'
-
-
-def _shared(advantages: Sequence[float]) -> str:
-    counts = Counter(f"{one:+.2f}" for one in advantages).most_common()
-    each = ", ".join(f"{value} ×{count}" for value, count in counts)
-    mean = f"; mean {fmean(advantages):+.2f}" if len(counts) > 1 else ""
-    return f"{len(advantages)} attempts made this very step in the same state: {each}{mean}"
-
-
-def _step(turn: Record, worth: str) -> str:
-    if turn["format_error"]:
-        reason, text = escape(turn["format_error"]), escape(turn["text"])
-        return f'<div class="step"><span class="wrong">malformed</span>: {reason}<br><code>{text}</code>{worth}</div>'
-    thought = f'<span class="soft">{escape(turn["thought"])}</span><br>' if turn["thought"] else ""
-    error = f'<span class="wrong">{escape(turn["tool_error"])}</span> ' if turn["tool_error"] else ""
-    echo = turn["action"] in ("answer", "think")
-    result = "" if echo else f'<br>&rarr; {error}<span class="result">{escape(turn["result"] or "")}</span>'
-    return (
-        f'<div class="step">{thought}<span class="action">{escape(turn["action"] or turn["role"])}</span> '
-        f"<code>{escape(turn['action_input'] or turn['text'])}</code>{result}{worth}</div>"
-    )

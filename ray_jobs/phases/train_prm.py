@@ -3,7 +3,7 @@
 import os
 
 from configs.run import RunConfig
-from ray_jobs.pages.report import write_prm_page
+from ray_jobs.pages.prm import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, label_agreement, read_collected, split_checks
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import run_path, write_json

@@ -7,7 +7,7 @@ import pytest
 import ray
 from stage import local_ray, make_config, open_stage, wait_until
 
-from actors.cluster import WORKER_GAUGES
+from actors.cluster import WORKER_GAUGES, gauge_name
 from ray_jobs.metrics.table import BY_NAME
 from rollout.records import read_records
 
@@ -51,7 +51,7 @@ def scrape():
 
 def value_of(lines, metric, **tags):
     """The values of a gauge's series that carry these tags."""
-    series = [line for line in lines if line.startswith(BY_NAME[metric].gauge + "{")]
+    series = [line for line in lines if line.startswith(f"ray_{gauge_name(metric)}{{")]
     asked = [f'{name}="{value}"' for name, value in tags.items()]
     return [float(line.rpartition(" ")[2]) for line in series if all(one in line for one in asked)]
 

@@ -1,6 +1,10 @@
+import json
 import re
 
-from ray_jobs.pages.trajectory_cards import scored_cards
+import pytest
+
+from ray_jobs.pages.report import write_report
+from ray_jobs.pages.trajectory_cards import scored_pair
 
 
 def make_turn(action, text, result=""):
@@ -24,8 +28,18 @@ def make_record(outcome, *steps, same=None):
     }
 
 
-def words_of(page):
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+@pytest.fixture
+def words(tmp_path):
+    """What a report of a run whose last scored group this is says."""
+
+    def write(group):
+        (tmp_path / "summary.json").write_text(json.dumps({"prm": {"mse": 0.1}}))
+        lines = (json.dumps(record | {"phase": "reinforce", "group_id": "g"}) + "\n" for record in group)
+        (tmp_path / "trajectories.jsonl").write_text("".join(lines))
+        page = write_report(tmp_path).read_text().partition("</style>")[2]
+        return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+    return write
 
 
 def right(score):
@@ -39,38 +53,38 @@ def wrong(score, *, text="82*82"):
 GUESS = make_record(0.0, ("answer", "1", 0.1))
 
 
-def test_pair_shown_is_the_middle_one_of_those_that_part_at_steps_of_one_action():
-    words = words_of(
-        scored_cards([GUESS, right(0.5), wrong(0.1, text="1"), wrong(0.45, text="2"), wrong(0.7, text="3")])
-    )
-    assert "3 pairs of a right and a wrong attempt" in words
-    assert "scored higher in 2 of them" in words
-    assert "they part at step 2, where the right one scored 0.05 higher" in words
-    assert "PRM score 0.45" in words
-    assert "PRM score 0.10" not in words
+def test_pair_shown_is_the_middle_one_of_those_that_part_at_steps_of_one_action(words):
+    group = [GUESS, right(0.5), wrong(0.1, text="1"), wrong(0.45, text="2"), wrong(0.7, text="3")]
+    pair = scored_pair(group)
+    assert list(pair.cards.values()) == [group[1], group[3]]
+    assert pair.gaps == pytest.approx([-0.2, 0.05, 0.4])
+    assert (pair.gap, pair.fork) == (pytest.approx(0.05), 1)
+    said = words(group)
+    assert "scored higher in 2 of them" in said
+    assert "they part at step 2, where the right one scored 0.05 higher" in said
+    assert "PRM score 0.45" in said
+    assert "PRM score 0.10" not in said
 
 
-def test_pair_that_the_prm_ranks_wrongly_is_said_to_be_so():
-    words = words_of(scored_cards([right(0.5), wrong(0.75)]))
-    assert "scored higher in 0 of them" in words
-    assert "the right one scored 0.25 lower" in words
+def test_pair_that_the_prm_ranks_wrongly_is_said_to_be_so(words):
+    assert "the right one scored 0.25 lower" in words([right(0.5), wrong(0.75)])
 
 
-def test_pairs_that_part_at_different_actions_or_without_a_score_are_not_compared():
+def test_pairs_that_part_at_different_actions_or_without_a_score_are_not_compared(words):
     for group in ([right(0.5), GUESS], [right(0.5), wrong(None)]):
-        words = words_of(scored_cards(group))
-        assert "no step can be compared" in words
-        assert "A right attempt" in words
+        assert scored_pair(group).gap is None
+        assert "no step can be compared" in words(group)
 
 
-def test_step_that_siblings_made_too_has_all_its_advantages():
+def test_step_that_siblings_made_too_has_all_its_advantages(words):
     same = [[0.9251, 0.9251, -1.2345], [0.1], [0.2, 0.2]]
     record = make_record(1.0, ("search", "x", 0.8), ("code", "82*81", 0.7), ("answer", "6642", 0.9), same=same)
-    words = words_of(scored_cards([record, wrong(0.1)]))
-    assert "3 attempts made this very step in the same state: +0.93 ×2, -1.23 ×1; mean +0.21" in words
-    assert "2 attempts made this very step in the same state: +0.20 ×2" in words
-    assert "1 attempts" not in words
+    said = words([record, wrong(0.1)])
+    assert "3 attempts made this very step in the same state: +0.93 ×2, -1.23 ×1; mean +0.21" in said
+    assert "2 attempts made this very step in the same state: +0.20 ×2" in said
+    assert "1 attempts" not in said
 
 
-def test_group_without_a_right_attempt_shows_what_there_is():
-    assert "An attempt of the group" in scored_cards([GUESS])
+def test_group_without_a_right_attempt_shows_what_there_is(words):
+    assert list(scored_pair([GUESS]).cards.values()) == [GUESS]
+    assert "An attempt of the group" in words([GUESS])

@@ -6,9 +6,10 @@ import pytest
 from evaluating import ScriptedSolver, config_for, right_answer, use
 
 from envs.types import Task
-from ray_jobs.evaluation.compare import ComparisonError, run_compare
+from ray_jobs.evaluation.compare import ComparisonError, comparison, run_compare
 from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
-from ray_jobs.evaluation.folder import EvaluationError
+from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
+from ray_jobs.pages.comparison import write_comparison_page
 from ray_jobs.run.folder import RunFolder
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
@@ -137,6 +138,17 @@ def test_seeds_are_averaged_by_item_before_they_are_compared(evaluate):
     assert "p is that of the exact paired sign-flip permutation test" in words
     assert "McNemar" not in words
     assert row["discordant"] == pytest.approx(1 / 16)
+
+
+def test_hostile_text_is_escaped(evaluate, tmp_path):
+    evil = "<script>alert(1)</script>"
+    folders = evaluate("before", lambda task, seed: False), evaluate("after", lambda task, seed: True)
+    sides = tuple(map(read_evaluation, folders))
+    result = comparison(*sides) | {"before": evil, "after": evil, "verdict": evil, "unproven": [evil]}
+    for changes in ({}, {"differs_in": [evil]}):
+        page = write_comparison_page(tmp_path, sides, result | changes).read_text()
+        assert "<script" not in page
+        assert page.count("&lt;script&gt;") == (5 if changes else 4)
 
 
 def test_folder_that_is_no_evaluation_is_named(evaluate, tmp_path):

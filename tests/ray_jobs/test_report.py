@@ -6,10 +6,11 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import SandboxState
+from ray_jobs.pages.render import TEMPLATES
 from ray_jobs.pages.report import write_report
 from ray_jobs.run.folder import RunFolder
 
-EVIL = "<script>alert(1)</script>"
+EVIL = """'"><script>alert(1)</script><b onclick=x>{{ 7 * 7 }}"""
 METRICS = {
     "policy/loss": 0.02,
     "rollout/solve_rate": 0.107,
@@ -103,10 +104,6 @@ def test_footer_says_what_stood_around_the_planners_code(tmp_path):
     assert recorded == {"tier": "landlock", "layers": ["rlimits", "landlock"], "without": "namespaces: <forbidden>"}
 
 
-def test_footer_is_silent_where_there_is_no_code_tool(folder):
-    assert "code sandbox" not in render(folder)
-
-
 def test_report_has_one_big_number_then_one_curve_then_the_caveats(folder):
     folder.log_metrics(1, METRICS)
     folder.log_metrics(2, METRICS)
@@ -149,21 +146,6 @@ def test_statistics_of_the_prm_are_folded(folder):
     assert "Junk that must score low" not in shown
 
 
-def test_gain_that_may_be_chance_is_not_answered_with_yes(folder):
-    folder.write_summary(make_summary(verdict="+5.0 points, NOT significant", mcnemar_p=0.47))
-    page = render(folder)
-    assert "This run does not show it." in page
-    assert "Yes." not in page
-    assert 'class="verdict unsure"' in page
-
-
-def test_significant_loss_is_called_a_loss(folder):
-    folder.write_summary(make_summary(solve_rate_after=0.02, verdict="-8.0 points, significant"))
-    page = render(folder)
-    assert "No, it made it worse." in page
-    assert "Yes." not in page
-
-
 def test_handicap_of_the_cold_start_stands_beside_the_verdict(folder):
     folder.log_metrics(0, {"cold_start/loss": 1.0})
     folder.log_metrics(1, METRICS)
@@ -193,49 +175,95 @@ def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder):
     folder.log_trajectories([make_record("eval_untouched", 0.0, task_id="3")])
     folder.write_summary(make_summary())
     words = words_of(render(folder))
-    assert "3 of the untouched model's 4 attempts ended without an answer" in words.replace("&#x27;", "'")
+    assert "3 of the untouched model's 4 attempts ended without an answer" in words.replace("&#39;", "'")
     # Tasks, right, wrong answer, no answer, failed tool calls, turns per task.
     assert "untouched model 4 0 1 3 0 1.0" in words
 
 
-def test_text_of_models_and_tools_is_escaped_and_nothing_comes_from_outside(folder):
-    evil = dict.fromkeys(("thought", "action", "action_input", "result", "tool_error", "text"), EVIL)
-    turns = [make_turn(**evil), make_turn(**evil, format_error=EVIL), make_turn(**evil | {"action": None})]
-    texts = {"question": EVIL, "gold": EVIL, "answer": EVIL, "stop_reason": EVIL, "turns": turns}
-    folder.log_trajectories(make_record("eval_before", 0.0, task_id=id, **texts) for id in "ab")
-    folder.log_trajectories([make_record("eval_after", 1.0, task_id="a", **texts)])
-    folder.log_trajectories([make_record("eval_after", 0.0, task_id="b", **texts | {"answer": None})])
-    folder.write_summary(
-        make_summary(verdict=EVIL, by_dataset={EVIL: {"num": 1, "before": 0.0, "after": 0.0}}, phases={EVIL: 1.0})
-    )
+@pytest.mark.parametrize(
+    ("after", "p", "answer", "kind"),
+    [
+        (0.8, 1e-9, "Yes.", "better"),
+        (0.8, 0.05, "This run does not show it.", "unsure"),
+        (0.02, 1e-9, "No, it made it worse.", "unsure worse"),
+        (None, 1e-9, "That was not measured.", "unsure"),
+    ],
+)
+def test_only_a_significant_gain_is_answered_with_yes(folder, after, p, answer, kind):
+    folder.write_summary(make_summary(solve_rate_after=after, mcnemar_p=p))
+    assert f'class="verdict {kind}"><b>{answer}</b>' in render(folder)
+
+
+def hostile(value):
+    """The value with every string in it replaced, except those that a run's own code compares."""
+    if isinstance(value, dict):
+        kept = ("role", "phase", "task_id", "group_id", "tier")
+        return {name: one if name in kept else hostile(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [hostile(one) for one in value]
+    return EVIL if isinstance(value, str) else value
+
+
+def test_every_text_of_a_run_is_escaped_and_nothing_comes_from_outside(folder):
+    turns = [make_turn(tool_error="e"), make_turn(format_error="e"), make_turn(action=None), make_turn(thought="")]
+    scored = {"group_id": "g", "prm_scores": [0.1] * 4, "advantages": [0.1] * 4}
+    attempts = (("eval_before", 0.0), ("eval_after", 1.0), ("eval_after", 0.0))
+    records = [
+        *(
+            make_record(phase, reward, task_id=f"{index // 2}", turns=turns)
+            for index, (phase, reward) in enumerate(attempts)
+        ),
+        make_record("eval_untouched", 0.0, answer=None),
+        *(make_record("reinforce", reward, turns=turns, outcome=reward, **scored) for reward in (0.0, 1.0)),
+    ]
+    rates = {EVIL: {"num": 1, "before": 0.5, "after": 0.0, "trained": False}}
+    prm = {"canaries": {EVIL: 0.1}, "best_of_n": {EVIL: {"prm": "x"}}, "auroc_by_action": {EVIL: {"auroc": 0.5}}}
+    alarms, bottleneck = [{"step": 1, "message": "m"}], {"text": "t", "hint": "h"}
+    summary = make_summary(by_dataset=rates, phases={EVIL: 1.0}, prm=prm, alarms=alarms, bottleneck=bottleneck)
+    origin = json.loads((folder.path / "provenance.json").read_text())
+    sandbox = {"tier": "landlock", "layers": ["rlimits"], "without": "w"}
+    folder.log_metrics(1, METRICS)
+    folder.log_trajectories(map(hostile, records))
+    folder.write_summary(hostile(summary))
+    (folder.path / "provenance.json").write_text(json.dumps(hostile(origin | {"sandbox": sandbox, "command": "c"})))
+    (folder.path / "config.json").write_text(json.dumps({"name": EVIL, "rollout": {"temperature": EVIL}}))
     page = render(folder)
     assert "<script" not in page
-    assert "&lt;script&gt;" in page
+    assert page.count("&lt;script&gt;alert(1)") > 40
+    assert page.count("{{ 7 * 7 }}") == page.count("&lt;script&gt;")
+    # No text ends the attribute or the tag that it stands in.
+    assert not re.search(r"<[^>]*(alert|onclick)", page)
     assert not re.search(r"\b(?:src=|href=\"[^#])|url\(|@import", page)
 
 
-@pytest.mark.parametrize("key", sorted(make_summary()))
-def test_report_without_one_of_its_numbers_still_renders(folder, key):
+def test_only_drawings_and_the_style_are_taken_as_markup():
+    texts = {path.name: path.read_text() for path in TEMPLATES.iterdir()}
+    assert {name: count for name, text in texts.items() if (count := text.count("safe"))} == {
+        "frame.html.j2": 1,
+        "parts.html.j2": 1,
+    }
+    assert "autoescape" not in "".join(texts.values())
+
+
+def test_report_without_any_one_of_its_numbers_still_renders(folder):
     folder.log_metrics(1, METRICS)
-    summary = make_summary()
-    del summary[key]
-    folder.write_summary(summary)
-    words = words_of(render(folder))
-    assert "How to get these numbers again" in words
-    if key != "seed":
-        (named,) = re.findall(r"Missing from summary.json: ([^.]*)\.", words)
-        assert key in named.split(", ")
+    for key in make_summary():
+        folder.write_summary({name: value for name, value in make_summary().items() if name != key})
+        words = words_of(render(folder))
+        assert "How to get these numbers again" in words
+        if key != "seed":
+            (named,) = re.findall(r"Missing from summary.json: ([^.]*)\.", words)
+            assert key in named.split(", ")
 
 
-def test_report_of_a_run_that_did_not_finish_says_so(folder):
+def test_report_of_a_run_that_did_not_finish_says_so(folder, tmp_path):
     words = words_of(render(folder))
     assert "A run that did not finish" in words
     assert "Not logged: Tasks solved, over train steps" in words
     assert "No trajectories were recorded" in words
-
-
-def test_report_of_an_empty_folder_says_so(tmp_path):
-    assert "A run that did not finish" in write_report(tmp_path).read_text()
+    assert "code sandbox" not in words
+    (tmp_path / "empty").mkdir()
+    assert "A run that did not finish" in write_report(tmp_path / "empty").read_text()
 
 
 def test_untouched_model_that_was_not_measured_has_no_bar(folder):
@@ -254,20 +282,6 @@ def test_step_that_is_missing_or_not_a_number_leaves_the_charts_whole(folder):
     assert "inf" not in charts
     # Whole labels on a grid of four rows: 9 versions need 12.
     assert re.findall(r">(\d+)</text>", charts).count("12") == 1
-
-
-def test_record_that_a_crash_cut_off_is_left_out(folder):
-    folder.log_trajectories([make_record("eval_after", 0.0)])
-    with (folder.path / "trajectories.jsonl").open("a") as stream:
-        stream.write('{"phase": "eval_')
-    assert "still fails" in render(folder)
-
-
-def test_foot_of_the_page_says_how_to_get_the_numbers_again(folder):
-    words = words_of(render(folder))
-    assert "commit" in words
-    assert "cores" in words
-    assert "learning_rate" in words
 
 
 def test_data_set_that_was_never_trained_on_is_marked_with_its_own_test(folder):

@@ -12,7 +12,6 @@ from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
 from envs.token_gate import new_token, with_token
-from ray_jobs.pages.prm import PRM_STYLE
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
 from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
@@ -392,12 +391,12 @@ COLOUR = re.compile(r"#[0-9a-fA-F]{3,8}\b")
 
 def test_colours_are_defined_once_for_viewer_and_report():
     scripts = [path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")]
-    for text in (*STYLES, *scripts, PRM_STYLE):
+    for text in (*STYLES, *scripts):
         assert COLOUR.findall(text) == []
     defined = re.findall(r"(--[\w-]+):", PALETTE)
     assert len(defined) == len(set(defined))
     own = {"--row", "--sans", "--mono", "--hue", "--content", "--columns", "--depth"}
-    used = {name for text in (*STYLES, PRM_STYLE) for name in re.findall(r"var\((--[\w-]+)", text)}
+    used = {name for text in STYLES for name in re.findall(r"var\((--[\w-]+)", text)}
     assert used - own <= set(defined)
 
 
