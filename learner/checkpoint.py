@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from configs.errors import UserError
 from configs.wording import reason
 from learner.learner import Learner
 from learner.types import Adapter
@@ -22,7 +23,7 @@ _SET_ASIDE = "unusable-"
 SCHEMA = 2
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be trusted; the message says which file and why."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from configs.api_keys import find_key, how_to_set
+from configs.errors import UserError
 from configs.judge import JudgeConfig
 from envs.http import retry_after_s
 
@@ -50,6 +51,9 @@ class Bill:
         )
 
 
+NO_BILL = Bill()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
     """A completion. `bill` covers every attempt it took; one whose reply was lost counts at its bound."""
@@ -58,7 +62,7 @@ class ChatReply:
     bill: Bill
 
 
-class ChatError(RuntimeError):
+class ChatError(UserError):
     """A request without a completion.
 
     retryable: the same request may succeed later. about_request: the server answers, but not to this request.
@@ -66,7 +70,13 @@ class ChatError(RuntimeError):
     """
 
     def __init__(
-        self, message: str, *, bill: Bill, retryable: bool = False, about_request: bool = False, wait_s: float = 0.0
+        self,
+        message: str,
+        *,
+        bill: Bill = NO_BILL,
+        retryable: bool = False,
+        about_request: bool = False,
+        wait_s: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.bill = bill
@@ -75,13 +85,13 @@ class ChatError(RuntimeError):
         self.wait_s = wait_s
 
 
-class BudgetExceededError(RuntimeError):
+class BudgetExceededError(UserError):
     """The next request could exceed the budget. It was not sent, and labelling stops.
 
     `bill` is what earlier attempts at the same request may have cost.
     """
 
-    bill = Bill()
+    bill = NO_BILL
 
 
 class CostMeter:
