@@ -13,6 +13,7 @@ from ray._private import ray_constants, services, state
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from configs.cluster import ClusterConfig
+from configs.errors import UserError
 from configs.wording import reason
 
 SHOWN = 200
@@ -85,7 +86,7 @@ QUIET = WORKER_ENV | {
 LISTEN_PATIENCE_S = 5.0
 
 
-class ClusterError(RuntimeError):
+class ClusterError(UserError):
     """The run cannot join its cluster; the message says which one, why and what to do."""
 
 

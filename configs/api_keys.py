@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from configs.errors import UserError
+
 FILE_SUFFIX = "_FILE"
 """Of the variable that names the file with a key."""
 
@@ -28,7 +30,7 @@ _RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-class ApiKeyError(ValueError):
+class ApiKeyError(UserError):
     """There is no key where one is said to be; the message names the variable or the file, never the key."""
 
 

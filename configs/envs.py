@@ -7,8 +7,8 @@ from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validat
 
 from configs.api_keys import exposed_key
 from configs.base import Config
+from configs.errors import did_you_mean
 from configs.judge import LOOPBACK
-from configs.spelling import did_you_mean
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),

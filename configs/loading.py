@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.errors import UserError, did_you_mean
 from configs.run import RunConfig
-from configs.spelling import did_you_mean
 from configs.wording import describe, reason
 
 RECIPES = Path(__file__).with_name("recipes")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A recipe or an override that cannot be used; the message is one line for a person."""
 
 

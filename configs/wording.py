@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from configs.spelling import did_you_mean
+from configs.errors import did_you_mean
 
 _SAID = {
     "int_parsing": "must be a whole number",

@@ -15,6 +15,7 @@ from pydantic import Field
 from starlette.middleware import Middleware
 
 from configs.api_keys import find_key
+from configs.errors import UserError
 from envs.token_gate import TokenGate, new_token, with_token
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.mcp import UNAVAILABLE
@@ -26,7 +27,7 @@ IDLE_S = 900.0
 """A session that nobody used for so long is closed when room for another one is needed."""
 
 
-class ServerRefusedError(RuntimeError):
+class ServerRefusedError(UserError):
     """The server cannot be started or a session cannot be opened; the message says why and what to do."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import UserError
 from configs.wording import reason
 from learner.types import Adapter
 from rollout.store.disk import sweep_partials, whole_folder
@@ -23,7 +24,7 @@ _SET_ASIDE = "unusable-"
 SCHEMA = 2
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be trusted; the message says which file and why."""
 
 

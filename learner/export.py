@@ -5,13 +5,14 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
+from configs.errors import UserError
 from rollout.engines.adapters import AdapterMerger
 
 WEIGHTS = "*.safetensors"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
-class ExportError(RuntimeError):
+class ExportError(UserError):
     """A model that cannot be exported; the message says why and what to do."""
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from configs.errors import UserError
 from ray_jobs import commands
 from ray_jobs.options import (
     DEFAULT_RECIPE,
@@ -32,46 +33,6 @@ DRY_RUN = "print the resolved configuration, make every check that is made befor
 
 Adding: TypeAlias = "argparse._SubParsersAction[Any]"
 """Where commands are added to."""
-
-# By name: importing the modules that define them would import torch and Ray.
-USER_ERRORS = (
-    "ApiKeyError",
-    "AdapterMismatchError",
-    "AdapterStoreError",
-    "BudgetExceededError",
-    "ChatError",
-    "ChatTemplateError",
-    "CheckerError",
-    "CodeFileError",
-    "ClusterError",
-    "JobError",
-    "ComparisonError",
-    "EvaluationError",
-    "LabellingStoppedError",
-    "NothingCollectedError",
-    "PrmError",
-    "ConfigError",
-    "PreflightError",
-    "CheckpointError",
-    "RunCutOffError",
-    "RunFolderError",
-    "RunLockError",
-    "BackendError",
-    "ExportError",
-    "TraceError",
-    "SandboxRefusedError",
-    "ToolSetupError",
-    "ServerRefusedError",
-    "ChaosError",
-    "CrashLoopError",
-    "LedgerError",
-    "McpAddressError",
-    "MemoryUnavailableError",
-    "NoRoomError",
-    "PlanError",
-    "StarvedError",
-    "ViewError",
-)
 
 MENDABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -114,7 +75,7 @@ def _for_the_user(error: BaseException) -> str | None:
         error = cause
     # Python's own have a number and say nothing of what to do; ours are a sentence.
     missing_file = type(error) is FileNotFoundError and error.errno is None
-    if missing_file or type(error).__name__ in USER_ERRORS:
+    if missing_file or isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno in MENDABLE and error.filename is not None:
         return (

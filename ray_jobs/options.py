@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from configs.spelling import did_you_mean
+from configs.errors import did_you_mean
 
 
 class CommandParser(argparse.ArgumentParser):

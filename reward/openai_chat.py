@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from operator import add
 
+from configs.errors import UserError
 from configs.judge import JudgeConfig
 from envs.http import HttpError, RefusedError, Sleep, UnreachableError, chat_advice, chat_completion, chat_service
 
@@ -28,6 +29,9 @@ class Bill:
         return Bill(*map(add, astuple(self), astuple(other)))
 
 
+NO_BILL = Bill()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
     """A completion. `bill` covers every attempt it took; one whose reply was lost counts at its bound."""
@@ -36,25 +40,25 @@ class ChatReply:
     bill: Bill
 
 
-class ChatError(RuntimeError):
+class ChatError(UserError):
     """A request without a completion.
 
     lasting: no request can succeed until somebody acts. `bill` is what the attempts may have cost.
     """
 
-    def __init__(self, message: str, *, bill: Bill, lasting: bool = False) -> None:
+    def __init__(self, message: str, *, bill: Bill = NO_BILL, lasting: bool = False) -> None:
         super().__init__(message)
         self.bill = bill
         self.lasting = lasting
 
 
-class BudgetExceededError(RuntimeError):
+class BudgetExceededError(UserError):
     """The next request could exceed the budget. It was not sent, and labelling stops.
 
     `bill` is what earlier attempts at the same request may have cost.
     """
 
-    bill = Bill()
+    bill = NO_BILL
 
 
 class CostMeter:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from configs.errors import UserError
 from rollout.filters import ending_of
 from rollout.store.lifecycle import Ending
 from rollout.types import Trajectory, TrajectoryGroup
 
 
-class PrmError(RuntimeError):
+class PrmError(UserError):
     """The PRM gave no usable score. The step stays unscored and may be tried again; it is never a zero."""
 
 

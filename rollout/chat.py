@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from configs.errors import UserError
+
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
 _BETWEEN = "\n\n"
 """Between the system's words and the user's, where they share a turn."""
@@ -18,7 +20,7 @@ _BETWEEN = "\n\n"
 Messages: TypeAlias = list[dict[str, str]]
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(UserError):
     """The model's chat template cannot hold a dialogue that only grows; the message says why."""
 
 

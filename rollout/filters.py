@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from statistics import pstdev
 
+from configs.errors import UserError
 from rollout.store.lifecycle import Ending, GroupCounts
 
 
@@ -34,7 +35,7 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
     return "ready" if has_signal(trained) and has_signal(totals) else "overlong"
 
 
-class StarvedError(RuntimeError):
+class StarvedError(UserError):
     """So many groups in a row carried no signal that training cannot go on; the message says which kind."""
 
 

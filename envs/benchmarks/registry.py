@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.spelling import did_you_mean
+from configs.errors import did_you_mean
 from envs.benchmarks import readers
 from envs.benchmarks.readers import PublicSet, Row, local_rows, public_rows
 from envs.datasets.aime import PUBLIC_IDS, load_aime

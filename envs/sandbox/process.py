@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.errors import UserError
 from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.scratch import remove_folder, scratch_parent
 from envs.sandbox.settings import SandboxSettings, Tier, encode_settings, refusal
@@ -23,7 +24,7 @@ _FLAGS = ("-s", "-P", "-S", "-X", "utf8", "-W", "ignore::SyntaxWarning", "-W", "
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-class SandboxRefusedError(RuntimeError):
+class SandboxRefusedError(UserError):
     """This machine gives no tier of the sandbox that the settings allow, so nothing is run at all."""
 
 

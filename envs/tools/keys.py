@@ -1,9 +1,10 @@
 """The API keys of tools."""
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set
+from configs.errors import UserError
 
 
-class ToolSetupError(ValueError):
+class ToolSetupError(UserError):
     """A tool cannot be switched on as the configuration asks; the message says what to set."""
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from configs.errors import UserError
 from envs.sandbox.outcome import cut_middle, printable_text
 from envs.types import ToolResult, ToolUnavailableError
 
 SCHEME = "mcp:"
 
 
-class McpAddressError(ValueError):
+class McpAddressError(UserError):
     """An address that names no MCP server; the message says what one looks like."""
 
 

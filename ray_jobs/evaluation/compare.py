@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from configs.errors import UserError
 from ray_jobs.evaluation.folder import StoredEvaluation, means_by_item, phases_of_run, read_evaluation
 from ray_jobs.evaluation.identity import differences, unproven
 from ray_jobs.pages.comparison import write_comparison_page
@@ -18,7 +19,7 @@ ASKED_GAINS = (0.02, 0.05, 0.1)
 """Differences for which the number of items is always told, besides the one that was seen."""
 
 
-class ComparisonError(ValueError):
+class ComparisonError(UserError):
     """Two evaluations that must not be compared; the message says why, and what to do."""
 
 

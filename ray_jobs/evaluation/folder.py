@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from configs.wording import reason
 from envs.benchmarks.readers import stem_of
@@ -29,7 +30,7 @@ NOT_RETRIEVED = ("think", "answer", "code", "base_generator")
 """Tools whose results were not written by anybody outside; what all others bring is audited for leaks."""
 
 
-class EvaluationError(ValueError):
+class EvaluationError(UserError):
     """An evaluation that cannot be run or read; the message says what is wrong and what to do."""
 
 

@@ -12,13 +12,14 @@ from ray.exceptions import AuthenticationError, RuntimeEnvSetupError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from actors.cluster import check_listens, find_cluster, use_token
+from configs.errors import UserError
 
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 START = "start one with `ray start --head --dashboard-host=127.0.0.1`"
 
 
-class JobError(RuntimeError):
+class JobError(UserError):
     """A job could not be submitted, found, read or stopped; the message says what to do."""
 
 

@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UserError
 from configs.reward import LabelConfig
 from configs.run import RunConfig
 from ray_jobs.phases.local import open_policy
@@ -43,7 +44,7 @@ class Labelling:
     failures: tuple[str, ...]
 
 
-class LabellingStoppedError(RuntimeError):
+class LabellingStoppedError(UserError):
     """So many steps in a row got no label that the cause is not the steps; the message holds the last reason."""
 
 
@@ -158,7 +159,7 @@ class _Pass:
             )
 
 
-class NothingCollectedError(RuntimeError):
+class NothingCollectedError(UserError):
     """There are no trajectories to work on; the message says which command makes them."""
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from configs.wording import reason
 from envs.mcp_server import Transport, serve
@@ -36,7 +37,7 @@ def _end(signal_number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-class CodeFileError(RuntimeError):
+class CodeFileError(UserError):
     """The file to run cannot be read; the message says why."""
 
 
@@ -70,7 +71,7 @@ _WHY: Mapping[StopReason, str] = {
 """A trajectory without an answer, by what ended it."""
 
 
-class TraceError(RuntimeError):
+class TraceError(UserError):
     """The trace could not be written; the message says why."""
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.cluster import RANK_SHARE
+from configs.errors import did_you_mean
 from configs.learner import LearnerConfig
 from configs.run import RunConfig
-from configs.spelling import did_you_mean
 from ray_jobs.plan import memory
 from ray_jobs.plan.memory import GIB, KvCache, Part
 from ray_jobs.plan.shapes import ModelShape, PlanError, find_shape

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from configs.spelling import did_you_mean
+from configs.errors import UserError, did_you_mean
 from configs.wording import reason
 from learner.demo_model import demo_model_dir
 
@@ -16,7 +16,7 @@ DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
-class PlanError(RuntimeError):
+class PlanError(UserError):
     """No plan can be made; the message says what of, and what to do."""
 
 

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
 from actors.store import StoreActor
+from configs.errors import UserError
 from configs.run import RunConfig
 from envs.types import Task
 from learner.learner import Learner
@@ -47,7 +48,7 @@ BuildWorker = Callable[[int], Worker]
 which of them it is."""
 
 
-class NoRoomError(RuntimeError):
+class NoRoomError(UserError):
     """The cluster lacks the resources that an actor of the run claims; the message says which."""
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from configs.errors import UserError
+
 MAX_DEATHS = 5
 """Deaths of one part between two train steps, and events in which workers died that had finished no group. One more
 ends the run."""
@@ -13,7 +15,7 @@ ONE_EVENT_S = 30.0
 """Workers of one machine that die within so many seconds die of one cause: it was lost, or its memory was short."""
 
 
-class CrashLoopError(RuntimeError):
+class CrashLoopError(UserError):
     """Parts of the run die faster than it gets anywhere; the message says which and why."""
 
 

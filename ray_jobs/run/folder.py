@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
@@ -31,7 +32,7 @@ LEASE_S = 120.0
 RETRY_S = 2.0
 
 
-class RunLockError(RuntimeError):
+class RunLockError(UserError):
     """The run's folder cannot be locked; the message says who holds it, or why."""
 
 
@@ -132,7 +133,7 @@ STEPS_BEHIND = 2
 """The trajectories of so many train steps may wait to be written."""
 
 
-class RunFolderError(RuntimeError):
+class RunFolderError(UserError):
     """A file of the run could not be written; the message says which one, why and what to do."""
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
 
@@ -10,7 +11,7 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model"]
 """Of a model on the hub: its configuration, tokenizer and chat template, and no weights."""
 
 
-class PreflightError(RuntimeError):
+class PreflightError(UserError):
     """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
 from configs.envs import EnvsConfig
+from configs.errors import did_you_mean
 from configs.run import RunConfig
-from configs.spelling import did_you_mean
 from configs.wording import reason
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 

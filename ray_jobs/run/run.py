@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import Cast, start_cast
@@ -24,7 +25,7 @@ from reward.prm.model import prm_settings
 from rollout.store.disk import file_system_of
 
 
-class RunCutOffError(RuntimeError):
+class RunCutOffError(UserError):
     """The run ended before its time and can be resumed; the message says how."""
 
 

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UserError
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.ledger import LedgerRows
 from ray_jobs.viewer.lines import MetricRows, Row, TrajectoryIndex
@@ -22,7 +23,7 @@ FRESH_S = 900.0
 _SETTINGS = ("seed", "num_steps", "batch_groups", "pipeline_depth", "max_staleness")
 
 
-class ViewError(RuntimeError):
+class ViewError(UserError):
     """The folder cannot be shown; the message says what is missing in it."""
 
 

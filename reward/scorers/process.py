@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UserError
+
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 120.0
 READY = "ready"
 
 
-class CheckerError(RuntimeError):
+class CheckerError(UserError):
     """The process cannot be started: nothing was checked, and no answer is wrong."""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from configs.errors import UserError
 from rollout.engines.read_back import ReadBack
 from rollout.types import Completion, Message
 
@@ -29,7 +30,7 @@ class ContextFullError(EngineError):
     """The dialogue does not fit the context of the server's model any more."""
 
 
-class BackendError(RuntimeError):
+class BackendError(UserError):
     """A server that cannot be used as it is set up; the message says what is wrong and what to do. No other request
     would fare better, so it ends the command instead of a trajectory."""
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.api_keys import find_key
+from configs.errors import UserError
 from configs.rollout import IN_PROCESS, MemoryConfig
 from envs.datasets.split import question_key
 from envs.types import Task
@@ -131,7 +132,7 @@ _TIMEOUT_S = 5
 _ID_NAMESPACE = uuid.UUID("5bfa2c0e-7d1c-4f4b-9a35-0f5a3f0d8c11")
 
 
-class MemoryUnavailableError(RuntimeError):
+class MemoryUnavailableError(UserError):
     """Qdrant failed, or the memory could not be opened; nobody's answer was wrong."""
 
 

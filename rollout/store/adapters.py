@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from configs.errors import UserError
 from configs.wording import reason
 from rollout.engines.engine import BASE_VERSION
 from rollout.records import append_record, read_records
@@ -23,11 +24,11 @@ class PublishedAdapter:
     canary: Canary | None
 
 
-class AdapterMismatchError(RuntimeError):
+class AdapterMismatchError(UserError):
     """An engine does not sample with what the learner published. Nothing sampled like that can be trusted."""
 
 
-class AdapterStoreError(RuntimeError):
+class AdapterStoreError(UserError):
     """An adapter could not be written; the message says where, why and what to do."""
 
 

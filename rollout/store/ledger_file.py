@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UserError
 from rollout.store.disk import file_system_of
 from rollout.store.lifecycle import LIVE, MOVES, GroupCounts, State
 
@@ -90,7 +91,7 @@ _NOT_THE_FILES_FAULT = {
 _LIVE = ", ".join(f"'{state}'" for state in LIVE)
 
 
-class LedgerError(RuntimeError):
+class LedgerError(UserError):
     """The ledger was asked for a move that no group may make, or its file does not add up."""
 
 

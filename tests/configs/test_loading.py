@@ -4,9 +4,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from configs.errors import did_you_mean
 from configs.loading import RECIPES, ConfigError, load_run_config, render_config
 from configs.run import RunConfig
-from configs.spelling import did_you_mean
 from configs.wording import FORMS
 
 

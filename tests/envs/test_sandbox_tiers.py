@@ -247,7 +247,8 @@ def test_the_code_is_not_told_where_on_the_host_it_runs(bare: Sandbox) -> None:
     code = """
         import sys
         told = [sys.argv, sys.orig_argv, sys.executable, sys._base_executable]
-        told += [module.__dict__.get('__file__') for name, module in sys.modules.items() if name.startswith('envs')]
+        ours = [name for name in sys.modules if name.startswith(('configs', 'envs'))]
+        told += [sys.modules[name].__dict__.get('__file__') for name in ours]
         frame = sys._getframe()
         while frame:
             told.append(frame.f_code.co_filename)

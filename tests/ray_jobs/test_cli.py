@@ -1,8 +1,12 @@
+import ast
+import importlib
 import subprocess
 import sys
 
 import pytest
+from ray.exceptions import RayTaskError
 
+from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs import commands
@@ -198,10 +202,6 @@ def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypa
     assert "is no folder; name a run, a checkpoint in it" in capsys.readouterr().err
 
 
-class CheckpointError(RuntimeError):
-    pass
-
-
 def failing_with(error, monkeypatch):
     def fail(options):
         raise error
@@ -210,11 +210,40 @@ def failing_with(error, monkeypatch):
     return main(["doctor"])
 
 
-def test_error_of_an_actor_is_said_in_its_own_words(monkeypatch, capsys):
-    wrapped = RuntimeError("ray::Learner\n  File ...")
-    wrapped.cause = CheckpointError("cannot write checkpoint\nv000001")
-    assert failing_with(wrapped, monkeypatch) == 2
-    assert capsys.readouterr().err == "agentflow: error: cannot write checkpoint v000001\n"
+def errors_for_the_user():
+    """Those that the source files define, each imported from where it is."""
+    bases, homes = {}, {}
+    for room in ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                    homes[node.name] = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    found, known = set(), {"UserError"}
+    while known:
+        known = {name for name, below in bases.items() if below & known} - found
+        found |= known
+    return [getattr(importlib.import_module(homes[name]), name) for name in sorted(found)]
+
+
+def test_every_error_for_the_user_is_one_line_also_where_an_actor_raised_it(monkeypatch, capsys):
+    errors = errors_for_the_user()
+    assert len(errors) > 30
+    for error in errors:
+        assert issubclass(error, UserError)
+        raised = error("cannot write it;\n  free space")
+        crossed = RayTaskError.from_bytes(RayTaskError("step", "Traceback ...", raised).to_bytes())
+        for arrived in (raised, crossed, crossed.as_instanceof_cause()):
+            assert failing_with(arrived, monkeypatch) == 2
+            assert capsys.readouterr().err == "agentflow: error: cannot write it; free space\n", error
+
+
+def test_an_error_for_the_user_is_known_by_its_base_and_not_by_its_name(monkeypatch, capsys):
+    renamed = type("AnyName", (UserError, ValueError), {})
+    assert failing_with(renamed("say this"), monkeypatch) == 2
+    assert capsys.readouterr().err == "agentflow: error: say this\n"
+    with pytest.raises(RuntimeError, match="a fault"):
+        failing_with(type("CheckpointError", (RuntimeError,), {})("a fault"), monkeypatch)
 
 
 def test_interrupt_ends_with_130(monkeypatch, capsys):

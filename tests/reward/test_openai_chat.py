@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pydantic import ValidationError
 
+from configs.api_keys import ApiKeyError
 from configs.judge import JudgeConfig
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
 
@@ -344,7 +345,7 @@ def test_a_named_but_empty_key_stops_before_anything_starts(monkeypatch):
 @pytest.mark.parametrize("key", ["sk-é", "sk-1\nsk-2", "sk 1"])
 def test_a_key_that_no_header_can_carry_is_refused_unquoted(monkeypatch, key):
     monkeypatch.setenv(KEY_VARIABLE, key)
-    with pytest.raises(ValueError, match="a character that no key has") as caught:
+    with pytest.raises(ApiKeyError, match="a character that no key has") as caught:
         client_of("http://127.0.0.1:9/v1", api_key_env=KEY_VARIABLE)
     assert "sk" not in visible(caught.value)
 

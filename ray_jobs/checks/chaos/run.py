@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.faults import FAULTS, Stage
@@ -29,7 +30,7 @@ ANYWHERE = 0.2
 HEAD_CPUS, SECOND_CPUS = 4, 2
 
 
-class ChaosError(RuntimeError):
+class ChaosError(UserError):
     """The job did not survive; the message says how it ended."""
 
 

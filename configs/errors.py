@@ -1,7 +1,12 @@
-"""What a mistyped word probably meant. Imports nothing heavy."""
+"""What a user sees of an error: one line that says what to do. Imports nothing heavy, so that sandboxes stay small."""
 
 import difflib
 from collections.abc import Iterable
+
+
+class UserError(RuntimeError):
+    """An error whose message is one line that says what is wrong and what to do. The command line prints that line,
+    without a traceback, and ends with exit code 2; also where an actor raised it."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
