@@ -338,7 +338,7 @@ async def test_a_reply_that_is_too_large_is_no_completion_and_is_charged_at_its_
 
 def test_a_named_but_empty_key_stops_before_anything_starts(monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, " ")
-    with pytest.raises(ValueError, match=f"set {KEY_VARIABLE}"):
+    with pytest.raises(ApiKeyError, match=f"set {KEY_VARIABLE}"):
         client_of("http://127.0.0.1:9/v1", api_key_env=KEY_VARIABLE)
 
 
