@@ -35,6 +35,9 @@ MAX_ASKED_AGAIN_PER_S = 50.0
 GATHER_S = 0.005
 """Groups that come back within so long are written down in one transaction."""
 
+FORGOTTEN_AT_ONCE = 64
+"""Groups whose bytes are deleted before other calls have their turn."""
+
 MAX_OPEN_CALLS = 100_000
 """Each worker has up to two calls that wait, for work and for weights. Those that wake them must find a slot as well.
 Not `concurrency_groups`: Ray gives each its own event loop, and what waits in one is not woken from another."""
@@ -86,6 +89,7 @@ class StoreActor:
         self._publishing = asyncio.Lock()
         self._newer = asyncio.Event()
         self._behind_since: dict[int, float] = {}
+        self._checkpoint: asyncio.Task[None] | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -120,6 +124,8 @@ class StoreActor:
 
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         await self._buffer.mark_trained(step, policy_version, refused=refused)
+        if self._checkpoint is None or self._checkpoint.done():
+            self._checkpoint = asyncio.create_task(self._ledger.aside(self._ledger.checkpoint))
 
     async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
         """The policy is that of a checkpoint after `step`, which was `trained` on that; what was trained since is ready
@@ -129,11 +135,16 @@ class StoreActor:
 
     async def sync(self) -> TrainedGroups:
         """What was written so far survives a power cut. Returns what was trained until now."""
-        return self._ledger.sync()
+        trained = self._ledger.trained_groups()
+        await self._ledger.aside(self._ledger.sync)
+        return trained
 
     async def forget(self, step: int) -> None:
         """No checkpoint from before this step is left."""
-        self._ledger.forget(step)
+        num = FORGOTTEN_AT_ONCE
+        while num == FORGOTTEN_AT_ONCE:
+            num = self._ledger.forget(step, at_most=FORGOTTEN_AT_ONCE)
+            await asyncio.sleep(0)
 
     async def begin_again(self) -> None:
         """No worker lives that could know of the leases in the ledger: all their groups are queued again."""

@@ -54,7 +54,7 @@ class DurableDisk:
             mock.patch.object(os, "fsync", self._around(os.fsync, self._fsynced)),
             mock.patch.object(Path, "rename", self._around(Path.rename)),
             mock.patch.object(shutil, "rmtree", self._around(shutil.rmtree)),
-            mock.patch.object(LedgerFile, "_sync", self._around(LedgerFile._sync, self._ledger_synced)),
+            mock.patch.object(LedgerFile, "sync", self._around(LedgerFile.sync, self._ledger_synced)),
         ):
             try:
                 yield
@@ -143,7 +143,8 @@ class DurableDisk:
             return
         data, index = wal.read_bytes(), shm.read_bytes()
         page = struct.unpack(">I", data[8:12])[0]
-        (last,), (in_main,) = struct.unpack("=I", index[16:20]), struct.unpack("=I", index[96:100])
+        # SQLite notes how far it goes, syncs the -wal file, and only then writes to the main one.
+        (last,), (in_main,) = struct.unpack("=I", index[16:20]), struct.unpack("=I", index[128:132])
         salts, synced = self._wal
         least = max(
             WAL_HEADER + in_main * (FRAME_HEADER + page),

@@ -117,7 +117,10 @@ class Parts:
         await self.store.target.complete(permit.lease, result)
 
     def end(self) -> None:
-        """As when the process ends."""
+        """As when the process ends; what it had begun in a thread is waited for."""
+        self._loop.run_until_complete(
+            asyncio.wait({self._loop.create_task(asyncio.sleep(0)), *asyncio.all_tasks(self._loop)})
+        )
         self.store.target._ledger.close()
         self._loop.close()
 

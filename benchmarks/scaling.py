@@ -38,7 +38,7 @@ from benchmarks.waiting_workers import (
 )
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.chaos import part_of
+from ray_jobs.checks.chaos.job import part_of
 from ray_jobs.run.actors import Cast
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.store.admission import Admission, AdmissionQueue, Admitter, BufferSettings, WorkerStatus
@@ -157,8 +158,7 @@ class GroupBuffer:
         """
         while not (self._is_cut(step) or self._closed or self._can_cut() or self._starved() or self._ended()):
             await self._changed.wait()
-        payloads = self._ledger.batch(step)
-        if not payloads:
+        if not self._is_cut(step):
             if self._closed:
                 raise BufferClosedError("the buffer was closed while the learner waited for a batch")
             if not self._can_cut():
@@ -166,17 +166,7 @@ class GroupBuffer:
                     return None
                 raise StarvedError(self._diagnosis())
             self._ledger.cut([one.ordinal for one in self._ledger.ready()][: self._settings.batch_groups], step)
-            payloads = self._ledger.batch(step)
-        return Batch(
-            step=step,
-            payloads=tuple(payloads),
-            untrained=tuple(self._ledger.untrained(step)),
-            version_ages=self._version_ages,
-            facts=self._ledger.reported(step),
-            bias=bias_metrics(self._ledger.durations(BIAS_WINDOW)),
-            counts=self._ledger.verify_live(),
-            warning=self._diagnosis() if self._guard.warns else None,
-        )
+        return await self._read(step)
 
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
         """The step's batch is trained, or refused for the reason given, and its weights are published: its places are
@@ -203,6 +193,24 @@ class GroupBuffer:
         self._closed = True
         self._queue.send_away(None, Admission(closed=True))
         self._tell()
+
+    async def _read(self, step: int) -> Batch | None:
+        """The batch that was cut for this step. While its bytes are read other calls go on."""
+        ages, counts = self._version_ages, self._ledger.verify_live()
+        warning = self._diagnosis() if self._guard.warns else None
+        cut = await self._ledger.aside(partial(self._ledger.read_cut, step, num_durations=BIAS_WINDOW))
+        if not cut.payloads:  # a rewind took it back meanwhile
+            return await self.next_batch(step)
+        return Batch(
+            step=step,
+            payloads=cut.payloads,
+            untrained=cut.untrained,
+            version_ages=ages,
+            facts=cut.facts,
+            bias=bias_metrics(cut.durations),
+            counts=counts,
+            warning=warning,
+        )
 
     # --- rules -----------------------------------------------------------------------------------
 

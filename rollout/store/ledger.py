@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,13 +21,66 @@ SHOWN_UNTRAINED = 4
 """Of so many groups without signal per train step the bytes are kept, to be looked at."""
 
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
-_UNTRAINED = f"state IN ({_FILTERED}, 'failed') AND payload IS NOT NULL"
-"""As in the index `shown`, word for word."""
-_BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step")
+_BROUGHT = ("worker", "settled_at", "facts", "shown", "versions", "reported_step")
 
 
-class Ledger(LedgerMending):
-    """All calls are short transactions, made from one thread."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutBatch:
+    """The batch of a train step as it stands in the ledger: bytes of its groups; state, reason and bytes of some that
+    ended without signal since the batch before; facts added up over all that ended since then; and of those that
+    ended last, batch or not, state, seconds and tokens."""
+
+    payloads: tuple[bytes, ...]
+    untrained: tuple[tuple[State, str, bytes], ...]
+    facts: dict[str, float]
+    durations: list[tuple[State, float, int]]
+
+
+class LedgerReading:
+    """What can be read through any connection to the ledger's file."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def batch(self, step: int) -> list[bytes]:
+        """The bytes of the batch in training; empty where none was cut for this step."""
+        rows = self._db.execute(
+            "SELECT data FROM groups JOIN payloads USING (ordinal) WHERE state = 'in_batch' AND step = ? "
+            "ORDER BY ordinal",
+            (step,),
+        )
+        return [row["data"] for row in rows]
+
+    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
+        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
+        rows = self._db.execute(
+            "SELECT state, reason, data FROM groups JOIN payloads USING (ordinal) WHERE reported_step = ? AND shown "
+            "ORDER BY ordinal LIMIT ?",
+            (step, SHOWN_UNTRAINED),
+        )
+        return [(row["state"], row["reason"] or "", row["data"]) for row in rows]
+
+    def reported(self, step: int | None = None) -> dict[str, float]:
+        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
+        with None over all groups that ever ended."""
+        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
+        totals: Counter[str] = Counter()
+        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
+            totals.update(json.loads(row["facts"] or "{}"))
+        return dict(totals)
+
+    def durations(self, last: int) -> list[tuple[State, float, int]]:
+        """(state, seconds, tokens) of the groups that ended last."""
+        rows = self._db.execute(
+            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
+            "ORDER BY settled_at DESC LIMIT ?",
+            (last,),
+        )
+        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
+
+
+class Ledger(LedgerMending, LedgerReading):
+    """All calls are short transactions, made from one thread; only those made for `aside` may come from another."""
 
     def together(self) -> AbstractContextManager[None]:
         """The moves within are one transaction."""
@@ -49,14 +103,19 @@ class Ledger(LedgerMending):
         named = ", ".join(map(str, without if only is None else only))
         which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
         with self._transaction():
-            query = f"SELECT * FROM groups WHERE state = 'queued' AND {which} ORDER BY task LIMIT ?"
-            ordinals = [row["ordinal"] for row in self._db.execute(query, (num,))]
-            num_new = min(num_new, num - len(ordinals)) if only is None else 0
-            ordinals += [self._insert(self._next_task, "queued", 1) for _ in range(num_new)]
+            query = f"SELECT ordinal, task, attempt FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
+            groups = [tuple(row) for row in self._db.execute(f"{query} LIMIT {num}")] if self._counts["queued"] else []
+            num_new = min(num_new, num - len(groups)) if only is None else 0
             self._rounds += 1
-            for ordinal in ordinals:
-                self._move(ordinal, "queued", "running", worker=worker, min_version=min_version, round=self._rounds)
-        return [_permit(self._row(ordinal)) for ordinal in ordinals]
+            run = {"worker": worker, "min_version": min_version, "round": self._rounds}
+            for ordinal, _, _ in groups:
+                self._move(ordinal, "queued", "running", **run)
+            for task in range(self._next_task, self._next_task + num_new):
+                groups.append((self._insert(task, "running", 1, **run), task, 1))
+        return [
+            Permit(ordinal=ordinal, task=task, attempt=attempt, min_policy_version=min_version)
+            for ordinal, task, attempt in groups
+        ]
 
     def leases(self) -> list[tuple[int, Permit]]:
         """Everything that is believed to run, each with the worker that runs it."""
@@ -66,6 +125,7 @@ class Ledger(LedgerMending):
     def settle(self, lease: Lease, ending: Ending, result: GroupResult, *, now: float) -> None:
         """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
         with self._transaction():
+            shown = ending != "ready" and self._is_shown(result)
             self._end(
                 lease,
                 ending,
@@ -74,8 +134,10 @@ class Ledger(LedgerMending):
                 num_tokens=sum(result.versions.values()),
                 versions=json.dumps(dict(result.versions)),
                 facts=json.dumps(dict(result.facts)),
-                payload=result.payload if ending == "ready" else self._shown(result),
+                shown=shown,
             )
+            if shown or ending == "ready":
+                self._keep(lease[0], result.payload)
 
     def give_back(self, lease: Lease, reason: str, *, max_attempts: int) -> State:
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
@@ -92,16 +154,20 @@ class Ledger(LedgerMending):
 
     def fail(self, lease: Lease, result: GroupResult, *, now: float) -> None:
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
-        facts, tokens = json.dumps(dict(result.facts)), sum(result.versions.values())
-        ended = {
-            "settled_at": self._after_the_last(now),
-            "duration_s": result.duration_s,
-            "num_tokens": tokens,
-            "facts": facts,
-        }
-        ended["payload"] = self._shown(result)
         with self._transaction():
-            self._end(lease, "failed", **ended, reason=result.reason)
+            shown = self._is_shown(result)
+            self._end(
+                lease,
+                "failed",
+                settled_at=self._after_the_last(now),
+                duration_s=result.duration_s,
+                num_tokens=sum(result.versions.values()),
+                facts=json.dumps(dict(result.facts)),
+                shown=shown,
+                reason=result.reason,
+            )
+            if shown:
+                self._keep(lease[0], result.payload)
 
     # --- training --------------------------------------------------------------------------------
 
@@ -122,7 +188,8 @@ class Ledger(LedgerMending):
     def expire(self, group: ReadyGroup, reason: str) -> None:
         """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
         with self._transaction():
-            self._move(group.ordinal, "ready", "expired", payload=None, reason=reason)
+            self._move(group.ordinal, "ready", "expired", reason=reason)
+            self._drop(group.ordinal)
             self._insert(group.task, "queued", group.attempt + 1)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
@@ -134,25 +201,24 @@ class Ledger(LedgerMending):
                 "UPDATE groups SET reported_step = ? WHERE reported_step IS NULL AND settled_at IS NOT NULL", (step,)
             )
 
-    def batch(self, step: int) -> list[bytes]:
-        """The bytes of the batch in training; empty where none was cut for this step."""
-        rows = self._db.execute(
-            "SELECT payload FROM groups WHERE state = 'in_batch' AND step = ? ORDER BY ordinal", (step,)
-        )
-        return [row["payload"] for row in rows]
+    def read_cut(self, step: int, *, num_durations: int) -> CutBatch:
+        """The batch in training; without payloads where none was cut for this step. Made for `aside`."""
+        with self._connection_beside() as db:
+            reading = LedgerReading(db)
+            db.execute("BEGIN")
+            try:
+                return CutBatch(
+                    payloads=tuple(reading.batch(step)),
+                    untrained=tuple(reading.untrained(step)),
+                    facts=reading.reported(step),
+                    durations=reading.durations(num_durations),
+                )
+            finally:
+                db.execute("ROLLBACK")
 
     def is_cut(self, step: int) -> bool:
         """Whether a batch is in training for this step."""
         return bool(self._scalar("SELECT EXISTS (SELECT 1 FROM groups WHERE state = 'in_batch' AND step = ?)", (step,)))
-
-    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
-        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
-        rows = self._db.execute(
-            f"SELECT state, reason, payload FROM groups WHERE reported_step = ? AND {_UNTRAINED} "
-            "ORDER BY ordinal LIMIT ?",
-            (step, SHOWN_UNTRAINED),
-        )
-        return [(row["state"], row["reason"] or "", row["payload"]) for row in rows]
 
     def mark_trained(self, step: int, *, refused: str | None = None) -> None:
         """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
@@ -165,7 +231,7 @@ class Ledger(LedgerMending):
         again."""
         self.mark_trained(step)
         with self._transaction():
-            query = "SELECT ordinal, state, payload IS NULL FROM groups WHERE step > ?"
+            query = "SELECT ordinal, state, ordinal NOT IN (SELECT ordinal FROM payloads) FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
                     raise LedgerError(
@@ -185,13 +251,15 @@ class Ledger(LedgerMending):
         """The step after which each version was published."""
         return {row["policy_version"]: row["step"] for row in self._db.execute("SELECT * FROM versions")}
 
-    def forget(self, step: int) -> None:
-        """No checkpoint from before this step is left: the bytes of what ended up to it are not needed."""
+    def forget(self, step: int, *, at_most: int = -1) -> int:
+        """No checkpoint from before this step is left: the bytes of what ended up to it are not needed. Deletes those
+        of so many groups at most (-1: of all) and returns their number."""
+        ended = "state IN ('trained', 'refused') AND step <= ? OR shown AND reported_step <= ?"
+        # The table of bytes is the shorter one: CROSS JOIN has SQLite begin with it.
+        which = f"SELECT ordinal FROM payloads CROSS JOIN groups USING (ordinal) WHERE {ended} LIMIT ?"
         with self._transaction():
-            self._db.execute(
-                "UPDATE groups SET payload = NULL WHERE state IN ('trained', 'refused') AND step <= ?", (step,)
-            )
-            self._db.execute(f"UPDATE groups SET payload = NULL WHERE reported_step <= ? AND {_UNTRAINED}", (step,))
+            query = f"DELETE FROM payloads WHERE ordinal IN ({which})"
+            return self._db.execute(query, (step, step, at_most)).rowcount
 
     def undo_open_rounds(self) -> None:
         """Play rounds again of which some group has not ended: in a synchronous run the groups of a round are sampled
@@ -202,17 +270,9 @@ class Ledger(LedgerMending):
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
                 self._move(ordinal, state, "queued", **dict.fromkeys(_BROUGHT))
+                self._drop(ordinal)
 
     # --- what it all adds up to ------------------------------------------------------------------
-
-    def reported(self, step: int | None = None) -> dict[str, float]:
-        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
-        with None over all groups that ever ended."""
-        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
-        totals: Counter[str] = Counter()
-        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
-            totals.update(json.loads(row["facts"] or "{}"))
-        return dict(totals)
 
     def reasons(self) -> dict[str, int]:
         """Why groups failed or expired, with how many each."""
@@ -233,15 +293,6 @@ class Ledger(LedgerMending):
         """Attempts beyond the first, over all groups."""
         return int(self._scalar("SELECT COALESCE(SUM(attempt - 1), 0) FROM groups"))
 
-    def durations(self, last: int) -> list[tuple[State, float, int]]:
-        """(state, seconds, tokens) of the groups that ended last."""
-        rows = self._db.execute(
-            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
-            "ORDER BY settled_at DESC LIMIT ?",
-            (last,),
-        )
-        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
-
     def trained_tasks(self) -> list[int]:
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
@@ -251,10 +302,10 @@ class Ledger(LedgerMending):
         latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
         return now if latest is None or now >= latest else float(latest) + 1e-6
 
-    def _shown(self, result: GroupResult) -> bytes | None:
-        """The bytes of a group that is not trained, while there are not enough of them since the last batch."""
-        num = self._scalar(f"SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND {_UNTRAINED}")
-        return result.payload if result.payload and num < SHOWN_UNTRAINED else None
+    def _is_shown(self, result: GroupResult) -> bool:
+        """Whether to keep the bytes of a group that is not trained: not where there are enough since the last batch."""
+        num = self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown")
+        return bool(result.payload) and num < SHOWN_UNTRAINED
 
     def _end(self, lease: Lease, after: State, **columns: Any) -> None:
         """The end of this attempt and of no later one."""

@@ -1,16 +1,18 @@
-"""The ledger's SQLite file: its tables, its moves, and a copy to read beside the writer."""
+"""The ledger's SQLite file: its tables, its moves, and ways to read it beside the writer."""
 
+import asyncio
 import shutil
 import sqlite3
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from configs.errors import UserError
-from rollout.store.disk import file_system_of
+from rollout.store.disk import file_system_of, sync
 from rollout.store.lifecycle import LIVE, MOVES, GroupCounts, State
 
 
@@ -66,17 +68,34 @@ CREATE TABLE IF NOT EXISTS groups (
     num_tokens INTEGER,
     versions TEXT,
     facts TEXT,
-    payload BLOB,
+    shown INTEGER,
     reason TEXT
 );
+CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS states ON groups (state);
 CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
 CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
 CREATE INDEX IF NOT EXISTS steps ON groups (step);
-CREATE INDEX IF NOT EXISTS shown ON groups (reported_step)
-    WHERE state IN ('all_right', 'all_wrong', 'overlong', 'failed') AND payload IS NOT NULL;
+CREATE INDEX IF NOT EXISTS shown ON groups (reported_step) WHERE shown;
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
+"""The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes."""
+
+_MIGRATION = """
+BEGIN IMMEDIATE;
+CREATE TABLE payloads (ordinal INTEGER PRIMARY KEY, data BLOB NOT NULL);
+INSERT INTO payloads SELECT ordinal, payload FROM groups WHERE payload IS NOT NULL;
+DROP INDEX IF EXISTS shown;
+ALTER TABLE groups ADD COLUMN shown INTEGER;
+UPDATE groups SET shown = 1
+    WHERE state IN ('all_right', 'all_wrong', 'overlong', 'failed') AND payload IS NOT NULL;
+UPDATE groups SET payload = NULL;
+COMMIT;
+"""
+"""From the schema of earlier releases, in which a group's bytes stood in its row."""
+
+LARGEST_WAL_PAGES = 2**14
+"""64 MiB. A longer -wal file goes into the main one within a commit, which then waits for the disk."""
 
 BUSY_S = 5.0
 LEASE_S = 120.0
@@ -95,6 +114,9 @@ class LedgerError(UserError):
     """The ledger was asked for a move that no group may make, or its file does not add up."""
 
 
+Found = TypeVar("Found")
+
+
 class LedgerFile:
     """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
     life of a group allows. `path` None keeps it in memory. On a network file system one process has it for itself;
@@ -109,6 +131,8 @@ class LedgerFile:
         self._path = path
         place = file_system_of(path) if path else None
         shared = place is not None and place.networked
+        self._open_to_threads = path is not None and not shared
+        self._checkpointing = threading.Lock()
         try:
             self._db = sqlite3.connect(
                 path or ":memory:",
@@ -123,6 +147,12 @@ class LedgerFile:
                 self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
+            # Some systems' SQLite overwrites what is deleted, by default: that is each group's bytes once more.
+            self._db.execute("PRAGMA secure_delete = OFF")
+            if self._open_to_threads:
+                self._db.execute(f"PRAGMA wal_autocheckpoint = {LARGEST_WAL_PAGES}")
+            if self._is_of_an_earlier_release():
+                self._db.executescript(_MIGRATION)
             self._db.executescript(_SCHEMA)
             counted = self._counted()
         except sqlite3.DatabaseError as error:
@@ -161,8 +191,33 @@ class LedgerFile:
         """The number after the highest that was ever drawn."""
         return self._next_task
 
+    async def aside(self, look: Callable[[], Found]) -> Found:
+        """What this finds, in a thread where one may open the file beside the writer: neither in memory nor on a
+        network file system."""
+        return await asyncio.to_thread(look) if self._open_to_threads else look()
+
+    def checkpoint(self) -> None:
+        """What the -wal file holds goes into the main file, and both are synced. Nobody is waited for who reads or
+        writes. Made for `aside`."""
+        try:
+            with self._checkpointing, self._connection_beside() as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.DatabaseError as error:
+            raise self._cannot_write(error) from error
+
+    def sync(self) -> None:
+        """All that was written so far survives a power cut, and stands in the main file, unless somebody reads an
+        older state at this moment. A commit alone is only appended to the -wal file. Made for `aside`."""
+        if self._path and (wal := self._path.with_name(f"{self._path.name}-wal")).exists():
+            try:
+                sync(wal)
+            except OSError as error:
+                raise self._cannot_write(error) from error
+        self.checkpoint()
+
     def close(self) -> None:
-        self._db.close()
+        with self._checkpointing:
+            self._db.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -181,13 +236,34 @@ class LedgerFile:
                 self._db.execute("ROLLBACK")
             self._counts, self._next_ordinal, self._next_task, self._rounds = kept
             if isinstance(error, sqlite3.DatabaseError):
-                raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
+                raise self._cannot_write(error) from error
             raise
 
-    def _insert(self, task: int, state: State, attempt: int) -> int:
+    @contextmanager
+    def _connection_beside(self) -> Iterator[sqlite3.Connection]:
+        """For one thread, with a lasting state of the file for each transaction; the writer's own where no other may
+        be opened."""
+        if not self._open_to_threads:
+            yield self._db
+            return
+        with closing(sqlite3.connect(str(self._path), timeout=BUSY_S, isolation_level=None)) as db:
+            db.row_factory = sqlite3.Row
+            yield db
+
+    def _cannot_write(self, error: Exception) -> LedgerError:
+        return LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk")
+
+    def _is_of_an_earlier_release(self) -> bool:
+        """Whether the bytes of groups stand in their rows."""
+        columns = {row["name"] for row in self._db.execute("PRAGMA table_info(groups)")}
+        return "payload" in columns and not list(self._db.execute("PRAGMA table_info(payloads)"))
+
+    def _insert(self, task: int, state: State, attempt: int, **columns: Any) -> int:
+        """A new group. It is drawn and, where it has a worker, runs at once."""
         ordinal = self._next_ordinal
-        row = (ordinal, task, state, attempt)
-        self._db.execute("INSERT INTO groups (ordinal, task, state, attempt) VALUES (?, ?, ?, ?)", row)
+        row = {"ordinal": ordinal, "task": task, "state": state, "attempt": attempt, **columns}
+        places = ", ".join("?" * len(row))
+        self._db.execute(f"INSERT INTO groups ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
         self._counts[state] += 1
         self._next_ordinal += 1
         self._next_task = max(self._next_task, task + 1)
@@ -205,6 +281,13 @@ class LedgerFile:
             raise LedgerError(f"group {ordinal} is {row['state'] if row else 'unknown'}, not {before}")
         self._counts[before] -= 1
         self._counts[after] += 1
+
+    def _keep(self, ordinal: int, payload: bytes) -> None:
+        """The group's bytes."""
+        self._db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (ordinal, payload))
+
+    def _drop(self, ordinal: int) -> None:
+        self._db.execute("DELETE FROM payloads WHERE ordinal = ?", (ordinal,))
 
     def _move_all(self, before: State, after: State, where: str, values: Sequence[Any], **columns: Any) -> None:
         """Every group in the state `before` for which this holds."""
@@ -225,18 +308,6 @@ class LedgerFile:
         self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
         self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
         self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
-
-    def _sync(self) -> None:
-        """A commit is appended to the -wal file, and that is not synced each time. Here it is, and what it holds goes
-        into the main file. Nobody is waited for who reads."""
-        try:
-            self._db.execute("PRAGMA synchronous = FULL")
-            # Only a commit that writes something is synced: this number is nobody's.
-            self._db.execute(f"PRAGMA user_version = {self._scalar('PRAGMA user_version') % 2**30 + 1}")
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-        except sqlite3.DatabaseError as error:
-            raise LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk") from error
 
     def _counted(self, where: str = "") -> dict[str, int]:
         rows = self._db.execute(f"SELECT state, COUNT(*) AS num FROM groups {where} GROUP BY state")

@@ -8,19 +8,13 @@ from rollout.store.ledger_file import LedgerError, LedgerFile
 from rollout.store.lifecycle import State, TrainedGroups, TrainedStep, group_id
 
 _IN_A_BATCH = "('in_batch', 'trained', 'refused')"
-_BROUGHT = ("worker", "settled_at", "facts", "payload", "versions", "reported_step", "step", "reason")
+_BROUGHT = ("worker", "settled_at", "facts", "shown", "versions", "reported_step", "step", "reason")
 _NAMED = 8
 """So many groups are named in a message."""
 
 
 class LedgerMending(LedgerFile):
     """A checkpoint says which groups its weights were trained on. The ledger follows it."""
-
-    def sync(self) -> TrainedGroups:
-        """All that was written so far survives a power cut, and stands in the main file, unless somebody reads an
-        older state at this moment. Returns what was trained until now."""
-        self._sync()
-        return self.trained_groups()
 
     def trained_groups(self) -> TrainedGroups:
         """Every batch that was cut so far, in the order of steps."""
@@ -81,12 +75,14 @@ class LedgerMending(LedgerFile):
     def fail_unreadable(self, is_readable: Callable[[bytes], bool]) -> list[str]:
         """Groups that wait for training and whose bytes a broken disk has changed fail: cut into a batch they would end
         the run, again at each resume. Returns what was done, in sentences."""
-        query = "SELECT ordinal, payload FROM groups WHERE state IN ('ready', 'in_batch')"
-        broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload)]
+        waiting = "state IN ('ready', 'in_batch')"
+        query = f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {waiting}"
+        broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload or b"")]
         if broken:
             with self._transaction():
                 for ordinal in broken:
-                    self._set(ordinal, state="failed", step=None, payload=None, reason="its bytes changed on disk")
+                    self._set(ordinal, state="failed", step=None, reason="its bytes changed on disk")
+                    self._drop(ordinal)
                 self._count_again()
         return _told(broken, "the disk has changed the bytes of %s; they failed and are not trained")
 
@@ -110,8 +106,7 @@ class LedgerMending(LedgerFile):
 
     def _undo(self, ordinal: int) -> None:
         """It waits for another batch where its bytes are there, else it runs again."""
-        row = self._row(ordinal)
-        if row["payload"] is not None:
+        if self._scalar("SELECT EXISTS (SELECT 1 FROM payloads WHERE ordinal = ?)", (ordinal,)):
             self._set(ordinal, state="ready", step=None, reason=None)
         else:
             self._set(ordinal, state="queued", **dict.fromkeys(_BROUGHT))

@@ -40,7 +40,8 @@ def test_run_with_one_checkpoint_always_has_it(tmp_path):
 
 def test_disk_that_only_says_that_it_synced_is_found_out_and_the_ledger_mended(tmp_path, monkeypatch):
     """The ledger's syncs reach nothing; each time weights know more than the ledger the run says so."""
-    monkeypatch.setattr(LedgerFile, "_sync", lambda self: None)
+    monkeypatch.setattr(LedgerFile, "sync", lambda self: None)
+    monkeypatch.setattr(LedgerFile, "checkpoint", lambda self: None)
     monkeypatch.setattr(DurableDisk, "_ledger_synced", lambda *_: None)
     assert "the ledger had lost that the weights" in cut_again_and_again(tmp_path, 20, 4, "num_steps=80")
 
@@ -139,10 +140,12 @@ def test_corrupt_newest_checkpoint_takes_no_place_among_those_kept(found):
 
 def test_group_whose_bytes_a_disk_changed_fails_once_and_the_run_goes_on(found):
     with sqlite3.connect(found / "r" / "ledger.sqlite") as ledger:
-        (ordinal, payload) = ledger.execute("SELECT ordinal, payload FROM groups WHERE state = 'ready'").fetchone()
+        (ordinal, payload) = ledger.execute(
+            "SELECT ordinal, data FROM groups JOIN payloads USING (ordinal) WHERE state = 'ready'"
+        ).fetchone()
         broken = bytearray(payload)
         broken[len(broken) // 2] ^= 1
-        ledger.execute("UPDATE groups SET payload = ? WHERE ordinal = ?", (bytes(broken), ordinal))
+        ledger.execute("UPDATE payloads SET data = ? WHERE ordinal = ?", (bytes(broken), ordinal))
     ledger.close()
     said = resume(found)
     assert f"the disk has changed the bytes of 1 groups (g{ordinal:06d}); they failed and are not trained" in said

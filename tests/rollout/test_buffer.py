@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ from rollout.store.ledger import Ledger, LedgerError
 from rollout.store.lifecycle import GroupCounts, GroupResult
 
 MIXED, RIGHT, WRONG, UNSCORABLE = "ready", "all_right", "all_wrong", None
+
+
+aside = Ledger.aside
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_read_in_a_thread(monkeypatch):
+    """So that who need not wait goes on at once."""
+
+    async def at_once(ledger, look):
+        return look()
+
+    monkeypatch.setattr(Ledger, "aside", at_once)
 
 
 @pytest.fixture
@@ -708,6 +722,36 @@ async def test_batch_says_how_old_its_versions_are():
     for permit in await admitted(buffer, policy_version=5):
         await complete(buffer, permit, versions={5: 1})
     assert (await batch_now(buffer, 1)).version_ages == {5: 0}
+
+
+async def test_other_calls_go_on_while_a_batch_is_read(path, monkeypatch):
+    gate, read_cut = threading.Event(), Ledger.read_cut
+    monkeypatch.setattr(Ledger, "aside", aside)
+    monkeypatch.setattr(Ledger, "read_cut", lambda *given, **more: gate.wait(60) and read_cut(*given, **more))
+    buffer = make_buffer(Ledger(path), batch_groups=1)
+    first, second = await admitted(buffer)
+    await complete(buffer, first)
+    batch = await waiting(buffer.next_batch(1))
+    assert await complete(buffer, second)
+    assert buffer.counts.ready == 1
+    await still_waiting(batch)
+    gate.set()
+    assert (await batch).payloads == (b"0",)
+
+
+async def test_batch_that_a_rewind_took_back_while_it_was_read_is_cut_again(path, monkeypatch):
+    buffer = make_buffer(Ledger(path), batch_groups=1)
+    await complete(buffer, (await admitted(buffer))[0])
+    rewinds = [buffer.rewind(0, 0)]
+
+    async def rewound(ledger, look):
+        if rewinds:
+            await rewinds.pop()
+        return look()
+
+    monkeypatch.setattr(Ledger, "aside", rewound)
+    assert (await batch_now(buffer, 1)).payloads == (b"0",)
+    assert (rewinds, buffer.counts.in_batch) == ([], 1)
 
 
 async def test_ledger_that_does_not_add_up_stops_the_next_batch(path):

@@ -1,3 +1,5 @@
+import random
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -72,9 +74,10 @@ def make_ledger_with_groups_in_every_state(path):
 def in_file(path):
     """What another process reads in the ledger's file."""
     other = sqlite3.connect(path)
-    rows = other.execute("SELECT * FROM groups ORDER BY ordinal").fetchall()
+    groups = other.execute("SELECT * FROM groups ORDER BY ordinal").fetchall()
+    payloads = other.execute("SELECT * FROM payloads ORDER BY ordinal").fetchall()
     other.close()
-    return rows
+    return groups, payloads
 
 
 def closed(ledger, path):
@@ -162,7 +165,7 @@ def test_group_given_back_at_its_last_attempt_has_failed_with_the_reason():
 
 
 def held(path):
-    return [row[0] for row in sqlite3.connect(path).execute("SELECT ordinal FROM groups WHERE payload IS NOT NULL")]
+    return [row[0] for row in sqlite3.connect(path).execute("SELECT ordinal FROM payloads ORDER BY ordinal")]
 
 
 def test_bytes_are_kept_of_groups_that_will_be_trained_and_of_four_without_signal_per_step(path):
@@ -273,6 +276,15 @@ def test_bytes_are_forgotten_only_up_to_the_step():
     ledger.rewind(1)
     ledger.cut([1, 2], 2)
     assert ledger.batch(2) == [b"1", b"2"]
+
+
+def test_bytes_are_forgotten_a_few_at_a_time(path):
+    ledger = Ledger(path)
+    run(ledger, "all_wrong", "ready", "ready")
+    ledger.cut([1, 2], 1)
+    ledger.mark_trained(1)
+    assert [ledger.forget(1, at_most=2) for _ in range(3)] == [2, 1, 0]
+    assert held(path) == []
 
 
 def test_bytes_of_groups_that_are_not_trained_yet_are_never_forgotten():
@@ -631,6 +643,70 @@ def test_state_that_this_release_does_not_know_is_one_clear_error(path):
     other.close()
     with pytest.raises(LedgerError):
         Ledger(path).verify()
+
+
+def test_moves_of_a_group_do_not_write_its_bytes_again(path):
+    ledger = Ledger(path)
+    (permit,) = lease_new(ledger, 1)
+    ledger.settle(permit.lease, "ready", make_result(random.Random(0).randbytes(10_000_000)), now=1)
+    moves = (
+        lambda: ledger.cut([0], 1),
+        lambda: ledger.mark_trained(1),
+        lambda: ledger.rewind(0),
+        lambda: ledger.cut([0], 1),
+        lambda: ledger.mark_trained(1, refused="the loss is not finite"),
+        lambda: ledger.forget(1),
+    )
+    before = num_bytes_in_wal(path)
+    for move in moves:
+        move()
+    assert num_bytes_in_wal(path) - before < 1_000_000
+    assert held(path) == []
+
+
+def num_bytes_in_wal(path):
+    """It does not begin anew meanwhile: it is shorter than what has it go into the main file."""
+    return path.with_name(f"{path.name}-wal").stat().st_size
+
+
+OLD_COLUMNS = (
+    "ordinal INTEGER PRIMARY KEY, task INTEGER NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL DEFAULT 1, "
+    "round INTEGER NOT NULL DEFAULT 0, worker INTEGER, min_version INTEGER, step INTEGER, reported_step INTEGER, "
+    "settled_at REAL, duration_s REAL, num_tokens INTEGER, versions TEXT, facts TEXT, payload BLOB, reason TEXT"
+)
+
+
+def as_of_an_earlier_release(path):
+    """Each group's bytes in its row, and the index of that time."""
+    other = sqlite3.connect(path)
+    kept = [name for name in re.findall(r"(\w+) (?:INTEGER|TEXT|REAL)", OLD_COLUMNS) if name != "DEFAULT"]
+    other.executescript(f"""
+        ALTER TABLE groups RENAME TO newer;
+        CREATE TABLE groups ({OLD_COLUMNS});
+        INSERT INTO groups ({", ".join(kept)}, payload)
+            SELECT {", ".join(kept)}, data FROM newer LEFT JOIN payloads USING (ordinal);
+        DROP TABLE newer;
+        DROP TABLE payloads;
+        CREATE INDEX shown ON groups (reported_step)
+            WHERE state IN ('all_right', 'all_wrong', 'overlong', 'failed') AND payload IS NOT NULL;
+    """)
+    other.close()
+
+
+def test_ledger_of_an_earlier_release_keeps_its_groups_and_their_bytes(path):
+    ledger = make_ledger_with_groups_in_every_state(path)
+    counts, kept, trained = ledger.counts, held(path), ledger.trained_groups()
+    ledger.close()
+    as_of_an_earlier_release(path)
+    for _ in range(2):
+        ledger = Ledger(path)
+        assert (ledger.verify(), held(path), ledger.trained_groups()) == (counts, kept, trained)
+        assert (ledger.batch(2), ledger.untrained(2)) == ([b"2"], [("all_wrong", "", b"4")])
+        ledger.close()
+    ledger = Ledger(path)
+    ledger.rewind(0)
+    ledger.cut([0, 1, 2, 3], 1)
+    assert ledger.batch(1) == [b"0", b"1", b"2", b"3"]
 
 
 def test_path_that_cannot_be_opened_is_one_clear_error(tmp_path):

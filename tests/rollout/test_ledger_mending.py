@@ -49,7 +49,7 @@ def test_synced_ledger_is_whole_without_its_wal_file(path, tmp_path):
     ledger = Ledger(path)
     train(ledger, 1)
     assert Ledger(copy_of(path, tmp_path / "before", wal=False)).counts.drawn == 0
-    assert ledger.sync() == ledger.trained_groups()
+    ledger.sync()
     train(ledger, 2)
     found = Ledger(copy_of(path, tmp_path / "after", wal=False))
     assert found.verify() == GroupCounts(drawn=2, trained=2)
@@ -72,7 +72,8 @@ def test_sync_does_not_wait_for_readers_and_holds_all_the_same(path, tmp_path):
 def test_sound_ledger_is_left_as_it_is(path):
     ledger = Ledger(path)
     train(ledger, 1)
-    trained = ledger.sync()
+    ledger.sync()
+    trained = ledger.trained_groups()
     run(ledger, "ready", "ready")
     ledger.cut([2], 2)
     before = list(map(tuple, ledger._db.execute("SELECT * FROM groups")))
