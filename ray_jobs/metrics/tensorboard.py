@@ -1,6 +1,8 @@
 """What a run shows in TensorBoard: scalars, histograms and sampled trajectories, each explained in a line."""
 
 import math
+import os
+import socket
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, Metric, title_of
@@ -207,12 +209,32 @@ Keeps = Callable[[str, int], bool]
 """Whether what was logged under a tag at a step is to stay."""
 
 
-class Board:
-    """Writes below one folder. Everything is on disk when a method returns: by itself the writer waits two minutes,
-    too long for watching a run. Raises OSError where the disk does not take it."""
+class EventFile:
+    """A new file of events, which TensorBoard finds by its name. TensorBoard's own writer writes in a thread, where a
+    full disk is a traceback; this one raises OSError to the caller."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        written = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / written).open("xb")
+        self._records = RecordWriter(self._file)
+        self.add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, event: Event) -> None:
+        """On disk when this returns."""
+        self._records.write(event.SerializeToString())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Board:
+    """Writes below one folder. Everything is on disk when a method returns. Raises OSError where the disk does not
+    take it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._events = EventFile(folder)
         self._described: set[str] = set()
         self._write(0, [_layout()])
 
@@ -229,7 +251,7 @@ class Board:
         self._write(step, [text_pb(name, text, TEXTS.get(name)).value[0] for name, text in texts.items()])
 
     def close(self) -> None:
-        self._writer.close()
+        self._events.close()
 
     def _scalar(self, tag: str, value: float, metric: Metric | None) -> Summary.Value:
         """TensorBoard reads the description off the first value of a tag."""
@@ -243,8 +265,7 @@ class Board:
 
     def _write(self, step: int, values: list[Summary.Value]) -> None:
         if values:
-            self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-            self._writer.flush()
+            self._events.add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
 
 def rewind_board(folder: Path, keeps: Keeps) -> None:
@@ -256,7 +277,7 @@ def rewind_board(folder: Path, keeps: Keeps) -> None:
     old = sorted(folder.glob("events.out.tfevents.*"))
     if not old:
         return
-    writer = EventFileWriter(str(folder))
+    anew = EventFile(folder)
     seen: set[tuple[str, int]] = set()
     for event in (event for path in old for event in _events(path)):
         stay = [
@@ -268,8 +289,8 @@ def rewind_board(folder: Path, keeps: Keeps) -> None:
         ]
         seen.update((value.tag, event.step) for value in stay)
         if stay:
-            writer.add_event(Event(wall_time=event.wall_time, step=event.step, summary=Summary(value=stay)))
-    writer.close()
+            anew.add(Event(wall_time=event.wall_time, step=event.step, summary=Summary(value=stay)))
+    anew.close()
     for path in old:
         path.unlink()
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import resource
+import threading
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -80,14 +81,16 @@ def test_logs_are_one_clear_error(tmp_path):
             folder.log_metrics(2, {"policy/loss": 0.5})
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_tensorboard_is_one_clear_error(tmp_path):
+def test_tensorboard_is_one_clear_error_and_no_thread_of_its_own_prints_a_traceback(tmp_path, monkeypatch):
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
     folder = RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
     (events,) = (folder.path / "tb").iterdir()
     with full_at(events.stat().st_size), pytest.raises(RunFolderError, match=r"cannot write '.*tb': .*; free some"):
         log_without_end(folder)
     with suppress(RunFolderError):
         folder.close()
+    assert printed == []
 
 
 def log_without_end(folder):
