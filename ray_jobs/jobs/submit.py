@@ -33,6 +33,11 @@ LEFT_BEHIND = (
 """Never part of the working directory, besides what .gitignore and .rayignore say: Ray keeps a copy of it."""
 
 
+STILL_STARTS = "No available agent to submit job"
+"""What a job server answers whose nodes' agents are not up yet, some seconds after `ray start`."""
+STARTS_WITHIN_S, ASK_AGAIN_S = 60.0, 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job as the cluster gets it: without keys, which its machines must have. `key_names` are the variables that the
@@ -183,15 +188,27 @@ def _runtime_env(options: SubmitOptions, key_files: Mapping[str, str], commit: s
 
 
 def _send(server: JobServer, submission: Submission) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN_S
     with server_errors(server.url):
-        server.client.submit_job(
-            entrypoint=submission.entrypoint,
-            submission_id=submission.submission_id,
-            runtime_env=dict(submission.runtime_env),
-            metadata=dict(submission.metadata),
-            entrypoint_num_cpus=submission.num_cpus,
-            entrypoint_num_gpus=submission.num_gpus,
-        )
+        while True:
+            try:
+                _submit(server, submission)
+                return
+            except RuntimeError as error:
+                if STILL_STARTS not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(ASK_AGAIN_S)
+
+
+def _submit(server: JobServer, submission: Submission) -> None:
+    server.client.submit_job(
+        entrypoint=submission.entrypoint,
+        submission_id=submission.submission_id,
+        runtime_env=dict(submission.runtime_env),
+        metadata=dict(submission.metadata),
+        entrypoint_num_cpus=submission.num_cpus,
+        entrypoint_num_gpus=submission.num_gpus,
+    )
 
 
 def _tell(console: Console, server: JobServer, submission: Submission, options: SubmitOptions) -> None:

@@ -12,6 +12,7 @@ from ray.job_submission import JobDetails, JobStatus, JobType
 from configs.loading import load_run_config
 from ray_jobs.cli import main
 from ray_jobs.jobs import client as jobs_client
+from ray_jobs.jobs import submit
 from ray_jobs.jobs.client import JobError, JobServer
 from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, printable, run_status, run_stop, why_failed
@@ -272,6 +273,27 @@ def test_address_comes_from_the_flag_else_from_the_environment(project, monkeypa
 def test_ray_client_address_is_refused_with_the_right_ones(project, capsys):
     assert main(["logs", "j", "--address", "ray://head:10001"]) == 2
     assert "give http://host:8265, where the dashboard listens" in capsys.readouterr().err
+
+
+def test_cluster_whose_agents_still_start_is_asked_again(server, project, monkeypatch):
+    answers = [RuntimeError("status code 500: No available agent to submit job, please try again later."), None]
+    monkeypatch.setattr(server.client, "submit_job", lambda **fields: raise_or_return(answers.pop(0)), raising=False)
+    monkeypatch.setattr(submit, "ASK_AGAIN_S", 0.0)
+    submit._send(server, plan())
+    assert answers == []
+
+
+@pytest.mark.parametrize("said", ["No available agent to submit job, please try again later.", "disk full"])
+def test_cluster_that_never_takes_the_job_is_one_clear_error(server, project, monkeypatch, said):
+    monkeypatch.setattr(server.client, "submit_job", lambda **_: raise_or_return(RuntimeError(said)), raising=False)
+    monkeypatch.setattr(submit, "STARTS_WITHIN_S", -1.0)
+    with pytest.raises(JobError, match=f"refused: {said}"):
+        submit._send(server, plan())
+
+
+def raise_or_return(answer):
+    if isinstance(answer, Exception):
+        raise answer
 
 
 def test_unknown_job_is_answered_with_those_that_there_are(server, capsys):
