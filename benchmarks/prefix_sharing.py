@@ -243,14 +243,13 @@ def compare_gradients(learner: Learner, samples: Sequence[TrainingSample]) -> No
         )
 
 
-def _learner(config: RunConfig, *, mixed_precision: bool) -> Learner:
-    settings = config.learner.model_copy(update={"guard": UNGUARDED})
+def _learner(config: RunConfig, *, dtype: str) -> Learner:
+    settings = config.learner.model_copy(update={"guard": UNGUARDED, "dtype": dtype})
     learner = Learner(
         resolve_model(config.model.path),
         config.model,
         settings,
         seed=config.seed,
-        mixed_precision=mixed_precision,
     )
     generator = torch.Generator().manual_seed(config.seed)
     for parameter in learner.policy.trainable_parameters():
@@ -266,7 +265,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the demo recipe")
     options = parser.parse_args()
     config = load_run_config(DEFAULT_RECIPE, options.overrides)
-    learner = _learner(config, mixed_precision=True)
+    learner = _learner(config, dtype="bfloat16")
     kinds = {
         "demo": played_samples(config, num_groups=options.groups, prompt_only=False),
         "prompt only": played_samples(config, num_groups=options.groups, prompt_only=True),
@@ -278,7 +277,7 @@ def main() -> None:
         for name, samples in kinds.items()
     }
     print(f"speed: {ratios['demo']:.2f}x on the demo's groups (target {TARGET_RATIO:.0f}x)", flush=True)
-    exact = _learner(config, mixed_precision=False)
+    exact = _learner(config, dtype="float32")
     few = with_own_logprobs(exact, kinds["demo"][: 2 * config.rollout.group_size])
     compare_gradients(exact, few)
 

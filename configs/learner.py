@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from configs.base import Config
+from configs.processor import Precision, fastest_precision
 
 
 class ModelConfig(Config):
@@ -92,6 +93,9 @@ class LearnerConfig(Config):
     """CPU threads of the learner."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the learner computes; `cuda` needs a GPU and the `gpu` extra."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Frozen base and matrix products of the learner, as `rollout.engine.dtype`; adapter, its gradients and losses are
+    in float32 always."""
     num_workers: int = Field(default=1, ge=1)
     """Processes (ranks) that share out the microbatches of a train step; on `cuda` each has a card."""
     zero_stage: Literal[1, 2, 3] = 1
@@ -102,6 +106,11 @@ class LearnerConfig(Config):
     """Train steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Older checkpoints are deleted."""
+
+    @property
+    def precision(self) -> Precision:
+        """What `dtype` means on this machine."""
+        return fastest_precision(self.device) if self.dtype == "auto" else self.dtype
 
     @property
     def has_reference(self) -> bool:

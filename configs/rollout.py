@@ -7,6 +7,7 @@ from pydantic import Field, HttpUrl, TypeAdapter, model_validator
 from configs.api_keys import exposed_key
 from configs.base import Config
 from configs.judge import LOOPBACK
+from configs.processor import Precision, fastest_precision
 
 
 class ModuleConfig(Config):
@@ -23,8 +24,8 @@ class EngineConfig(Config):
     """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
     refresh: Literal["turn", "trajectory"] = "turn"
     """When a trajectory takes up new weights: at its next `turn`, or never (`trajectory`; needs `native`)."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Weights and activations of the engine."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Weights and activations of the engine; `auto`: bfloat16 on a GPU, and on a CPU whichever it multiplies faster."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Cards of one machine over which each engine spreads every layer, for a model that one card does not hold. Beyond
     1 it needs `cuda` and `native`, and an engine has its cards for itself."""
@@ -38,6 +39,11 @@ class EngineConfig(Config):
     """CPU threads of the engine."""
     metrics: bool = False
     """Send vLLM's own metrics through Ray's, for Prometheus; they cost a little time in every engine step."""
+
+    @property
+    def precision(self) -> Precision:
+        """What `dtype` means on this machine."""
+        return fastest_precision(self.device) if self.dtype == "auto" else self.dtype
 
     @model_validator(mode="after")
     def _pinning_needs_several_versions(self) -> "EngineConfig":

@@ -42,7 +42,6 @@ class Learner:
         config: LearnerConfig,
         *,
         seed: int,
-        mixed_precision: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
@@ -53,7 +52,7 @@ class Learner:
             model,
             device=config.device,
             seed=seed,
-            mixed_precision=mixed_precision,
+            mixed_precision=config.precision == "bfloat16",
             gradient_checkpointing=config.gradient_checkpointing,
             logit_chunk_tokens=config.logit_chunk_tokens,
             with_reference=config.has_reference,

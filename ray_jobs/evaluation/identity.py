@@ -114,7 +114,7 @@ def _own(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[dic
 
 def _own_weights(config: RunConfig) -> dict[str, Any]:
     engine = config.rollout.engine
-    return {"weights": engine.dtype, "told_by": "the engine's setting", "adapter_mode": engine.adapter_mode}
+    return {"weights": engine.precision, "told_by": "the engine's setting", "adapter_mode": engine.adapter_mode}
 
 
 def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:

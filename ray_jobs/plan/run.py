@@ -6,6 +6,7 @@ from pathlib import Path
 from configs.cluster import RANK_SHARE
 from configs.errors import did_you_mean
 from configs.learner import LearnerConfig
+from configs.processor import fastest_precision
 from configs.run import RunConfig
 from ray_jobs.plan import memory
 from ray_jobs.plan.memory import GIB, KvCache, Part
@@ -125,8 +126,8 @@ def plan_run(config: RunConfig, shapes: Shapes, *, card: str, machine_bytes: int
     spread = engines.tensor_parallel
     return RunPlan(
         policy=shapes.policy,
-        kv=memory.kv_cache(shapes.policy, engines.dtype, kv_cache_bytes(engines), KV_BLOCK[engines.device], spread),
-        kv_arithmetic=memory.kv_arithmetic(shapes.policy, engines.dtype, spread),
+        kv=memory.kv_cache(shapes.policy, engines.precision, kv_cache_bytes(engines), KV_BLOCK[engines.device], spread),
+        kv_arithmetic=memory.kv_arithmetic(shapes.policy, engines.precision, spread),
         max_model_len=engines.max_model_len,
         cards=tuple(cards),
     )
@@ -147,11 +148,11 @@ def engine_process(config: RunConfig, shapes: Shapes) -> Process:
     engine, shape, rank = config.rollout.engine, shapes.policy, config.model.lora_rank
     cards = engine.tensor_parallel
     on_card = engine.device == "cuda"
-    cache = memory.kv_cache(shape, engine.dtype, kv_cache_bytes(engine), KV_BLOCK[engine.device], cards)
-    parts = [memory.weights(shape, engine.dtype, cards)]
+    cache = memory.kv_cache(shape, engine.precision, kv_cache_bytes(engine), KV_BLOCK[engine.device], cards)
+    parts = [memory.weights(shape, engine.precision, cards)]
     if engine.adapter_mode == "native":
         num_lora = shape.lora_parameters(rank, config.model.lora_targets)
-        parts.append(memory.engine_adapters(num_lora, MAX_LORAS, engine.dtype, cards))
+        parts.append(memory.engine_adapters(num_lora, MAX_LORAS, engine.precision, cards))
     parts.append(
         Part(
             name="KV cache",
@@ -161,7 +162,7 @@ def engine_process(config: RunConfig, shapes: Shapes) -> Process:
         )
     )
     rows = max(engine.max_num_seqs, SCORED_ROWS)
-    parts.append(memory.engine_working(shape, engine.dtype, batched_tokens(engine), rows, rank))
+    parts.append(memory.engine_working(shape, engine.precision, batched_tokens(engine), rows, rank))
     if on_card:
         parts.append(Part(name="CUDA graphs", num_bytes=memory.CUDA_GRAPHS, arithmetic="allowance"))
     parts.append(_process_part("engine", engine.device))
@@ -170,7 +171,7 @@ def engine_process(config: RunConfig, shapes: Shapes) -> Process:
 
 
 def learner_process(config: RunConfig, shapes: Shapes) -> Process:
-    """One copy of the base in bfloat16, the adapter's training, one microbatch. A trajectory that is longer than a
+    """One copy of the base, the adapter's training, one microbatch. A trajectory that is longer than a
     microbatch goes alone, so the longest one counts as well. Of several ranks this is one: they divide the optimizer's
     moments, and at `zero_stage` 3 the base."""
     learner, model, shape = config.learner, config.model, shapes.policy
@@ -185,7 +186,7 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     )
     num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
     parts = (
-        memory.weights(shape, "bfloat16", ranks if learner.zero_stage == 3 else 1),
+        memory.weights(shape, learner.precision, ranks if learner.zero_stage == 3 else 1),
         memory.adapter_training(num_lora, ranks),
         *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
         acting,
@@ -221,7 +222,7 @@ def prm_process(config: RunConfig, shapes: Shapes) -> Process | None:
             device=prm.device,
         )
     parts = (
-        memory.weights(shape, "bfloat16"),
+        memory.weights(shape, fastest_precision(prm.device)),
         adapter,
         acting,
         memory.fragments(acting),

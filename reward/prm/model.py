@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from configs.learner import ModelConfig
+from configs.processor import fastest_precision
 from configs.reward import PrmConfig
 from learner.backbone import Backbone
 from learner.checkpoint import CheckpointError, read_manifest, write_manifest
@@ -50,7 +51,7 @@ class ProcessRewardModel:
             lora_targets=ModelConfig().lora_targets,
             device=config.device,
             seed=seed,
-            mixed_precision=True,
+            mixed_precision=fastest_precision(config.device) == "bfloat16",
             num_layers=config.num_layers,
             gradient_checkpointing=config.gradient_checkpointing,
         )

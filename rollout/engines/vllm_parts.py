@@ -82,7 +82,7 @@ def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: 
     llm: Any = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model_path),
-            dtype=config.dtype,
+            dtype=config.precision,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             seed=seed,

@@ -54,8 +54,8 @@ def model_path(tmp_path_factory):
 
 
 def build_tiny(model_path, config, ranks=None):
-    model, settings = config.model, config.learner
-    return Learner(model_path, model, settings, seed=0, mixed_precision=False, ranks=ranks)
+    settings = config.learner.model_copy(update={"dtype": "float32"})
+    return Learner(model_path, config.model, settings, seed=0, ranks=ranks)
 
 
 def start(config, model_path, place):

@@ -35,7 +35,7 @@ def make_batch(age=0, broken=()):
     return build_batch(samples, microbatch_tokens=MICROBATCH_TOKENS)
 
 
-def make_learner(model_path, objective, *, zero_stage=1, ranks=None, mixed_precision=False):
+def make_learner(model_path, objective, *, zero_stage=1, ranks=None, dtype="float32"):
     """With weights that no other seed gives, and a gradient norm that is cut."""
     config = LearnerConfig(
         objective=objective,
@@ -47,13 +47,13 @@ def make_learner(model_path, objective, *, zero_stage=1, ranks=None, mixed_preci
         num_threads=1,
         guard=UNGUARDED,
         zero_stage=zero_stage,
+        dtype=dtype,
     )
     return Learner(
         model_path,
         ModelConfig(lora_rank=4),
         config,
         seed=3,
-        mixed_precision=mixed_precision,
         ranks=ranks,
     )
 
@@ -139,7 +139,7 @@ def _rank(model_path, folder, rank, size, meeting):
         learner = make_learner(model_path, objective, zero_stage=stage, ranks=ranks)
         accounts[objective, stage] = account_of(learner, folder / f"{objective}-{stage}")
     for stage in STAGES:
-        learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks, mixed_precision=True)
+        learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks, dtype="bfloat16")
         accounts["mixed", stage] = gradient_of(learner)
         learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks)
         load_checkpoint(learner, newest_checkpoint(folder.parent / "alone")[0].folder)

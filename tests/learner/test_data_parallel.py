@@ -35,7 +35,7 @@ def alone(folder, model_path):
         objective: ranks.account_of(ranks.make_learner(model_path, objective), _checkpoints(folder, objective))
         for objective in ranks.OBJECTIVES
     }
-    learner = ranks.make_learner(model_path, "dapo", mixed_precision=True)
+    learner = ranks.make_learner(model_path, "dapo", dtype="bfloat16")
     accounts["mixed"] = ranks.gradient_of(learner)
     return accounts
 

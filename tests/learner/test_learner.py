@@ -146,7 +146,7 @@ def test_every_trajectory_twice_gives_the_same_gradient(model_path, objective):
 
 def test_a_split_into_microbatches_changes_the_gradient_in_bf16_by_less_than_a_hundredth_of_it(model_path):
     """Each microbatch's gradient is rounded apart. All of the rounding of bf16 together is some ten times as much."""
-    learner = make_learner(model_path, mixed_precision=True)
+    learner = make_learner(model_path, dtype="bfloat16")
     samples = make_samples()
     whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
     for microbatch_tokens in (8, 12, 20):
@@ -281,9 +281,8 @@ def test_untrained_adapter_has_no_divergence_from_its_reference(model_path):
     learner = Learner(
         model_path,
         ModelConfig(lora_rank=4),
-        LearnerConfig(num_threads=1, objective="flow_grpo", guard=UNGUARDED),
+        LearnerConfig(num_threads=1, objective="flow_grpo", guard=UNGUARDED, dtype="float32"),
         seed=0,
-        mixed_precision=False,
     )
     result = learner.train_step(build_batch(make_samples(), microbatch_tokens=1000))
     assert result.metrics["policy/kl_ref_k3"] == 0

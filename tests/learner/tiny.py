@@ -32,7 +32,7 @@ def save_tiny_model(folder, architecture, **changes):
     return folder
 
 
-def make_learner(model_path, *, seed=0, guard=UNGUARDED, mixed_precision=False, **config):
+def make_learner(model_path, *, seed=0, guard=UNGUARDED, dtype="float32", **config):
     """A learner in float32, unless otherwise said, whose adapter is not zero."""
     import torch
 
@@ -41,9 +41,8 @@ def make_learner(model_path, *, seed=0, guard=UNGUARDED, mixed_precision=False, 
     learner = Learner(
         model_path,
         ModelConfig(lora_rank=4),
-        LearnerConfig(num_threads=1, guard=guard, **config),
+        LearnerConfig(num_threads=1, guard=guard, dtype=dtype, **config),
         seed=seed,
-        mixed_precision=mixed_precision,
     )
     generator = torch.Generator().manual_seed(seed)
     for parameter in learner.policy.trainable_parameters():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from evaluating import ScriptedSolver, config_for, right_answer, use
 
+from configs.processor import fastest_precision
 from envs.types import Task
 from ray_jobs.evaluation.compare import ComparisonError, comparison, run_compare
 from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
@@ -15,6 +16,7 @@ from rollout.records import trajectory_record
 from rollout.types import Trajectory
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
+OTHER_PRECISION = {"bfloat16": "float32", "float32": "bfloat16"}[fastest_precision("cpu")]
 MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, branch=0.25}", "evaluation.num_tasks=40")
 
 
@@ -82,7 +84,7 @@ def test_loss_is_called_a_loss(evaluate):
     ("override", "part"),
     [
         ("rollout.max_steps=2", "sampling"),
-        ("rollout.engine.dtype=float32", "quantisation"),
+        (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "quantisation"),
         ("envs.search_results=3", "tools"),
         ("evaluation.num_tasks=20", "items"),

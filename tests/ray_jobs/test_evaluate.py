@@ -7,6 +7,7 @@ from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
+from configs.processor import fastest_precision
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
@@ -229,7 +230,7 @@ def test_identity_proves_what_was_evaluated(tmp_path, monkeypatch):
     identity = json.loads((tmp_path / "out" / "evaluation.json").read_text())["identity"]
     assert re.fullmatch("[0-9a-f]{64}", identity["policy"]["model_digest"])
     assert re.fullmatch("[0-9a-f]{64}", identity["verifier"]["code"])
-    assert identity["quantisation"]["weights"] == "bfloat16"
+    assert identity["quantisation"]["weights"] == fastest_precision("cpu")
     assert identity["items"]["musique"]["count"] == 2
     words = words_of(page)
     assert "Verifier and generator are rules: they asked no model." in words

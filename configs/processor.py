@@ -1,0 +1,28 @@
+"""Which of the two precisions this machine multiplies faster."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+Precision = Literal["bfloat16", "float32"]
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
+    """bfloat16 on a GPU, and on a processor that multiplies it in hardware at full speed: Intel's with AMX, AMD's with
+    AVX-512. Elsewhere float32: measured at the sizes of the demo's layers, bfloat16 is 1.8 times as slow on an Intel
+    with AVX-512 alone, and 5 to 40 times without AVX-512."""
+    return "bfloat16" if device == "cuda" else _of_processor(CPU_INFO)
+
+
+@lru_cache
+def _of_processor(info: Path) -> Precision:
+    try:
+        lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+    except OSError:
+        return "float32"
+    said = {name.strip(): value for name, value in lines.items()}
+    flags = said.get("flags", "").split()
+    amd = "AuthenticAMD" in said.get("vendor_id", "")
+    return "bfloat16" if "amx_bf16" in flags or (amd and "avx512_bf16" in flags) else "float32"
