@@ -146,8 +146,8 @@ class BaseGeneratorConfig(Config):
 
 class EnvsConfig(Config):
     mix: dict[str, float] = {"lookup": 0.6, "two_lookup": 0.4}
-    """Data set name -> share of the tasks. Generated: arith, lookup, two_lookup, branch, game24; from `data_path`:
-    own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
+    """Data set name -> share of the tasks. Generated: arith, lookup, two_lookup, three_lookup, chain, branch,
+    game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
     data_path: str | None = None
     """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines of one's own (`own_text`,
     `own_integer`, `own_math`, `own_choice`)."""

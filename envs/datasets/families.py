@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from envs.datasets.split import Split, split_of
+from envs.datasets.split import SPLITS, Split, split_of
 
 CATALOGUE_SEED = 0
 MIN_WEIGHT_KG = 11
@@ -21,6 +21,8 @@ GOODS = (
     "bolts planks chairs lamps cups bowls plates rings bells wheels pipes frames tiles gears ropes nails "
     "screws hooks keys locks doors tables drums masks toys coins pins buttons belts trays beads panels"
 )
+
+LINK_MATERIALS = "jade coral pearl crystal ebony cork zinc nickel"
 
 DISTRACTORS = (
     "The catalogue lists crates only; single goods are never sold.",
@@ -47,39 +49,68 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
-    """All items in two halves, and a few passages that answer no question.
+class Link:
+    """Goods whose passage tells no weight, but what to search next."""
 
-    No item is in both halves, so a weight learnt by heart in training is worth nothing in evaluation.
+    name: str
+    item: Item
+
+    @property
+    def passage(self) -> str:
+        return f"One crate of {self.name} weighs as much as one crate of {self.item.name}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goods:
+    """One half of the catalogue. Its links lead to its own items."""
+
+    items: tuple[Item, ...]
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All goods in two halves, and a few passages that answer no question.
+
+    Nothing is in both halves, so a weight learnt by heart in training is worth nothing in evaluation.
     """
 
-    train_items: tuple[Item, ...]
-    eval_items: tuple[Item, ...]
+    train: Goods
+    eval: Goods
     distractors: tuple[str, ...]
 
-    def items_of(self, split: Split) -> tuple[Item, ...]:
-        return self.train_items if split == "train" else self.eval_items
+    def goods_of(self, split: Split) -> Goods:
+        return self.train if split == "train" else self.eval
 
     @property
     def passages(self) -> tuple[str, ...]:
-        items = (*self.train_items, *self.eval_items)
-        return (*(item.passage for item in items), *self.distractors)
+        goods = (*self.train.items, *self.eval.items, *self.train.links, *self.eval.links)
+        return (*(one.passage for one in goods), *self.distractors)
 
 
 @lru_cache(maxsize=4)
 def build_catalogue(seed: int = CATALOGUE_SEED) -> Catalogue:
-    """The seed decides the weights; the names and the halves are the same for every seed."""
+    """The seed decides the weights and where the links lead; the names and the halves are the same for every seed."""
     rng = random.Random(f"catalogue:{seed}")
     items = [
         Item(name=f"{material} {goods}", weight_kg=rng.randint(MIN_WEIGHT_KG, MAX_WEIGHT_KG))
         for material in MATERIALS.split()
         for goods in GOODS.split()
     ]
-    return Catalogue(
-        train_items=tuple(item for item in items if split_of(item.name) == "train"),
-        eval_items=tuple(item for item in items if split_of(item.name) == "eval"),
-        distractors=DISTRACTORS,
+    train, held_out = (_half(items, split, rng) for split in SPLITS)
+    return Catalogue(train=train, eval=held_out, distractors=DISTRACTORS)
+
+
+def _half(items: Sequence[Item], split: Split, rng: random.Random) -> Goods:
+    """A link leads to the same goods of another material: no passage then holds both words of another link's name."""
+    own = tuple(item for item in items if split_of(item.name) == split)
+    names = (f"{material} {goods}" for goods in GOODS.split() for material in LINK_MATERIALS.split())
+    links = tuple(
+        Link(name=name, item=rng.choice([item for item in own if item.name.split()[1] == name.split()[1]]))
+        for name in names
+        if split_of(name) == split
     )
+    return Goods(items=own, links=links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +136,15 @@ class Problem:
     keys: tuple[str, ...]
 
 
-DrawProblem = Callable[[random.Random, Sequence[Item]], Problem]
+DrawProblem = Callable[[random.Random, Goods], Problem]
 
 
 def _code(thought: str, source: str) -> PlanStep:
     return PlanStep(thought=thought, action="code", action_input=source)
 
 
-def _search(item: Item) -> PlanStep:
-    return PlanStep(thought="Find the weight.", action="search", action_input=item.name)
+def _search(goods: Item | Link) -> PlanStep:
+    return PlanStep(thought="Find the weight.", action="search", action_input=goods.name)
 
 
 def _answer(value: int) -> PlanStep:
@@ -149,7 +180,7 @@ def _arith_value(shape: str, a: int, b: int, c: int) -> int:
     return inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
 
 
-def draw_arith(rng: random.Random, items: Sequence[Item]) -> Problem:
+def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     """Two operations on two-digit numbers: one code call."""
     shape = rng.choice(list(_ARITH_PHRASINGS))
     low, high, c = *sorted(rng.sample(range(11, 100), 2)), rng.randint(11, 99)
@@ -173,9 +204,9 @@ _LOOKUP_PHRASINGS = (
 )
 
 
-def draw_lookup(rng: random.Random, items: Sequence[Item]) -> Problem:
+def draw_lookup(rng: random.Random, goods: Goods) -> Problem:
     """The weight of one item has to be found before it can be multiplied."""
-    item, n = rng.choice(items), rng.randint(11, 99)
+    item, n = rng.choice(goods.items), rng.randint(11, 99)
     answer = n * item.weight_kg
     return Problem(
         question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=item.name),
@@ -201,9 +232,14 @@ _DIFFERENCE_PHRASINGS = (
 )
 
 
-def draw_two_lookup(rng: random.Random, items: Sequence[Item]) -> Problem:
+def _draw_loads(rng: random.Random, goods: Goods, count: int) -> list[tuple[Item, int]]:
+    """Different items, with how many crates of each."""
+    return list(zip(rng.sample(goods.items, count), rng.sample(range(11, 100), count), strict=True))
+
+
+def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
     """The weights of two items have to be found; the heavier load comes first in a difference."""
-    loads = list(zip(rng.sample(items, 2), rng.sample(range(11, 100), 2), strict=True))
+    loads = _draw_loads(rng, goods, 2)
     difference = rng.random() < 0.5
     if difference:
         loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
@@ -223,6 +259,46 @@ def draw_two_lookup(rng: random.Random, items: Sequence[Item]) -> Problem:
     )
 
 
+_THREE_PHRASINGS = (
+    "What do {0}, {1} and {2} weigh together in kg?",
+    "A ship loads {0}, {1} and {2}. What is the load in kg?",
+    "Find the total weight in kg of {0}, {1} and {2}.",
+)
+
+
+def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
+    """The weights of three items have to be found before one code call adds the loads."""
+    loads = _draw_loads(rng, goods, 3)
+    answer = sum(n * item.weight_kg for item, n in loads)
+    return Problem(
+        question=rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads)),
+        answer=answer,
+        plan=(
+            *(_search(item) for item, _ in loads),
+            _code("Add the loads.", "+".join(f"{n}*{item.weight_kg}" for item, n in loads)),
+            _answer(answer),
+        ),
+        keys=tuple(item.name for item, _ in loads),
+    )
+
+
+def draw_chain(rng: random.Random, goods: Goods) -> Problem:
+    """Asked like a lookup, but what is found names what must be searched next: nothing else tells it."""
+    link, n = rng.choice(goods.links), rng.randint(11, 99)
+    answer = n * link.item.weight_kg
+    return Problem(
+        question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=link.name),
+        answer=answer,
+        plan=(
+            _search(link),
+            _search(link.item),
+            _code("Multiply both.", f"{n}*{link.item.weight_kg}"),
+            _answer(answer),
+        ),
+        keys=(link.name, link.item.name),
+    )
+
+
 _BRANCH_PHRASINGS = (
     "Let x = {a} * {b}. If x is {condition}, give {then}, otherwise give {other}.",
     "Multiply {a} by {b} to get x. Is x {condition}? Then give {then}. If not, give {other}.",
@@ -239,7 +315,7 @@ def _draw_condition(rng: random.Random, x: int) -> tuple[str, bool]:
     return f"{kind} {bound}", (x > bound) == (kind == "above")
 
 
-def draw_branch(rng: random.Random, items: Sequence[Item]) -> Problem:
+def draw_branch(rng: random.Random, goods: Goods) -> Problem:
     """The first result decides the second code call, which uses the x that the first one left behind."""
     # A product of two free factors is odd only once in four times; drawing the parity first balances it.
     start = rng.choice((11, 12))
@@ -267,5 +343,7 @@ FAMILIES: dict[str, DrawProblem] = {
     "arith": draw_arith,
     "lookup": draw_lookup,
     "two_lookup": draw_two_lookup,
+    "three_lookup": draw_three_lookup,
+    "chain": draw_chain,
     "branch": draw_branch,
 }

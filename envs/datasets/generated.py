@@ -33,10 +33,10 @@ def generate(family: str, *, split: Split, index: int, seed: int) -> GeneratedTa
     # A string seeds through its SHA-512: the sequences of (seed=0, index=1) and (seed=1, index=0) are
     # unrelated, which a sum of both would not give.
     rng = random.Random(f"{family}|{split}|{seed}|{index}")
-    items = build_catalogue().items_of(split)
-    problem = FAMILIES[family](rng, items)
+    goods = build_catalogue().goods_of(split)
+    problem = FAMILIES[family](rng, goods)
     while any(split_of(key) != split for key in problem.keys):
-        problem = FAMILIES[family](rng, items)
+        problem = FAMILIES[family](rng, goods)
     task = Task(
         id=f"{family}-{split}-{seed}-{index}",
         dataset=family,

@@ -93,15 +93,14 @@ def _forget_search(plan: Plan, rng: random.Random) -> Plan:
 
 
 def _stop_early(plan: Plan, rng: random.Random) -> Plan:
-    """Takes the first intermediate result for the answer."""
-    done = plan[:1] if len(plan) > 2 else ()
+    """Takes an intermediate result for the answer: what all the searches found, or the load of the first item."""
     code = plan[-2].action_input
     if "x" in code:
-        return (*done, _answer("That is it.", result_of(plan[0].action_input, {})))
+        return (*plan[:1], _answer("That is it.", result_of(plan[0].action_input, {})))
     part = re.search(r"\d+[-+*]\d+", code)
     if part is None or part.group() == code:
-        return (*done, _answer("That is it.", int(code.rpartition("*")[2])))
-    return _with_code(done, part.group(), thought="This is enough.")
+        return (*plan[:-2], _answer("That is it.", int(code.rpartition("*")[2])))
+    return _with_code(plan[:1] if len(plan) > 2 else (), part.group(), thought="This is enough.")
 
 
 def _with_code(done: Plan, code: str, *, thought: str) -> Plan:

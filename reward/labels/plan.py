@@ -12,12 +12,14 @@ from reward.prm.step_text import StepText, step_texts
 from reward.scorers import score_answer
 from rollout.types import Trajectory, Turn
 
-RIGHT, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.1, 0.0
+RIGHT, UNSUPPORTED, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.2, 0.1, 0.0
+"""PART is low: a planner that computes a part of the result after the first of two searches stops there, and of 28
+recorded prefixes with such a step none was ever continued to the right answer."""
 
 
 class PlanLabeller:
-    """A `Labeller` for generated tasks: 1.0 a right next step, 0.7 a part of one or a right answer without
-    support, 0.2 a thought, 0.1 a step done before, 0.0 a wrong or malformed one.
+    """A `Labeller` for generated tasks: 1.0 a right next step, 0.7 a right answer without support, 0.2 a part of
+    a computation or a thought, 0.1 a step done before, 0.0 a wrong or malformed one.
 
     The tools of generated tasks are deterministic, so a label by what a decision brought is a label of the
     decision: the blind score and the hindsight score are the same.
@@ -128,7 +130,7 @@ class _Progress:
     def _answer(self, text: str) -> float:
         if score_answer(self.task, text) != 1.0:
             return WRONG
-        return RIGHT if self.values[-1] in self.known else PART
+        return RIGHT if self.values[-1] in self.known else UNSUPPORTED
 
 
 def fresh_labels(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], float]:

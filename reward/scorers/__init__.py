@@ -81,6 +81,8 @@ _SCORERS: dict[str, Callable[[str, str], float]] = {
     "arith": score_integer,
     "lookup": score_integer,
     "two_lookup": score_integer,
+    "three_lookup": score_integer,
+    "chain": score_integer,
     "branch": score_integer,
     "game24": _score_game24_task,
     "aime": score_aime,

@@ -11,8 +11,8 @@ from envs.datasets.families import FAMILIES, build_catalogue
 from envs.datasets.generated import generate, sample_tasks, wrong_plan
 from envs.datasets.registry import load_tasks
 
-FAMILY_NAMES = ("arith", "lookup", "two_lookup", "branch")
-WEIGHTS = {item.name: item.weight_kg for item in (*build_catalogue().train_items, *build_catalogue().eval_items)}
+FAMILY_NAMES = ("arith", "lookup", "two_lookup", "three_lookup", "chain", "branch")
+WEIGHTS = {item.name: item.weight_kg for item in (*build_catalogue().train.items, *build_catalogue().eval.items)}
 
 
 def drawn(family, *, split="train", count=300, seed=0):
@@ -30,7 +30,7 @@ def code_results(plan):
     return results
 
 
-def test_the_families_are_the_four_known_ones():
+def test_the_families_are_the_six_known_ones():
     assert tuple(FAMILIES) == FAMILY_NAMES
 
 
@@ -48,6 +48,8 @@ def test_running_the_plan_gives_the_answer(family):
         ("arith", ["code", "answer"]),
         ("lookup", ["search", "code", "answer"]),
         ("two_lookup", ["search", "search", "code", "answer"]),
+        ("three_lookup", ["search", "search", "search", "code", "answer"]),
+        ("chain", ["search", "search", "code", "answer"]),
         ("branch", ["code", "code", "answer"]),
     ],
 )
@@ -55,7 +57,7 @@ def test_every_plan_of_a_family_takes_the_same_actions(family, actions):
     assert all([step.action for step in generated.plan] == actions for generated in drawn(family))
 
 
-@pytest.mark.parametrize("family", ["lookup", "two_lookup"])
+@pytest.mark.parametrize("family", ["lookup", "two_lookup", "three_lookup"])
 def test_the_code_of_a_lookup_uses_the_weights_that_its_searches_find(family):
     for generated in drawn(family):
         searched = [step.action_input for step in generated.plan if step.action == "search"]
@@ -64,7 +66,17 @@ def test_the_code_of_a_lookup_uses_the_weights_that_its_searches_find(family):
         assert all(name in generated.task.question for name in searched)
 
 
-@pytest.mark.parametrize("family", ["lookup", "two_lookup"])
+def test_only_what_a_chain_finds_first_tells_what_it_searches_next():
+    passages = {link.name: link.passage for link in build_catalogue().train.links}
+    for generated in drawn("chain"):
+        first, second, code, _ = (step.action_input for step in generated.plan)
+        assert first in generated.task.question
+        assert second not in generated.task.question
+        assert second in passages[first]
+        assert code.endswith(f"*{WEIGHTS[second]}")
+
+
+@pytest.mark.parametrize("family", ["lookup", "two_lookup", "three_lookup", "chain"])
 def test_a_lookup_question_states_the_counts_and_nothing_else(family):
     for generated in drawn(family):
         counts = re.findall(r"(\d+)\*", generated.plan[-2].action_input)
@@ -206,6 +218,11 @@ def test_a_wrong_plan_ends_in_a_wrong_answer_that_its_own_steps_support(family):
         ("arith", {"answer", "code answer"}),
         ("lookup", {"answer", "code answer", "search answer", "search code answer"}),
         ("two_lookup", {"answer", "search code answer", "search search code answer"}),
+        (
+            "three_lookup",
+            {"answer", "search code answer", "search search code answer", "search search search code answer"},
+        ),
+        ("chain", {"answer", "search search answer", "search code answer", "search search code answer"}),
         ("branch", {"answer", "code answer", "code code answer"}),
     ],
 )
@@ -226,7 +243,7 @@ def test_the_registry_gives_the_sampled_tasks_of_a_family():
 
 
 def test_the_registry_names_the_known_data_sets():
-    known = "arith, lookup, two_lookup, branch, game24, nlile/24-game, aime"
+    known = "arith, lookup, two_lookup, three_lookup, chain, branch, game24, nlile/24-game, aime"
     with pytest.raises(ValueError, match=f"unknown data set 'gsm8k'; known data sets: {known}"):
         load_tasks("gsm8k", split="train", count=1, seed=0)
 

@@ -60,10 +60,10 @@ def test_impossible_settings_are_refused(passages, settings):
         search_tool(passages, **settings)
 
 
-def test_every_item_of_the_catalogue_is_found_first_by_its_name():
+def test_everything_in_the_catalogue_is_found_first_by_its_name():
     catalogue = build_catalogue()
     tool = OfflineSearchTool(catalogue.passages)
-    for item in (*catalogue.train_items, *catalogue.eval_items):
+    for item in (one for half in (catalogue.train, catalogue.eval) for one in (*half.items, *half.links)):
         assert tool.find(item.name)[0] == item.passage
         assert tool.find(f"How many kg does one crate of {item.name} weigh?")[0] == item.passage
 

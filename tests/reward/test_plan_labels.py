@@ -11,11 +11,12 @@ from reward.labels.plan import PlanLabeller, fresh_labels, plan_scores
 from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
-FAMILIES = ("lookup", "two_lookup", "arith", "branch")
+FAMILIES = ("lookup", "two_lookup", "three_lookup", "chain", "arith", "branch")
 
 
 def passage_of(item):
-    [found] = [one.passage for one in build_catalogue().items_of("train") if one.name == item]
+    goods = build_catalogue().train
+    [found] = [one.passage for one in (*goods.items, *goods.links) if one.name == item]
     return found
 
 
@@ -92,7 +93,7 @@ def test_an_answer_that_is_no_number_is_wrong_even_after_a_right_plan():
 
 def test_searching_an_item_that_nobody_asked_for_is_wrong():
     task, (search, *_) = solve("lookup", 4)
-    others = [one for one in build_catalogue().items_of("train") if one.name != search.tool_call.arguments]
+    others = [one for one in build_catalogue().train.items if one.name != search.tool_call.arguments]
     assert scores(task, *(decided("search", one.name, one.passage) for one in others[:3])) == [0.0] * 3
 
 
@@ -146,20 +147,20 @@ def test_a_malformed_step_is_wrong_the_second_time_too():
     assert scores(task, malformed("hm"), malformed("hm")) == [0.0, 0.0]
 
 
-def test_one_of_two_products_is_a_part_of_the_step():
+def test_one_of_two_products_is_a_part_of_the_step_and_worth_little():
     generated = find("two_lookup", lambda inputs: "+" in inputs[2])
     first, second, code, answer = play(generated.plan)
     left, right = generated.plan[2].action_input.split("+")
     parts = [decided("code", part, str(result_of(part, {}))) for part in (left, right)]
-    assert scores(generated.task, first, second, *parts, code, answer) == [1.0, 1.0, 0.7, 0.7, 1.0, 1.0]
-    assert scores(generated.task, first, second, parts[0], parts[0]) == [1.0, 1.0, 0.7, 0.1]
+    assert scores(generated.task, first, second, *parts, code, answer) == [1.0, 1.0, 0.2, 0.2, 1.0, 1.0]
+    assert scores(generated.task, first, second, parts[0], parts[0]) == [1.0, 1.0, 0.2, 0.1]
 
 
 def test_the_bracket_of_an_expression_is_a_part_of_the_step():
     generated = find("arith", lambda inputs: inputs[0].startswith("("))
     inside = generated.plan[0].action_input[1:].partition(")")[0]
     [part] = scores(generated.task, decided("code", inside, str(result_of(inside, {}))))
-    assert part == 0.7
+    assert part == 0.2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
