@@ -25,6 +25,7 @@ from rollout.store.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.store.casualties import Loss
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, TrainedGroups
+from rollout.store.turns import Turns
 
 PATIENCE_S = 5.0
 """A worker asks for work again after so long, with the version that it has proven by then."""
@@ -84,10 +85,12 @@ class StoreActor:
             policy_version=newest.policy_version if newest else 0,
             gather_s=GATHER_S,
         )
-        self._published_at = time.monotonic()
+        self._started_at = time.monotonic()
+        self._published_at: dict[int, float] = {}
         self._offer: AdapterOffer | None = None
         self._publishing = asyncio.Lock()
         self._newer = asyncio.Event()
+        self._turns = Turns()
         self._behind_since: dict[int, float] = {}
         self._checkpoint: asyncio.Task[None] | None = None
         self._closed = False
@@ -105,7 +108,9 @@ class StoreActor:
         if self._closed:
             return Admission(closed=True)
         patience_s = max(PATIENCE_S, self._buffer.num_workers / MAX_ASKED_AGAIN_PER_S)
-        return await self._buffer.admit(status, patience_s=patience_s)
+        admission = await self._buffer.admit(status, patience_s=patience_s)
+        await self._turns.turn()
+        return admission
 
     async def complete(self, lease: Lease, result: GroupResult) -> None:
         await self._buffer.complete(lease, result)
@@ -173,7 +178,7 @@ class StoreActor:
             policy_version=adapter.policy_version, digest=adapter.digest, canary=adapter.canary
         )
         async with self._publishing:
-            self._published_at = time.monotonic()
+            self._published_at.setdefault(adapter.policy_version, time.monotonic())
             # In a thread: hundreds of megabytes to a disk take seconds, in which groups come and go.
             await asyncio.to_thread(self._adapters.publish, published, adapter.data)
             if self._offer is None or published != self._offer.published:
@@ -185,6 +190,7 @@ class StoreActor:
         """The newest adapter above `policy_version`. Waits; woken by `publish`."""
         while (offer := await self._newest_offer()) is None or offer.published.policy_version <= policy_version:
             await self._newer.wait()
+            await self._turns.turn()
         return offer
 
     async def _newest_offer(self) -> AdapterOffer | None:
@@ -217,7 +223,7 @@ class StoreActor:
             raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {fault}")
         has_moved = now is not None and bool(known) and moved(now, known[-1])
         unmoved = 0 if has_moved or not before else policy_version - before[-1].policy_version
-        latency_s = round(time.monotonic() - self._published_at, 4)
+        latency_s = round(time.monotonic() - self._published_at.get(policy_version, self._started_at), 4)
         proof = {"worker": worker, "policy_version": policy_version, "latency_s": latency_s, "unmoved": unmoved}
         append_record(self._acks, proof)
         self._behind_since.pop(worker, None)

@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +24,13 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult, TrainBatch
 from ray_jobs.simulate.worker import LognormalTasks
-from reward.credit import CreditedStep, credit_parts
+from reward.credit import CreditedStep, CreditParts, credit_parts
 from reward.judging import group_result
 from reward.outcome import OutcomeReward
 from reward.prm.step_text import StepText
-from reward.stored import scored_group_of
 from reward.types import ScoredGroup, StepScores
-from rollout.buffer import Batch, WorkerStatus
+from rollout.buffer import Admission, Batch, WorkerStatus
+from rollout.concurrency import WorkerReading
 from rollout.store.lifecycle import GroupResult, Lease, Permit
 
 NUM_PREPARED = 16
@@ -49,23 +50,43 @@ class Load:
     adapter_bytes: int
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_concurrency=100_000)  # type: ignore[call-overload]
 class WorkerHost:
     """The workers with these indices."""
 
     def __init__(self, store: Any, indices: Sequence[int], load: Load, results: Sequence[GroupResult]) -> None:
-        self._workers = [WaitingWorker(index, store, load, results) for index in indices]
+        self._workers = {index: WaitingWorker(index, store, load, results) for index in indices}
 
     def __repr__(self) -> str:
         return "RolloutWorker(host)"
 
-    async def run(self) -> None:
+    async def run(self, index: int) -> None:
         """Until the store is closed."""
-        await asyncio.gather(*(worker.run() for worker in self._workers))
+        await self._workers[index].run()
+
+    async def workload(self, index: int) -> WorkerReading:
+        return self._workers[index].reading()
 
     async def proven(self) -> list[int]:
         """The version that each worker has proven."""
-        return [worker.follower.proven_version for worker in self._workers]
+        return [worker.follower.proven_version for worker in self._workers.values()]
+
+
+class HostedWorker:
+    """Is asked what the driver asks of a worker's actor."""
+
+    def __init__(self, host: Any, index: int) -> None:
+        self.run = HostedCall(host.run, index)
+        self.workload = HostedCall(host.workload, index)
+
+
+@dataclass(frozen=True, slots=True)
+class HostedCall:
+    method: Any
+    index: int
+
+    def remote(self, *_: Any) -> Any:
+        return self.method.remote(self.index)
 
 
 class WaitingWorker:
@@ -76,17 +97,46 @@ class WaitingWorker:
         self._results = results
         self._random = random.Random(index)
         self._running: dict[Lease, asyncio.Task[None]] = {}
+        self._read_at = time.monotonic()
+        self._asked_at: float | None = None
+        self._waited_s = 0.0
         self.follower = WeightFollower(SimulatedEngine(), store, index)
 
     async def run(self) -> None:
         following = asyncio.create_task(self.follower.follow())
-        while not (admission := await self._store.admit.remote(self._status())).closed:
+        while not (admission := await self._admission()).closed:
             for permit in admission.permits:
                 self._running[permit.lease] = asyncio.create_task(self._bring(permit))
             while len(self._running) >= self._load.places:
                 await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         for task in (following, *self._running.values()):
             task.cancel()
+
+    def reading(self) -> WorkerReading:
+        """What was since the call before, with the wait that is not over."""
+        now = time.monotonic()
+        self._count_wait(now)
+        elapsed_s, waited_s, self._read_at, self._waited_s = now - self._read_at, self._waited_s, now, 0.0
+        return WorkerReading(
+            worker=self._index,
+            elapsed_s=elapsed_s,
+            admission_wait_s=waited_s,
+            engine_busy_s=0.0,
+            places=self._load.places,
+            running=len(self._running),
+        )
+
+    async def _admission(self) -> Admission:
+        self._asked_at = time.monotonic()
+        admission: Admission = await self._store.admit.remote(self._status())
+        self._count_wait(time.monotonic())
+        self._asked_at = None
+        return admission
+
+    def _count_wait(self, now: float) -> None:
+        if self._asked_at is not None:
+            self._waited_s += now - self._asked_at
+            self._asked_at = now
 
     def _status(self) -> WorkerStatus:
         return WorkerStatus(
@@ -118,22 +168,41 @@ class SteppingLearner(SimulatedLearner):
         return result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCredit:
+    """What a learner says of the groups that were prepared: its log-probs by trajectory, the credit by group."""
+
+    logprobs: Mapping[str, np.ndarray]
+    credit: Mapping[str, CreditParts]
+
+    def of(self, num_groups: int) -> "PreparedCredit":
+        """As much of it as so many groups bring: those after the first ones under names that nobody asks for."""
+        rounds = range(-(-num_groups // NUM_PREPARED))
+        return PreparedCredit(
+            logprobs={_again(name, one): values.copy() for one in rounds for name, values in self.logprobs.items()},
+            credit={_again(name, one): deepcopy(parts) for one in rounds for name, parts in self.credit.items()},
+        )
+
+
+def _again(name: str, number: int) -> str:
+    return f"{name}@{number}" if number else name
+
+
 @ray.remote(num_cpus=0)
 class PacedLearner(LearnerCalls):
-    """Every train step takes `step_s`, whatever is in the batch."""
+    """Every train step takes `step_s`, whatever is in the batch. It fetches the bytes and does not parse them."""
 
-    def __init__(self, config: RunConfig, load: Load, logprobs: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, config: RunConfig, load: Load, prepared: PreparedCredit) -> None:
         self._config = config
         self._step_s = load.step_s
         self._learner: Any = SteppingLearner(padding=load.adapter_bytes)
-        self._logprobs = logprobs
+        self._prepared = prepared.of(config.batch_groups)
 
     def __repr__(self) -> str:
         return "Learner"
 
     def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> CreditedStep:
-        started, groups = time.perf_counter(), [scored_group_of(payload) for payload in ray.get(payloads[0])]
-        num = len(groups)
+        started, num = time.perf_counter(), len(ray.get(payloads[0]))
         result = self._learner.train_step(
             TrainBatch(microbatches=(), num_loss_tokens=num, num_trajectories=num, num_masked_tokens=0, max_age=0)
         )
@@ -141,8 +210,8 @@ class PacedLearner(LearnerCalls):
         return CreditedStep(
             policy_version=result.policy_version,
             metrics=result.metrics,
-            learner_logprobs=self._logprobs,
-            credit={one.group.id: credit_parts(one, credit="outcome", prm_weight=prm_weight) for one in groups},
+            learner_logprobs=self._prepared.logprobs,
+            credit=self._prepared.credit,
         )
 
 
@@ -164,14 +233,24 @@ class Prober:
     def __repr__(self) -> str:
         return "Prober"
 
-    async def probe(self, store: Any, seconds: float, every_s: float = 0.05) -> list[float]:
-        """Seconds that each answer took."""
-        taken, end = [], time.perf_counter() + seconds
-        while (started := time.perf_counter()) < end:
-            await store.next_version.remote()
-            taken.append(time.perf_counter() - started)
+    def __init__(self) -> None:
+        self._stopped = asyncio.Event()
+
+    async def probe(self, store: Any, every_s: float = 0.05) -> list[float]:
+        """Seconds that each answer took, until `stop`. A slow answer puts off no later question."""
+        asked: list[asyncio.Task[float]] = []
+        while not self._stopped.is_set():
+            asked.append(asyncio.create_task(self._ask(store)))
             await asyncio.sleep(every_s)
-        return taken
+        return list(await asyncio.gather(*asked))
+
+    async def stop(self) -> None:
+        self._stopped.set()
+
+    async def _ask(self, store: Any) -> float:
+        started = time.perf_counter()
+        await store.next_version.remote()
+        return time.perf_counter() - started
 
 
 def prepared_groups(load: Load) -> list[ScoredGroup]:
@@ -194,13 +273,15 @@ def prepared_results(groups: Sequence[ScoredGroup], load: Load) -> list[GroupRes
     return [group_result(one, duration_s=load.group_s, prm_s=0.0) for one in groups]
 
 
-def prepared_logprobs(groups: Sequence[ScoredGroup]) -> dict[str, np.ndarray]:
-    """What a learner says of them, by trajectory."""
-    return {
-        one.id: np.concatenate([np.array(turn.completion.logprobs, dtype=np.float32) for turn in one.planner_turns])
-        for scored in groups
-        for one in scored.group.trajectories
-    }
+def prepared_credit(groups: Sequence[ScoredGroup]) -> PreparedCredit:
+    return PreparedCredit(
+        logprobs={
+            one.id: np.concatenate([np.array(turn.completion.logprobs, dtype=np.float32) for turn in one.planner_turns])
+            for scored in groups
+            for one in scored.group.trajectories
+        },
+        credit={one.group.id: credit_parts(one, credit="outcome", prm_weight=0.0) for one in groups},
+    )
 
 
 def _scores(scored: ScoredGroup) -> StepScores:

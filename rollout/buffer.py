@@ -20,6 +20,9 @@ from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share
 
 BIAS_WINDOW = 1000
 
+MOST_TOGETHER = 64
+"""Results that are written down before other calls have their turn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -116,11 +119,11 @@ class GroupBuffer:
     async def complete(self, lease: Lease, result: GroupResult) -> bool:
         """A group came back; True if it will be trained. A second answer to one lease changes nothing. A group with
         fewer than two scored trajectories is tried again, and fails in the end. Returns once that is written down,
-        together with what else comes back within `gather_s`."""
+        together with what else comes back within `gather_s`, up to MOST_TOGETHER."""
         completion = _Completion(lease, result, asyncio.get_running_loop().create_future())
         self._came_back.append(completion)
         if len(self._came_back) == 1:
-            asyncio.get_running_loop().call_later(self._gather_s, self._write_down)
+            asyncio.get_running_loop().call_later(self._gather_s, self._write_some)
         return await completion.kept
 
     async def release(self, worker: int | None, reason: str) -> Loss:
@@ -275,9 +278,16 @@ class GroupBuffer:
                 self._expire_if_stale(group)
         self._tell()
 
-    def _write_down(self) -> None:
-        """All that came back lately, in one transaction; only then is it answered, and counted."""
-        came_back, self._came_back = self._came_back, []
+    def _write_some(self) -> None:
+        """What came back lately; of very much, the rest after others had their turn."""
+        self._write_down(MOST_TOGETHER)
+        if self._came_back:
+            asyncio.get_running_loop().call_soon(self._write_some)
+
+    def _write_down(self, at_most: int | None = None) -> None:
+        """What came back first, or all of it, in one transaction; only then is it answered, and counted."""
+        came_back = self._came_back[:at_most]
+        del self._came_back[:at_most]
         first: dict[Lease, _Completion] = {}
         for one in came_back:
             if one.lease in self._admitter.runs:

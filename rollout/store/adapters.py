@@ -1,7 +1,7 @@
 """Published adapters on disk: every version once, its digest for ever, the newest bytes as long as they are needed."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class AdapterStore:
         self._published: list[PublishedAdapter] = []
         if self._index.exists():
             self._published = [_published(row) for row in read_records(self._index)]
+        self._said = _said(self._published)
         # A writer that died after it wrote the bytes and before their line has left them without a version.
         known = {self._file(one) for one in self._published[-KEPT:]}
         for file in folder.glob("v*.safetensors"):
@@ -67,13 +68,7 @@ class AdapterStore:
 
     def canary_logprobs(self) -> Mapping[int, Sequence[float]]:
         """What the learner said of the canary text, by version, the base model included."""
-        said: dict[int, Sequence[float]] = {}
-        for one in self._published:
-            if one.canary:
-                said[one.policy_version] = one.canary.logprobs
-            if one.canary and one.canary.base_logprobs:
-                said[BASE_VERSION] = one.canary.base_logprobs
-        return said
+        return self._said
 
     def publish(self, published: PublishedAdapter, data: bytes) -> bool:
         """Write the bytes, then the version's line, both synced: a version that is listed is whole. False where the
@@ -104,6 +99,8 @@ class AdapterStore:
                 "some space there and resume the run"
             ) from error
         self._published.append(published)
+        # Anew: this is done in a thread, while others look at what there was.
+        self._said = {**self._said, **_said([published])}
         for old in self._published[:-KEPT]:
             self._file(old).unlink(missing_ok=True)
         return True
@@ -126,6 +123,16 @@ class AdapterStore:
 
     def _file(self, published: PublishedAdapter) -> Path:
         return self._folder / f"v{published.policy_version:06d}-{published.digest[:8]}.safetensors"
+
+
+def _said(published: Iterable[PublishedAdapter]) -> dict[int, Sequence[float]]:
+    said: dict[int, Sequence[float]] = {}
+    for one in published:
+        if one.canary:
+            said[one.policy_version] = one.canary.logprobs
+        if one.canary and one.canary.base_logprobs:
+            said[BASE_VERSION] = one.canary.base_logprobs
+    return said
 
 
 def _published(row: dict) -> PublishedAdapter:

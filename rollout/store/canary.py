@@ -135,9 +135,12 @@ def _elsewhere(now: CanaryScores, before: CanaryScores) -> str | None:
 
 def _other_version(now: CanaryScores, published: Mapping[int, Sequence[float]]) -> str | None:
     own = math.dist(now.engine, now.learner)
+    if 2 * own < LEAST_MOVE:
+        # What is nearer than that is no farther away from the learner's than twice as much.
+        return None
     for version, learner in published.items():
-        distance, apart = math.dist(now.engine, learner), math.dist(now.learner, learner)
-        if distance < own and apart >= max(LEAST_MOVE, CLEARLY_NEARER * distance):
+        distance = math.dist(now.engine, learner)
+        if distance < own and math.dist(now.learner, learner) >= max(LEAST_MOVE, CLEARLY_NEARER * distance):
             return (
                 f"the engine samples with {_named(version)}: its log-probs of the canary are {distance:.3f} from the "
                 f"learner's with that, {own:.3f} from those with version {now.policy_version}"

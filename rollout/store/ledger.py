@@ -194,9 +194,12 @@ class Ledger(LedgerMending, LedgerReading):
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
+        wanted = list(ordinals)
         with self._transaction():
-            for ordinal in ordinals:
-                self._move(ordinal, "ready", "in_batch", step=step)
+            chosen = "ordinal IN (SELECT value FROM json_each(?))"
+            num = self._move_all("ready", "in_batch", chosen, (json.dumps(wanted),), step=step)
+            if num != len(wanted):
+                raise LedgerError(f"of the {len(wanted)} groups for step {step}, {num} are ready")
             self._db.execute(
                 "UPDATE groups SET reported_step = ? WHERE reported_step IS NULL AND settled_at IS NOT NULL", (step,)
             )
@@ -309,10 +312,7 @@ class Ledger(LedgerMending, LedgerReading):
 
     def _end(self, lease: Lease, after: State, **columns: Any) -> None:
         """The end of this attempt and of no later one."""
-        row = self._row(lease[0])
-        if row is not None and row["attempt"] != lease[1]:
-            raise LedgerError(f"group {lease[0]} is at attempt {row['attempt']}, not {lease[1]}")
-        self._move(lease[0], "running", after, worker=None, **columns)
+        self._move(lease[0], "running", after, of_attempt=lease[1], worker=None, **columns)
 
 
 @lru_cache(maxsize=65_536)

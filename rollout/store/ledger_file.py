@@ -269,15 +269,17 @@ class LedgerFile:
         self._next_task = max(self._next_task, task + 1)
         return ordinal
 
-    def _move(self, ordinal: int, before: State, after: State, **columns: Any) -> None:
+    def _move(
+        self, ordinal: int, before: State, after: State, *, of_attempt: int | None = None, **columns: Any
+    ) -> None:
         if after not in MOVES[before]:
             raise LedgerError(f"group {ordinal} may not go from {before} to {after}")
         names = ", ".join(f"{name} = ?" for name in ("state", *columns))
-        done = self._db.execute(
-            f"UPDATE groups SET {names} WHERE ordinal = ? AND state = ?", (after, *columns.values(), ordinal, before)
-        )
-        if done.rowcount != 1:
+        query = f"UPDATE groups SET {names} WHERE ordinal = ? AND state = ? AND attempt = COALESCE(?, attempt)"
+        if self._db.execute(query, (after, *columns.values(), ordinal, before, of_attempt)).rowcount != 1:
             row = self._row(ordinal)
+            if row and of_attempt not in (None, row["attempt"]):
+                raise LedgerError(f"group {ordinal} is at attempt {row['attempt']}, not {of_attempt}")
             raise LedgerError(f"group {ordinal} is {row['state'] if row else 'unknown'}, not {before}")
         self._counts[before] -= 1
         self._counts[after] += 1
@@ -289,8 +291,8 @@ class LedgerFile:
     def _drop(self, ordinal: int) -> None:
         self._db.execute("DELETE FROM payloads WHERE ordinal = ?", (ordinal,))
 
-    def _move_all(self, before: State, after: State, where: str, values: Sequence[Any], **columns: Any) -> None:
-        """Every group in the state `before` for which this holds."""
+    def _move_all(self, before: State, after: State, where: str, values: Sequence[Any], **columns: Any) -> int:
+        """Every group in the state `before` for which this holds. Returns their number."""
         if after not in MOVES[before]:
             raise LedgerError(f"no group may go from {before} to {after}")
         names = ", ".join(f"{name} = ?" for name in ("state", *columns))
@@ -298,6 +300,7 @@ class LedgerFile:
         num = self._db.execute(query, (after, *columns.values(), before, *values)).rowcount
         self._counts[before] -= num
         self._counts[after] += num
+        return num
 
     def _row(self, ordinal: int) -> Any:
         return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()

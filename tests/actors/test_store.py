@@ -1,5 +1,6 @@
 import hashlib
 import threading
+import time
 
 import pytest
 import ray
@@ -204,6 +205,16 @@ def test_version_that_a_worker_proved_is_counted_once_with_every_latency(store):
     found = ray.get(store.acknowledgements.remote())
     assert (found.num_published, found.num_acknowledged, len(found.latencies_s)) == (1, 1, 2)
     assert all(0 <= latency < 60 for latency in found.latencies_s)
+
+
+def test_latency_of_a_version_that_is_proven_late_counts_from_its_own_publication(store):
+    first = make_adapter(0)
+    publish(store, first)
+    time.sleep(0.3)
+    publish(store, make_adapter(1, b"newer"))
+    acknowledge(store, first)
+    (latency_s,) = ray.get(store.acknowledgements.remote()).latencies_s
+    assert latency_s >= 0.3
 
 
 def test_worker_gets_work_once_it_has_proven_a_version(store):

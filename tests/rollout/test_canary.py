@@ -180,6 +180,20 @@ STEPS = {1e-6: 0.0017, 1e-5: 0.017, 1e-4: 0.17, 1e-3: 1.7}
 """The demo run's ten versions at 2e-4 moved the text by 3.4 in all."""
 
 
+def test_engine_close_to_the_learner_is_nearer_to_no_version_that_counts():
+    """Then no other version is looked at: none can be the distance of LEAST_MOVE from the learner's."""
+    rng = random.Random(0)
+    for _ in range(200):
+        learner = [rng.gauss(-2, 1) for _ in BASE]
+        away = [rng.gauss(0, 1) for _ in BASE]
+        off = 0.499 * LEAST_MOVE / math.hypot(*away)
+        engine = [one + off * step for one, step in zip(learner, away, strict=True)]
+        other = [one + rng.gauss(0, 0.3) * LEAST_MOVE for one in engine]
+        nearer = math.dist(engine, other) < math.dist(engine, learner)
+        assert not (nearer and math.dist(learner, other) >= LEAST_MOVE)
+        assert canary_fault(make_scores(learner, engine=engine), (), {4: other}) is None
+
+
 @pytest.mark.parametrize("step_size", STEPS)
 @pytest.mark.parametrize("seed", range(5))
 def test_healthy_engine_passes_always_restarted_or_not(step_size, seed):
