@@ -71,7 +71,8 @@ def doubles_found() -> Iterator[None]:
 
 @contextmanager
 def local_ray(num_cpus: int = 4) -> Iterator[None]:
-    """Ray as a run starts it on a machine with so many cores."""
+    """Ray as a run starts it on a machine with so many cores, in the place of one that is up."""
+    stop_ray()
     cpu_count, os.cpu_count = os.cpu_count, lambda: num_cpus
     with doubles_found():
         try:

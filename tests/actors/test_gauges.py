@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 import ray
-from stage import local_ray, make_config, open_stage, wait_until
+from stage import make_config, open_stage, wait_until
 
 from actors.cluster import WORKER_GAUGES, gauge_name
 from ray_jobs.metrics.table import BY_NAME
@@ -15,28 +15,24 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory):
+def scraped(cluster, tmp_path_factory):
     """The run's last row of metrics, what the endpoint said after it, line by line, and the names of the run's actors,
     then and after its learner was started again."""
-    with pytest.MonkeyPatch.context() as env:
-        # Ray would collect them every ten seconds.
-        env.setenv("RAY_metrics_report_interval_ms", "500")
-        folder = tmp_path_factory.mktemp("runs")
-        with local_ray(), open_stage(make_config(folder, "num_steps=2")) as stage:
-            stage.finish(stage.reinforce())
-            (row,) = [one for one in read_records(stage.folder / "metrics.jsonl") if one["step"] == 2]
-            lines = []
+    with open_stage(make_config(tmp_path_factory.mktemp("runs"), "num_steps=2")) as stage:
+        stage.finish(stage.reinforce())
+        (row,) = [one for one in read_records(stage.folder / "metrics.jsonl") if one["step"] == 2]
+        lines = []
 
-            def complete():
-                lines[:] = scrape()
-                return any("agentflow_worker" in line for line in lines) and value_of(
-                    lines, "groups/drawn", run="r"
-                ) == [row["groups/drawn"]]
+        def complete():
+            lines[:] = scrape()
+            return any("agentflow_worker" in line for line in lines) and value_of(lines, "groups/drawn", run="r") == [
+                row["groups/drawn"]
+            ]
 
-            wait_until(complete)
-            first = names_of_actors()
-            stage.run.cast.restart_learner()
-            yield row, lines, first, names_of_actors()
+        wait_until(complete)
+        first = names_of_actors()
+        stage.run.cast.restart_learner()
+        yield row, lines, first, names_of_actors()
 
 
 def names_of_actors():

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import ray
-from stage import PATIENCE_S, kill, local_ray, make_config
+from stage import PATIENCE_S, kill, make_config
 
 from actors.store import StoreActor
 from learner.types import Adapter
@@ -14,19 +14,13 @@ from rollout.store.adapters import AdapterMismatchError
 from rollout.store.canary import Canary, Reading
 from rollout.store.lifecycle import GroupResult
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 TOKENS = tuple(range(9))
 LOGPROBS = (-1.0,) * 8
 BASE_LOGPROBS = (-5.0,) * 8
 LATER_LOGPROBS = (-1.2,) * 8
 """Less than the bound on the gap away, and far enough to tell the two versions apart."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray():
-        yield
 
 
 @pytest.fixture

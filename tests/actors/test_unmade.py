@@ -4,12 +4,12 @@ import importlib
 
 import pytest
 import ray
-from stage import local_ray, make_config
+from stage import make_config
 
 from actors.learner_group import LearnerGroupActor, LearnerRankActor
 from actors.rollout_worker import RolloutWorkerActor
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
 class Elsewhere:
@@ -17,12 +17,6 @@ class Elsewhere:
 
     def __reduce__(self):
         return importlib.import_module, ("installed_elsewhere",)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 import csv
 import json
-from pathlib import Path
 
 import pytest
+from real_data import REAL_DATA, needs
 
 from envs.datasets.aime import load_aime
 from envs.datasets.registry import load_tasks
 
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 COLUMNS = ["ID", "Year", "Problem Number", "Question", "Answer", "Part"]
 
 
@@ -105,7 +104,7 @@ def test_without_a_file_the_public_data_set_of_the_split_is_loaded(monkeypatch, 
     assert asked[0][1] == "train"
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="needs the real files")
+@needs("aime_1983_2024.csv", "aime24.jsonl")
 def test_the_real_files_have_the_known_counts():
     train = load_aime(REAL_DATA / "aime_1983_2024.csv", split="train")
     held_out = load_aime(REAL_DATA / "aime24.jsonl", split="eval")
@@ -115,13 +114,13 @@ def test_the_real_files_have_the_known_counts():
     assert not {task.question for task in train} & {task.question for task in held_out}
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="needs the real files")
+@needs("aime_1983_2024.csv")
 def test_the_incomplete_2024_of_the_training_file_is_no_test_set():
     with pytest.raises(ValueError, match="AIME eval: expected 30 problems, found 14 in "):
         load_aime(REAL_DATA / "aime_1983_2024.csv", split="eval")
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="needs the real files")
+@needs("aime_1983_2024.csv")
 def test_the_registry_picks_the_same_problems_for_the_same_seed():
     path = REAL_DATA / "aime_1983_2024.csv"
     picks = [load_tasks("aime", split="train", count=5, seed=seed, path=path) for seed in (0, 0, 1)]

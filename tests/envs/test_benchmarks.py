@@ -1,8 +1,8 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
+from real_data import REAL_DATA, needs
 
 from envs.benchmarks.readers import read_gaia, read_gpqa, read_medqa, read_number, read_short_answer, stem_of
 from envs.benchmarks.registry import BENCHMARKS, load_benchmark
@@ -10,7 +10,6 @@ from envs.types import Task
 from reward.scorers import score_answer
 
 SAMPLE = Path(__file__).parent / "benchmark_sample"
-DATA = os.environ.get("AGENTFLOW_DATA")
 PUBLIC_COUNTS = {
     "bamboogle": 125,
     "2wiki": 12_576,
@@ -47,10 +46,12 @@ def test_file_with_another_number_of_items_is_refused(name):
         load_benchmark(name, SAMPLE)
 
 
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ("gaia", "gpqa")])
-@pytest.mark.skipif(DATA is None, reason="AGENTFLOW_DATA names no folder of real benchmark files")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=needs(one.file)) for name, one in BENCHMARKS.items() if name not in ("gaia", "gpqa")],
+)
 def test_real_file_has_the_asserted_number_of_different_questions(name):
-    tasks = load_benchmark(name, Path(DATA))
+    tasks = load_benchmark(name, REAL_DATA)
     assert len(tasks) == (BENCHMARKS[name].subset or BENCHMARKS[name].count)
     assert len({task.question for task in tasks}) == len(tasks)
 

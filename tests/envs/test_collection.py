@@ -3,10 +3,10 @@ import json
 import random
 from collections import Counter
 from itertools import combinations_with_replacement
-from pathlib import Path
 from string import ascii_lowercase
 
 import pytest
+from real_data import REAL_DATA, needs
 
 from configs.envs import EnvsConfig
 from configs.reward import CollectConfig
@@ -18,7 +18,6 @@ from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_t
 from envs.datasets.split import question_key, split_of
 from ray_jobs.phases.cold_start import evaluation_tasks
 
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 MIX = {"lookup": 0.6, "two_lookup": 0.4}
 
 
@@ -168,7 +167,7 @@ def test_an_aime_file_of_another_size_than_the_public_one_is_refused(leaks, tmp_
         collect(leaks, mix={"aime": 1.0}, data_path=small, aime_test_path=str(small))
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="needs the real files")
+@needs("aime_1983_2024.csv", "aime24.jsonl")
 def test_the_real_aime_problems_of_2024_are_dropped_and_nothing_else(leaks):
     tasks = collect(
         leaks,

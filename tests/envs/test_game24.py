@@ -2,14 +2,12 @@ import json
 import re
 from fractions import Fraction
 from itertools import combinations_with_replacement
-from pathlib import Path
 
 import pytest
+from real_data import REAL_DATA, needs
 
 from envs.datasets import game24
 from envs.datasets.registry import load_tasks
-
-REAL_FILE = Path(__file__).parents[3] / "shared" / "data" / "gameof24.jsonl"
 
 
 def write_hands(path, *hands):
@@ -103,8 +101,8 @@ def test_a_changed_public_data_set_is_refused(monkeypatch):
         game24.load_game24()
 
 
-@pytest.mark.skipif(not REAL_FILE.exists(), reason="needs the real file")
+@needs("gameof24.jsonl")
 def test_every_hand_of_the_real_file_is_solvable():
-    tasks = game24.load_game24(REAL_FILE)
+    tasks = game24.load_game24(REAL_DATA / "gameof24.jsonl")
     assert len(tasks) == len({task.answer for task in tasks}) == 300
     assert all(game24.solve([int(n) for n in task.answer.split()]) for task in tasks)

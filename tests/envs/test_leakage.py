@@ -1,11 +1,10 @@
 import csv
 import json
-import os
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from real_data import REAL_DATA, needs
 
 from envs.datasets.aime import EXCLUDED_IDS, load_aime, load_aime_without_leaks
 from envs.leakage import (
@@ -21,11 +20,8 @@ from envs.leakage import (
     write_leak_report,
 )
 
-REAL_DATA = Path(os.environ.get("AGENTFLOW_DATA") or Path(__file__).parents[3] / "shared" / "data")
 TRAIN_FILE, TEST_FILE = REAL_DATA / "aime_1983_2024.csv", REAL_DATA / "aime24.jsonl"
-needs_real_files = pytest.mark.skipif(
-    not (TRAIN_FILE.exists() and TEST_FILE.exists()), reason="needs the real files, see AGENTFLOW_DATA"
-)
+needs_real_files = needs(TRAIN_FILE.name, TEST_FILE.name)
 
 LANTERNS = (
     r"A row of $60$ lanterns hangs above a canal. Every third lantern is red and every fourth lantern is cracked. "

@@ -23,8 +23,7 @@ from rollout.agent.planner import Decision
 
 AT_ONCE = 50
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
-_WARM_UP_CALLS = 500
-_MAX_GROWTH_MIB = 16.0
+_WARM_UP_CALLS = 100
 _OTHERS = 5
 """Descriptors that may come from what else the host does at that moment; of a leak there is one for every call."""
 _SERVER = Path(__file__).parent / "serve_bare_sandbox.py"
@@ -179,11 +178,11 @@ async def test_no_session_can_be_guessed_or_forged_on_the_way_of_mcp(session: st
 
 
 @pytest.mark.parametrize(
-    "num_calls", [pytest.param(400, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.faults)]
+    ("num_calls", "max_growth_mib"), [(100, 4.0), pytest.param(10_000, 16.0, marks=pytest.mark.faults)]
 )
 @pytest.mark.parametrize("path", PATHS)
 async def test_many_calls_leave_no_memory_descriptors_or_processes_behind(
-    path: str, num_calls: int, capsys: pytest.CaptureFixture[str]
+    path: str, num_calls: int, max_growth_mib: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     num_done = 0
     async with _opened(path) as (call, host, watcher):
@@ -208,7 +207,7 @@ async def test_many_calls_leave_no_memory_descriptors_or_processes_behind(
         has = after[name]
         assert has["processes"] <= had["processes"]
         assert has["descriptors"] < had["descriptors"] + _OTHERS
-        assert has["mib"] < had["mib"] + _MAX_GROWTH_MIB, name
+        assert has["mib"] < had["mib"] + max_growth_mib, name
 
 
 def _held(host: psutil.Process, watcher: psutil.Process) -> dict[str, dict[str, float]]:

@@ -5,7 +5,10 @@ import pytest
 from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
-from ray_jobs.phases.prm import watch_prm
+from ray_jobs.phases.prm import collect, label, learn_prm, watch_prm
+from reward.collected import CollectedGroups
+from reward.labels.labels import StepLabel, append_label
+from reward.prm.step_text import step_texts
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.types import TrajectoryGroup
 from tests.ray_jobs.view_world import make_trajectory, make_turn
@@ -42,10 +45,13 @@ def make_group(name, *scores, task=PLANNED, scored=True):
     )
 
 
-@pytest.fixture
-def watch(monkeypatch):
+@pytest.fixture(autouse=True)
+def answers_at_once(monkeypatch):
     monkeypatch.setattr("ray_jobs.phases.prm.ray.get", lambda answers: answers)
 
+
+@pytest.fixture
+def watch():
     def watched(groups, *, step=1, prm=None):
         run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
         return watch_prm(run, groups, step, 0.5)
@@ -75,3 +81,21 @@ def test_canaries_are_asked_once_a_window_in_a_context_of_every_group(watch):
     assert "prm/canary_max" not in watch(groups, step=3, prm=prm)
     assert watch(groups, step=4, prm=prm)["prm/canary_max"] == 0.4
     assert prm.asked == ["g0/0", "g1/0"]
+
+
+def test_phases_that_ended_before_a_kill_are_read_and_ask_nobody_again(tmp_path):
+    """Whoever would collect, label or train is not there."""
+    group = make_group("g0", 0.1, 0.2).group
+    CollectedGroups(tmp_path / "collected").add(group)
+    given = StepLabel.of(step_texts(group.trajectories[0])[0], labeller="plan", score=0.5)
+    append_label(tmp_path / "labels.jsonl", given)
+    loaded = []
+    folder = SimpleNamespace(collected=tmp_path / "collected", labels=tmp_path / "labels.jsonl", prm=tmp_path / "prm")
+    cast = SimpleNamespace(prm=SimpleNamespace(load=SimpleNamespace(remote=loaded.append)))
+    run = SimpleNamespace(config=RunConfig(), folder=folder, cast=cast, finished=lambda phase: {})
+    collected = collect(run)
+    labels = label(run, collected)
+    learn_prm(run, collected, labels)
+    assert [one.id for one in collected] == ["g0/0", "g0/1"]
+    assert labels == [given]
+    assert loaded == [tmp_path / "prm"]
