@@ -18,7 +18,7 @@ from configs.loading import RECIPES
 from configs.run import RunConfig
 from configs.wording import setting_names
 from promised.promise import Measured, Promise
-from ray_jobs.cli import _parser, main
+from ray_jobs.cli import main, make_app
 from rollout.chat import ChatFormat, ChatTemplateError
 
 FILES = {
@@ -62,7 +62,7 @@ train 'envs.actions=["sync","answer"]' envs.tools.sync.source=my_tools:Sync
 train 'envs.actions=["x","answer"]' envs.tools.x.source=rollout.mine:X
 train 'envs.actions=["code","answer"]' envs.recording.path=run envs.recording.mode=record \
     envs.tools.x.source=nothing:X
-pipeline label.labeller=judge
+train label.labeller=judge
 resume nothing
 resume notes.txt
 resume run
@@ -104,7 +104,7 @@ export nothing --to out
 export run --to out --quantize nonsense
 serve nothing
 serve notes.txt
-status --address http://127.0.0.1:1
+jobs --address http://127.0.0.1:1
 submit demo_cpu --address nonsense
 """
 
@@ -163,7 +163,7 @@ def _is_one_line(arguments: Sequence[str], meant: str) -> bool:
 def _misspelt(rng: random.Random) -> list[tuple[list[str], str]]:
     """Commands, settings and recipes with a letter left out, and what has to be asked then."""
     found = []
-    for word in rng.sample(sorted(_parser().commands), 5):
+    for word in rng.sample(sorted(name for name in make_app() if not name.startswith("-")), 5):
         found.append(([_without_a_letter(word, rng)], f"did you mean '{word}'?"))
     for name in rng.sample(sorted(name for name in setting_names(RunConfig) if "NAME" not in name), 20):
         table, dot, leaf = name.rpartition(".")
