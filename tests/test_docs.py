@@ -62,9 +62,8 @@ def check_command(arguments):
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
     _, bound, _ = APP.parse_args(arguments)
-    given = bound.arguments
-    if "overrides" in bound.signature.parameters:
-        run_config(given.get("recipe"), given.get("overrides", ()))
+    if "given" in bound.signature.parameters:
+        run_config(bound.arguments.get("given", ()))
 
 
 def test_commands_named_in_the_text_exist():

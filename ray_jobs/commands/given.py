@@ -19,33 +19,30 @@ class GivenError(UserError):
     """A command line that means nothing; the message is one line for a person."""
 
 
-def sorted_out(recipe: str | None, overrides: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+def sorted_out(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """The recipe and the overrides, in whatever order they were given: a recipe is what has no `=`. The default one,
     where none is given. Raises GivenError."""
-    words = [word for word in (recipe, *overrides) if word is not None]
-    recipes = [word for word in words if "=" not in word]
+    recipes = [word for word in given if "=" not in word]
     if len(recipes) > 1:
         raise GivenError(
             f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}', and a setting is given as "
             "key=value"
         )
-    return Path(recipes[0]) if recipes else DEFAULT_RECIPE, tuple(word for word in words if "=" in word)
+    return Path(recipes[0]) if recipes else DEFAULT_RECIPE, tuple(word for word in given if "=" in word)
 
 
-def run_config(recipe: str | None, overrides: Sequence[str], *, backend: str | None = None) -> "RunConfig":
+def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":
     """The checked configuration. `backend` is KIND:MODEL. Raises GivenError and ConfigError."""
     from configs.loading import load_run_config
 
-    path, changes = sorted_out(recipe, overrides)
+    path, changes = sorted_out(given)
     return load_run_config(path, [*changes, *_backend_overrides(backend)])
 
 
-def acting_config(
-    recipe: str | None, overrides: Sequence[str], *, backend: str | None = None, draws_tasks: bool = False
-) -> "RunConfig":
+def acting_config(given: Sequence[str], *, backend: str | None = None, draws_tasks: bool = False) -> "RunConfig":
     """As `run_config`, for a command that only acts: what it needs of this machine is checked. Raises PreflightError
     besides."""
-    config = run_config(recipe, overrides, backend=backend)
+    config = run_config(given, backend=backend)
     from ray_jobs.run.preflight import check_before_acting
 
     tell_of_sandbox(check_before_acting(config, draws_tasks=draws_tasks))

@@ -6,28 +6,21 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ray_jobs.commands.given import sorted_out
-from ray_jobs.commands.options import Address, Job, Override, Recipe, RuntimeEnv, Words
+from ray_jobs.commands.options import Address, Given, Job, RuntimeEnv, Words
 from ray_jobs.jobs.request import Phase, SubmitRequest
 
 
 def submit(
-    recipe: Recipe = None,
-    /,
-    *overrides: Override,
+    *given: Given,
     phase: Annotated[Phase, Parameter(help="what to run there")] = "train",
     working_dir: Annotated[Path, Parameter(metavar="FOLDER", help="what travels, without caches and runs")] = Path(),
     follow: Annotated[bool, Parameter(help="print the job's log until it has ended")] = False,
-    options: Annotated[
-        Words, Parameter(help="further ones of the phase's own command, e.g. --options='--benchmark gpqa --limit 20'")
-    ] = (),
-    runtime_env: Annotated[
-        RuntimeEnv,
-        Parameter(help="YAML or JSON to add to the job's environment, as Ray takes it (pip, env_vars, excludes, ...)"),
-    ] = None,
+    options: Words = (),
+    runtime_env: RuntimeEnv = None,
     address: Address = None,
 ) -> int:
     """Run `train` or one of its phases as a job on a Ray cluster."""
-    path, changes = sorted_out(recipe, overrides)
+    path, changes = sorted_out(given)
     from ray_jobs.jobs.submit import run_submit
 
     return run_submit(
@@ -44,7 +37,7 @@ def submit(
     )
 
 
-def jobs(job: Annotated[Job | None, Parameter()] = None, /, *, address: Address = None) -> int:
+def jobs(job: Job | None = None, /, *, address: Address = None) -> int:
     """The jobs of a Ray cluster, or one of them with the end of its log."""
     from ray_jobs.jobs.watch import run_status
 

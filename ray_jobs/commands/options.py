@@ -4,7 +4,7 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -23,13 +23,6 @@ def _names(text: str) -> tuple[str, ...]:
 
         return tuple(BENCHMARKS)
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise ValueError(f"{error} in {text!r}") from None
 
 
 def _runtime_env(text: str) -> dict[str, Any]:
@@ -53,10 +46,14 @@ def _formats(text: str) -> tuple[str, ...]:
 
 FORMATS = ("hf", "gguf")
 
-Recipe = Annotated[str | None, Parameter(help="TOML file, or name of a built-in recipe (default demo_cpu)")]
-"""Where it stands by itself, beside overrides."""
-Override = Annotated[str, Parameter(name="key=value", metavar="key=value", help="e.g. learner.learning_rate=2e-6")]
-RecipeOption = Annotated[Recipe, Parameter(metavar="RECIPE")]
+Given = Annotated[
+    str,
+    Parameter(
+        name="RECIPE key=value",
+        help="TOML file or name of a built-in recipe (default demo_cpu), and settings, e.g. learner.learning_rate=2e-6",
+    ),
+]
+Recipe = Annotated[str | None, Parameter(metavar="RECIPE", help="as an option, it may stand before the settings")]
 
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
@@ -76,10 +73,8 @@ Backend = Annotated[
         help="vllm:FOLDER (a merged model), ollama:MODEL or openai:MODEL; backend.base_url=... says where it listens",
     ),
 ]
-DryRun = Annotated[
-    bool,
-    Parameter(help="print the resolved configuration, make every check that is made before a start, and stop"),
-]
+Folder = Annotated[Path | None, Parameter(metavar="FOLDER")]
+File = Annotated[Path | None, Parameter(metavar="FILE")]
 
 Job = Annotated[str, Parameter(name="JOB", help="as `agentflow submit` named it")]
 Address = Annotated[
@@ -90,8 +85,23 @@ Address = Annotated[
         "or the cluster on this machine",
     ),
 ]
-Words = Annotated[tuple[str, ...], Parameter(converter=read_by(_words), metavar="TEXT", allow_leading_hyphen=True)]
-RuntimeEnv = Annotated[dict[str, Any] | None, Parameter(converter=read_by(_runtime_env), metavar="FILE")]
+Words = Annotated[
+    tuple[str, ...],
+    Parameter(
+        converter=read_by(lambda text: tuple(shlex.split(text))),
+        metavar="TEXT",
+        allow_leading_hyphen=True,
+        help="further ones of the phase's own command, e.g. --options='--benchmark gpqa --limit 20'",
+    ),
+]
+RuntimeEnv = Annotated[
+    dict[str, Any] | None,
+    Parameter(
+        converter=read_by(_runtime_env),
+        metavar="FILE",
+        help="YAML or JSON to add to the job's environment, as Ray takes it (pip, env_vars, excludes, ...)",
+    ),
+]
 
 Benchmarks = Annotated[
     tuple[str, ...],
@@ -103,3 +113,4 @@ Benchmarks = Annotated[
     ),
 ]
 Formats = Annotated[tuple[str, ...], Parameter(converter=read_by(_formats), metavar="hf,gguf", show_default="hf,gguf")]
+Quantization = Literal["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]

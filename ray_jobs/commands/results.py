@@ -1,7 +1,7 @@
 """The commands for what came of training: evaluate, compare, look, ask, export, serve."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -12,48 +12,36 @@ from ray_jobs.commands.options import (
     Backend,
     Benchmarks,
     Count,
+    File,
+    Folder,
     Formats,
-    Override,
+    Given,
+    Quantization,
     Recipe,
-    RecipeOption,
     RunFolder,
 )
 
-Quantization = Literal["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-
 
 def evaluate(
-    recipe: Recipe = None,
-    /,
-    *overrides: Override,
+    *given: Given,
     adapter: Adapter = None,
     backend: Backend = None,
     benchmark: Benchmarks = (),
-    data: Annotated[Path | None, Parameter(metavar="FOLDER", help="benchmark files; none downloads them")] = None,
+    data: Annotated[Folder, Parameter(help="benchmark files; none downloads them")] = None,
     part: Annotated[bool, Parameter(help="take files that hold only a part of a benchmark")] = False,
     seeds: Annotated[Count, Parameter(metavar="N", help="tries at every item")] = 1,
     limit: Annotated[Count | None, Parameter(metavar="K", help="so many items of each benchmark")] = None,
-    out: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="folder of the results; one that is begun goes on")
-    ] = None,
+    out: Annotated[Folder, Parameter(help="of the results; one that is begun goes on")] = None,
 ) -> None:
     """Solve benchmarks or held-out tasks; goes on where it ended."""
-    config = acting_config(recipe, overrides, backend=backend, draws_tasks=not benchmark)
+    config = acting_config(given, backend=backend, draws_tasks=not benchmark)
     checkpoint = checkpoint_of(adapter)
     from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
 
-    run_evaluation(
-        config,
-        EvaluationRequest(
-            adapter=checkpoint,
-            benchmarks=benchmark,
-            data=data,
-            whole=not part,
-            num_seeds=seeds,
-            limit=limit,
-            out=out,
-        ),
+    asked = EvaluationRequest(
+        adapter=checkpoint, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
     )
+    run_evaluation(config, asked)
 
 
 def compare(
@@ -61,9 +49,7 @@ def compare(
     after: Annotated[Path | None, Parameter(name="B", help="folder of the evaluation to compare with it")] = None,
     /,
     *,
-    out: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="folder of the comparison (default: inside of B)")
-    ] = None,
+    out: Annotated[Folder, Parameter(help="of the comparison (default: inside of B)")] = None,
     anyway: Annotated[bool, Parameter(help="compare what differs in more than policy, and say so")] = False,
 ) -> None:
     """Compare two evaluations of the same items: paired, tested, and what it proves."""
@@ -88,16 +74,14 @@ def view(
 def solve(
     question: Annotated[str, Parameter(name="QUESTION", help="in quotes")],
     /,
-    *overrides: Override,
-    recipe: RecipeOption = None,
+    *given: Given,
+    recipe: Recipe = None,
     adapter: Adapter = None,
     backend: Backend = None,
-    trace: Annotated[
-        Path | None, Parameter(metavar="FILE", help="append the trajectory, as training writes them")
-    ] = None,
+    trace: Annotated[File, Parameter(help="append the trajectory, as training writes them")] = None,
 ) -> int:
     """Solve one question and print the steps as they happen."""
-    config = acting_config(recipe, overrides, backend=backend)
+    config = acting_config([*filter(None, (recipe, *given))], backend=backend)
     checkpoint = checkpoint_of(adapter)
     from ray_jobs.phases.solve import run_solve
 
@@ -112,9 +96,7 @@ def export(
     format: Annotated[Formats, Parameter(help="what to write")] = FORMATS,
     quantize: Annotated[Quantization, Parameter(help="of the GGUF file")] = "q8_0",
     prompts: Annotated[int, Parameter(metavar="N", help="planner prompts that measure the quantisation; 0: none")] = 8,
-    recipe: Annotated[
-        Path | None, Parameter(metavar="RECIPE", help="settings of a checkpoint that lies in no run folder")
-    ] = None,
+    recipe: Annotated[File, Parameter(help="recipe of a checkpoint that lies in no run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
     from ray_jobs.export.export import ExportOptions, run_export
@@ -125,12 +107,12 @@ def export(
 def serve(
     export: Annotated[Path, Parameter(name="EXPORT", help="folder that `agentflow export` wrote")],
     /,
-    *overrides: Override,
+    *given: Given,
     model: Annotated[str, Parameter(help="its name there")] = "agentflow",
-    recipe: RecipeOption = None,
+    recipe: Recipe = None,
 ) -> None:
     """Make an export a model of a running Ollama, and try it."""
-    config = run_config(recipe, overrides)
+    config = run_config([*filter(None, (recipe, *given))])
     from ray_jobs.export.serve import run_serve
 
     run_serve(config, export, model)

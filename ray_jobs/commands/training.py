@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from ray_jobs.commands.given import acting_config, checkpoint_of, run_config, tell_of_sandbox
-from ray_jobs.commands.options import Adapter, DryRun, Override, Recipe, RunFolder
+from ray_jobs.commands.options import Adapter, Given, RunFolder
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
 
 
-def train(recipe: Recipe = None, /, *overrides: Override, dry_run: DryRun = False) -> None:
+def train(
+    *given: Given,
+    dry_run: Annotated[bool, Parameter(help="print the configuration, make every check of a start, and stop")] = False,
+) -> None:
     """Train a planner as a recipe says, and report; goes on with an unfinished run.
 
     Where reward.credit asks for a process reward model and reward.prm_path
@@ -20,7 +23,7 @@ def train(recipe: Recipe = None, /, *overrides: Override, dry_run: DryRun = Fals
     same name and settings is continued where it was cut off; of one that has
     ended the report is shown. For a new run: another name=...
     """
-    config = run_config(recipe, overrides)
+    config = run_config(given)
     if dry_run:
         _check(config)
     else:
@@ -67,9 +70,9 @@ def _run(config: "RunConfig") -> None:
     run_training(config, ready, with_prm=with_prm)
 
 
-def collect(recipe: Recipe = None, /, *overrides: Override, adapter: Adapter = None) -> None:
+def collect(*given: Given, adapter: Adapter = None) -> None:
     """Collect trajectories of the base model or an adapter, to label."""
-    config = acting_config(recipe, overrides, draws_tasks=True)
+    config = acting_config(given, draws_tasks=True)
     checkpoint = checkpoint_of(adapter)
     from ray_jobs.phases.collect import run_collect
 
@@ -77,23 +80,21 @@ def collect(recipe: Recipe = None, /, *overrides: Override, adapter: Adapter = N
 
 
 def label(
-    recipe: Recipe = None,
-    /,
-    *overrides: Override,
+    *given: Given,
     adapter: Adapter = None,
     dry_run: Annotated[bool, Parameter(help="print what it would take and cost, and stop")] = False,
 ) -> None:
     """Label the steps of the collected trajectories."""
-    config = run_config(recipe, overrides)
+    config = run_config(given)
     checkpoint = checkpoint_of(adapter)
     from ray_jobs.phases.label import run_label
 
     run_label(config, checkpoint, dry_run=dry_run)
 
 
-def train_prm(recipe: Recipe = None, /, *overrides: Override) -> None:
+def train_prm(*given: Given) -> None:
     """Train a process reward model on the labels, and measure it."""
-    config = run_config(recipe, overrides)
+    config = run_config(given)
     from ray_jobs.phases.train_prm import run_train_prm
 
     run_train_prm(config)
