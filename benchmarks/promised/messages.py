@@ -52,6 +52,7 @@ train envs.tools.x.source=nonsense
 train envs.mix={{lokup=1}}
 train --dry-run envs.mix={{lokup=1}}
 train {ANSWER} output_dir=notes.txt/runs
+train {ANSWER} name=run output_dir=.
 train {ANSWER} model.path=run
 train {ANSWER} reward.prm_path=run
 train {ANSWER} envs.data_path=nothing
@@ -84,26 +85,26 @@ run-code run
 run-code binary
 run-code notes.txt --timeout -1
 serve-tools --transport x
-view nothing
-view run --port 99999
-"""
-"""Commands that end before torch is imported."""
-HEAVY = f"""
-evaluate {ANSWER} --benchmark bambogle
-evaluate {ANSWER} --benchmark gaia --data run
 evaluate {ANSWER} --adapter nothing
-evaluate {ANSWER} --adapter checkpoint
-evaluate {ANSWER} --out notes.txt/out --limit 1
 collect {ANSWER} output_dir=notes.txt/runs
 compare nothing
-compare evaluation evaluation
-label
-train-prm
 solve q {ANSWER} --adapter notes.txt
 export nothing --to out
 export run --to out --quantize nonsense
 serve nothing
 serve notes.txt
+view nothing
+view run --port 99999
+"""
+"""Commands that end before torch is imported."""
+HEAVY = f"""
+evaluate {ANSWER} --adapter checkpoint
+evaluate {ANSWER} --benchmark bambogle
+evaluate {ANSWER} --benchmark gaia --data run
+evaluate {ANSWER} --out notes.txt/out --limit 1
+compare evaluation evaluation
+label
+train-prm
 jobs --address http://127.0.0.1:1
 submit demo_cpu --address nonsense
 """

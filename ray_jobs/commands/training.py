@@ -34,7 +34,7 @@ def resume(run: RunFolder, /) -> None:
     """Continue a run that was cut off, from its folder alone; nothing is lost."""
     from ray_jobs.run.begun import begun_run, started_in
 
-    config = begun_run(run)
+    config, _ = begun_run(run)
     # Its relative paths start there: data, a local model, tools of one's own.
     os.chdir(started_in(run))
     _run(config)

@@ -112,7 +112,7 @@ def command_line(request: SubmitRequest, *, output_dir: str, run: str) -> list[s
 
 def _config(request: SubmitRequest) -> RunConfig:
     if request.phase == "resume" and request.recipe.is_dir():
-        return begun_run(request.recipe)
+        return begun_run(request.recipe)[0]
     return load_run_config(request.recipe, request.overrides)
 
 

@@ -51,13 +51,18 @@ def _newest(run: Path) -> Path:
     raise CheckpointError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
 
 
-def begun_run(path: Path) -> RunConfig:
-    """Configuration of the run in this folder. A run that was moved writes where it is now, and one that was started
-    elsewhere is named by its whole path. Raises RunFolderError."""
-    config, here = _written_config(path), path.resolve()
+def begun_run(path: Path) -> tuple[RunConfig, bool]:
+    """Configuration of the run in this folder, and whether it trains a PRM of its own. A run that was moved writes
+    where it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
+    config = _written_config(path)
+    try:
+        with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_run(path, error) from error
+    here = path.resolve()
     if run_path(config).resolve() != here:
         config = config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
-    return config
+    return config, bool(with_prm)
 
 
 def trains_prm(config: RunConfig) -> bool:
@@ -67,10 +72,7 @@ def trains_prm(config: RunConfig) -> bool:
     if not (path / "config.json").exists():
         return config.trains_prm
     check_same_run(config, path)
-    try:
-        return bool(json.loads((path / "provenance.json").read_text())["with_prm"])
-    except (OSError, ValueError, KeyError) as error:
-        raise _no_run(path, error) from error
+    return begun_run(path)[1]
 
 
 def started_in(path: Path) -> Path:
