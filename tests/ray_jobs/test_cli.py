@@ -51,7 +51,7 @@ def test_help_and_what_is_refused_import_no_heavy_library(arguments, heavy, tmp_
     code = f"import sys\nfrom ray_jobs.cli import main\ncode = main({given!r})\nprint(code, {heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     refused = "0" if arguments[-1] == "--help" or "--dry-run" in arguments else "2"
-    assert done.stdout.splitlines()[-1] == f"{refused} set()"
+    assert done.stdout.splitlines()[-1:] == [f"{refused} set()"], done.stderr
 
 
 def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side(tmp_path, capsys):
