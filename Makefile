@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml requirements-cpu.lock .ci/setup
 	@bash .ci/setup && touch $@
 
 train: setup
-	@$(BIN)/agentflow pipeline $(RECIPE) $(ARGS)
+	@$(BIN)/agentflow train $(RECIPE) $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)

@@ -23,7 +23,7 @@ from before_rl import copy_before_rl
 
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.commands.given import DEFAULT_RECIPE
 from reward.paired import compare_paired
 from rollout.records import read_records
 
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace, seed: int, arm: Arm) -> None:
     command = ["resume", str(folder)]
     if not (folder / "config.json").exists():
         if arm == AS_SHIPPED:
-            command = ["pipeline", str(DEFAULT_RECIPE), *overrides]
+            command = ["train", str(DEFAULT_RECIPE), *overrides]
         else:
             config = load_run_config(DEFAULT_RECIPE, overrides)
             copy_before_rl(_folder(options, seed, AS_SHIPPED), folder, config)

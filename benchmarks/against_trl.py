@@ -56,7 +56,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
-from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.actors import Cast
 from ray_jobs.run.console import Console
@@ -143,7 +143,7 @@ def measure_ours(options: argparse.Namespace, repeat: int) -> Rate:
     config = _config(options, f"ours-{repeat}")
     shutil.rmtree(options.out / config.name, ignore_errors=True)
     model_path = resolve_model(config.model.path)
-    with RunFolder.open(config, with_prm=False, resume=False) as folder:
+    with RunFolder.open(config, with_prm=False) as folder:
         start_ray(config.cluster)
         try:
             facts = _reinforce(config, folder, model_path)

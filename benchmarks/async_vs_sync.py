@@ -56,7 +56,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loading import load_run_config
-from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.commands.given import DEFAULT_RECIPE
 from reward.paired import compare_paired, wilson_interval
 
 JOB = (

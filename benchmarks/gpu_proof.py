@@ -89,11 +89,10 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
     from ray_jobs.train import reinforce
 
     config = proof_config(options, name, *overrides)
-    with_prm = config.reward.prm_path is None
-    ready = check_before_start(config, with_prm=with_prm, resume=True)
-    with open_run(config, ready, with_prm=with_prm, resume=True) as run:
+    ready = check_before_start(config, with_prm=config.trains_prm)
+    with open_run(config, ready, with_prm=config.trains_prm) as run:
         cold_start(run)
-        if with_prm:
+        if config.trains_prm:
             collected = collect(run)
             learn_prm(run, collected, label(run, collected))
         facts = reinforce(run)

@@ -158,7 +158,7 @@ def go_on(config: RunConfig, said: TextIO) -> None:
     with (
         mock.patch.object(ray, "get", lambda value, **_: value),
         mock.patch.object(ray, "put", lambda value: value),
-        RunFolder.open(config, with_prm=False, resume=True, tell=console.note) as folder,
+        RunFolder.open(config, with_prm=False, tell=console.note) as folder,
     ):
         parts = Parts(config, folder.path)
         try:

@@ -191,7 +191,7 @@ def measure(workers: int, options: argparse.Namespace) -> Measurement:
     )
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), workers, options.depth, batch_groups, STEPS_BEFORE + num_steps + 1)
-        with RunFolder.open(config, with_prm=False, resume=False) as run_folder, _ray():
+        with RunFolder.open(config, with_prm=False) as run_folder, _ray():
             cast = WaitingCast(config, run_folder, load, options.hosts)
             run = Run(config=config, console=Console(), folder=run_folder, cast=cast)
             return _measure_steps(run, num_steps, load)

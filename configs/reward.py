@@ -97,7 +97,7 @@ class RewardConfig(Config):
     """What a step is credited with. `outcome`: its trajectory's outcome alone. `outcome_gated`: that and the step's PRM
     score, in groups whose outcomes differ; without a PRM it is `outcome`."""
     prm_path: str | None = None
-    """A trained PRM's folder; a pipeline fills it in."""
+    """A trained PRM's folder; without one the run trains its own first, where `credit` asks for one."""
     prm_weight: float = Field(default=0.5, ge=0)
     """Weight of the step scores in `outcome_gated`; alarms lower it, and it never rises above this."""
     alarms: AlarmConfig = AlarmConfig()

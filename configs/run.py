@@ -79,6 +79,11 @@ class RunConfig(Config):
         return self.card.shared and alone and learner.device == engine.device == "cuda"
 
     @property
+    def trains_prm(self) -> bool:
+        """Whether a run trains a process reward model of its own first: its credit asks for one, and none is named."""
+        return self.reward.credit != "outcome" and self.reward.prm_path is None
+
+    @property
     def evaluation_mix(self) -> dict[str, float]:
         """The shares of the held-out tasks."""
         return self.envs.mix if self.evaluation.mix is None else self.evaluation.mix

@@ -5,8 +5,8 @@ A page has a place for it, from `<!-- generated: settings -->` or `<!-- recipe: 
 while they say something else than the code.
 """
 
-import argparse
 import inspect
+import io
 import json
 import re
 import sys
@@ -16,8 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from cyclopts import App
+from cyclopts.help.formatters import PlainFormatter
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "configs" / "recipes"
@@ -135,13 +138,24 @@ def recipe(name: str) -> str:
 
 def commands() -> str:
     """What every command says of itself with `--help`."""
-    from ray_jobs.cli import _parser
+    from ray_jobs.cli import make_app
 
+    app = make_app()
+    app.help_formatter = PlainFormatter()
     lines = []
-    for name, command in subcommands(_parser()).items():
-        command.formatter_class = _wide
-        lines.append(_folded(f"agentflow {name}", "text", command.format_help()))
+    for name in commands_of(app):
+        said = io.StringIO()
+        app.help_print(name.split(), console=Console(file=said, width=100))
+        lines.append(_folded(f"agentflow {name}", "text", said.getvalue()))
     return "\n".join(lines)
+
+
+def commands_of(app: App) -> Iterator[str]:
+    """The names of all commands, also of those below another one, as they are typed."""
+    for name in app:
+        if not name.startswith("-"):
+            yield name
+            yield from (f"{name} {below}" for below in commands_of(app[name]))
 
 
 def numbers() -> str:
@@ -157,15 +171,6 @@ def _folded(title: str, language: str, text: str) -> str:
     return (
         f'<details markdown="1"><summary><code>{title}</code></summary>\n\n```{language}\n{body}\n```\n\n</details>\n'
     )
-
-
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    [adding] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(adding.choices)
-
-
-def _wide(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, width=100)
 
 
 if __name__ == "__main__":

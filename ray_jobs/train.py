@@ -39,10 +39,10 @@ from ray_jobs.run.supervisor import LearnerLostError, Supervisor
 from rollout.store.lifecycle import NOTHING_TRAINED
 
 
-def run_training(config: RunConfig, ready: Ready, *, with_prm: bool = False, resume: bool = False) -> None:
-    """The main job, from what preflight found `ready` to a report in the run folder. `with_prm` is the pipeline: it
-    collects, labels and trains a process reward model of its own first. `resume` continues a run that was cut off."""
-    with open_run(config, ready, with_prm=with_prm, resume=resume) as run:
+def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
+    """The main job, from what preflight found `ready` to a report in the run folder. With `with_prm`
+    it collects, labels and trains a process reward model of its own first. A run that was cut off is continued."""
+    with open_run(config, ready, with_prm=with_prm) as run:
         untouched = evaluate(run, "eval_untouched")
         demonstrations = cold_start(run)
         before = evaluate(run, "eval_before")

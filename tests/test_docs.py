@@ -16,8 +16,8 @@ from docs import generated
 from envs.datasets import families
 from envs.datasets.own import own_tasks
 from envs.tools.toolbox import Toolbox
-from ray_jobs.cli import _parse, _parser
-from ray_jobs.commands import _config
+from ray_jobs.cli import make_app
+from ray_jobs.commands.given import run_config
 from tests.documented import NEEDS, PAGES, ROOT, RUNS, SHELLS, blocks, blocks_of, environment, files_of, fill, words_of
 
 DOCS = ROOT / "docs"
@@ -25,7 +25,8 @@ SHOWN = [block for block in blocks() if block.shows_commands]
 QUICK = [block for block in SHOWN if block.marks.get("runs") == "quick"]
 OPEN_TABLES = ("envs.mix", "envs.tools.", "label.judge", "evaluation.judge")
 """Tables with keys, or components, of their own."""
-COMMANDS = _parser()._subparsers._group_actions[0].choices
+APP = make_app()
+COMMANDS = list(generated.commands_of(APP))
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "recipes").glob("*.toml"))
 
 
@@ -58,9 +59,11 @@ def test_documented_command_is_one_and_its_settings_exist(block, tmp_path, monke
 
 
 def check_command(arguments):
-    options = _parse(arguments)
-    if hasattr(options, "overrides") and options.recipe is not None:
-        _config(options)
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    _, bound, _ = APP.parse_args(arguments)
+    if "given" in bound.signature.parameters:
+        run_config(bound.arguments.get("given", ()))
 
 
 def test_commands_named_in_the_text_exist():
@@ -73,7 +76,7 @@ def test_commands_named_in_the_text_exist():
                 continue
             assert name in COMMANDS, f"{page.name}: `{span}`"
             if arguments and not placeholder.search(span):
-                _parse([name, *arguments])
+                APP.parse_args([name, *arguments])
         for script in re.findall(r"`python (\S+\.py)[^`]*`", text):
             assert (ROOT / script).is_file(), f"{page.name}: {script}"
         for target in re.findall(r"`make ([a-z-]+)[^`]*`", text):
@@ -116,7 +119,7 @@ def test_every_setting_recipe_and_command_can_be_read_in_the_files():
     assert [name for name in settings_of(RunConfig) if f"| `{name.rpartition('.')[2]}` |" not in settings] == []
     for name in RECIPES:
         assert (ROOT / "configs" / "recipes" / f"{name}.toml").read_text(encoding="utf-8").strip() in recipes
-    assert [name for name in COMMANDS if f"usage: agentflow {name}" not in commands] == []
+    assert [name for name in COMMANDS if f"Usage: agentflow {name}" not in commands] == []
     for text in (settings, recipes, commands):
         assert "??? " not in text
 

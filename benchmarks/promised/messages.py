@@ -18,7 +18,7 @@ from configs.loading import RECIPES
 from configs.run import RunConfig
 from configs.wording import setting_names
 from promised.promise import Measured, Promise
-from ray_jobs.cli import _parser, main
+from ray_jobs.cli import main, make_app
 from rollout.chat import ChatFormat, ChatTemplateError
 
 FILES = {
@@ -52,6 +52,7 @@ train envs.tools.x.source=nonsense
 train envs.mix={{lokup=1}}
 train --dry-run envs.mix={{lokup=1}}
 train {ANSWER} output_dir=notes.txt/runs
+train {ANSWER} name=run output_dir=.
 train {ANSWER} model.path=run
 train {ANSWER} reward.prm_path=run
 train {ANSWER} envs.data_path=nothing
@@ -62,7 +63,7 @@ train 'envs.actions=["sync","answer"]' envs.tools.sync.source=my_tools:Sync
 train 'envs.actions=["x","answer"]' envs.tools.x.source=rollout.mine:X
 train 'envs.actions=["code","answer"]' envs.recording.path=run envs.recording.mode=record \
     envs.tools.x.source=nothing:X
-pipeline label.labeller=judge
+train label.labeller=judge
 resume nothing
 resume notes.txt
 resume run
@@ -84,27 +85,27 @@ run-code run
 run-code binary
 run-code notes.txt --timeout -1
 serve-tools --transport x
-view nothing
-view run --port 99999
-"""
-"""Commands that end before torch is imported."""
-HEAVY = f"""
-evaluate {ANSWER} --benchmark bambogle
-evaluate {ANSWER} --benchmark gaia --data run
 evaluate {ANSWER} --adapter nothing
-evaluate {ANSWER} --adapter checkpoint
-evaluate {ANSWER} --out notes.txt/out --limit 1
 collect {ANSWER} output_dir=notes.txt/runs
 compare nothing
-compare evaluation evaluation
-label
-train-prm
 solve q {ANSWER} --adapter notes.txt
 export nothing --to out
 export run --to out --quantize nonsense
 serve nothing
 serve notes.txt
-status --address http://127.0.0.1:1
+view nothing
+view run --port 99999
+"""
+"""Commands that end before torch is imported."""
+HEAVY = f"""
+evaluate {ANSWER} --adapter checkpoint
+evaluate {ANSWER} --benchmark bambogle
+evaluate {ANSWER} --benchmark gaia --data run
+evaluate {ANSWER} --out notes.txt/out --limit 1
+compare evaluation evaluation
+label
+train-prm
+jobs --address http://127.0.0.1:1
 submit demo_cpu --address nonsense
 """
 
@@ -163,7 +164,7 @@ def _is_one_line(arguments: Sequence[str], meant: str) -> bool:
 def _misspelt(rng: random.Random) -> list[tuple[list[str], str]]:
     """Commands, settings and recipes with a letter left out, and what has to be asked then."""
     found = []
-    for word in rng.sample(sorted(_parser().commands), 5):
+    for word in rng.sample(sorted(name for name in make_app() if not name.startswith("-")), 5):
         found.append(([_without_a_letter(word, rng)], f"did you mean '{word}'?"))
     for name in rng.sample(sorted(name for name in setting_names(RunConfig) if "NAME" not in name), 20):
         table, dot, leaf = name.rpartition(".")

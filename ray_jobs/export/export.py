@@ -19,7 +19,6 @@ from envs.datasets.sampler import held_out_tasks
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
-from ray_jobs.export.gap import measure_gap
 from ray_jobs.export.gguf import go_template, render_modelfile, write_gguf
 from ray_jobs.run.begun import checkpoint_at, run_of
 from ray_jobs.run.model_folder import resolve_model
@@ -119,6 +118,8 @@ def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOp
     prompts = [chat.prompt(*text) for text in planner_openings(config, options.num_prompts)]
     gap = None
     if prompts:
+        from ray_jobs.export.gap import measure_gap
+
         grammar, max_tokens = planner_grammar(config.envs.actions), config.rollout.max_turn_tokens
         gap = measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=max_tokens)
     return {

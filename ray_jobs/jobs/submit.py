@@ -16,8 +16,8 @@ from configs.api_keys import FILE_SUFFIX, how_to_set, key_file, names_a_secret, 
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
+from ray_jobs.jobs.request import ACTING_PHASES, SubmitRequest
 from ray_jobs.jobs.watch import follow
-from ray_jobs.options import ACTING_PHASES, SubmitOptions
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.preflight import check_labelling, check_recipe, key_variables
 from ray_jobs.run.provenance import provenance
@@ -54,41 +54,41 @@ class Submission:
     key_files: Mapping[str, str]
 
 
-def run_submit(options: SubmitOptions) -> int:
+def run_submit(request: SubmitRequest) -> int:
     """Check, pack and submit; with `follow`, print the log until the job has ended. Returns the exit code. Raises
     ConfigError, PreflightError and JobError before anything reaches the cluster."""
-    config = _config(options)
-    _check(config, options)
-    server = connect(options.address)
-    submission = plan_submission(config, options, here=server.is_here)
+    config = _config(request)
+    _check(config, request)
+    server = connect(request.address)
+    submission = plan_submission(config, request, here=server.is_here)
     _send(server, submission)
-    _tell(Console(), server, submission, options)
-    return follow(server, submission.submission_id) if options.follow else 0
+    _tell(Console(), server, submission, request)
+    return follow(server, submission.submission_id) if request.follow else 0
 
 
-def plan_submission(config: RunConfig, options: SubmitOptions, *, here: bool) -> Submission:
+def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) -> Submission:
     """The job for a checked recipe. `here`: the cluster's address is one of this machine. Raises JobError."""
-    output_dir = _output_dir(config, options, here)
+    output_dir = _output_dir(config, request, here)
     run = str(Path(output_dir) / config.name)
     names = key_variables(config)
     key_files = {name: str(Path(path).expanduser().absolute()) for name in names if (path := key_file(name))}
     facts = provenance(seed=config.seed)
     commit = f"{(facts['git_commit'] or 'unknown')[:12]}{' with changes' if facts['git_dirty'] else ''}"
-    on_gpu = options.phase in ACTING_PHASES and _device(config, options.phase) == "cuda"
+    on_gpu = request.phase in ACTING_PHASES and _device(config, request.phase) == "cuda"
     return Submission(
-        submission_id=f"{config.name}-{options.phase}-{time.strftime('%Y%m%d-%H%M%S')}",
-        entrypoint=shlex.join([*COMMAND, *command_line(options, output_dir=output_dir, run=run)]),
-        runtime_env=_runtime_env(options, key_files, commit, here),
+        submission_id=f"{config.name}-{request.phase}-{time.strftime('%Y%m%d-%H%M%S')}",
+        entrypoint=shlex.join([*COMMAND, *command_line(request, output_dir=output_dir, run=run)]),
+        runtime_env=_runtime_env(request, key_files, commit, here),
         metadata={
-            "phase": options.phase,
-            "recipe": str(options.recipe),
+            "phase": request.phase,
+            "recipe": str(request.recipe),
             "name": config.name,
             "run": run,
             "version": facts["versions"].get("agentflow-ray", "unknown"),
             "commit": commit,
         },
         # A phase that acts in the driver itself must be where its engine can be; `train` asks for its actors' places.
-        num_cpus=1.0 if options.phase in ACTING_PHASES else 0.0,
+        num_cpus=1.0 if request.phase in ACTING_PHASES else 0.0,
         num_gpus=1.0 if on_gpu else 0.0,
         run=run,
         key_names=names,
@@ -96,42 +96,42 @@ def plan_submission(config: RunConfig, options: SubmitOptions, *, here: bool) ->
     )
 
 
-def command_line(options: SubmitOptions, *, output_dir: str, run: str) -> list[str]:
+def command_line(request: SubmitRequest, *, output_dir: str, run: str) -> list[str]:
     """The arguments of `agentflow` on the cluster. Raises JobError for a recipe that does not travel."""
-    if options.phase == "resume":
+    if request.phase == "resume":
         return ["resume", run]
-    recipe, folder = options.recipe.resolve(), options.working_dir.resolve()
+    recipe, folder = request.recipe.resolve(), request.working_dir.resolve()
     if not recipe.is_relative_to(folder):
         raise JobError(
-            f"recipe '{options.recipe}' lies outside of the working directory '{folder}', which is all that travels; "
+            f"recipe '{request.recipe}' lies outside of the working directory '{folder}', which is all that travels; "
             "copy it there, or give the folder above it with --working-dir"
         )
     return [
-        options.phase,
+        request.phase,
         str(recipe.relative_to(folder)),
-        *(one for one in options.overrides if not one.startswith("output_dir=")),
+        *(one for one in request.overrides if not one.startswith("output_dir=")),
         f"output_dir={output_dir}",
-        *options.phase_options,
+        *request.phase_options,
     ]
 
 
-def _config(options: SubmitOptions) -> RunConfig:
-    if options.phase == "resume" and options.recipe.is_dir():
-        return begun_run(options.recipe)[0]
-    return load_run_config(options.recipe, options.overrides)
+def _config(request: SubmitRequest) -> RunConfig:
+    if request.phase == "resume" and request.recipe.is_dir():
+        return begun_run(request.recipe)[0]
+    return load_run_config(request.recipe, request.overrides)
 
 
-def _check(config: RunConfig, options: SubmitOptions) -> None:
+def _check(config: RunConfig, request: SubmitRequest) -> None:
     check_recipe(config)
-    _check_nothing_secret_travels(options)
-    if options.phase in ("pipeline", "label"):
+    _check_nothing_secret_travels(request)
+    if request.phase == "label" or (request.phase == "train" and config.trains_prm):
         check_labelling(config)
-    if not options.working_dir.is_dir():
-        raise JobError(f"--working-dir '{options.working_dir}' is no folder")
+    if not request.working_dir.is_dir():
+        raise JobError(f"--working-dir '{request.working_dir}' is no folder")
     data = config.envs.data_path
-    if data and not Path(data).is_absolute() and not (options.working_dir / data).is_file():
+    if data and not Path(data).is_absolute() and not (request.working_dir / data).is_file():
         raise JobError(
-            f"envs.data_path = '{data}' is not in the working directory '{options.working_dir}'; copy it there, or "
+            f"envs.data_path = '{data}' is not in the working directory '{request.working_dir}'; copy it there, or "
             "give the absolute path that it has on every machine of the cluster"
         )
     for key, path in (("reward.prm_path", config.reward.prm_path), ("model.path", config.model.path)):
@@ -143,11 +143,11 @@ def _check(config: RunConfig, options: SubmitOptions) -> None:
             )
 
 
-def _check_nothing_secret_travels(options: SubmitOptions) -> None:
+def _check_nothing_secret_travels(request: SubmitRequest) -> None:
     """Ray writes a job's environment to its logs on every machine, for all to read. Raises JobError where a key is in
     what --runtime-env adds."""
-    own = options.runtime_env.get("env_vars", {})
-    name = next(filter(names_a_secret, own), None) or written_secret(json.dumps(options.runtime_env, default=str))
+    own = request.runtime_env.get("env_vars", {})
+    name = next(filter(names_a_secret, own), None) or written_secret(json.dumps(request.runtime_env, default=str))
     if name:
         raise JobError(
             f"--runtime-env holds {name}, and Ray writes a job's environment to logs that all users of its machines "
@@ -155,7 +155,7 @@ def _check_nothing_secret_travels(options: SubmitOptions) -> None:
         )
 
 
-def _output_dir(config: RunConfig, options: SubmitOptions, here: bool) -> str:
+def _output_dir(config: RunConfig, request: SubmitRequest, here: bool) -> str:
     """Where the job writes: never below its working directory, which Ray removes."""
     written = Path(config.output_dir).expanduser()
     if written.is_absolute():
@@ -165,19 +165,19 @@ def _output_dir(config: RunConfig, options: SubmitOptions, here: bool) -> str:
             f"output_dir = '{written}' is relative, and a job's working directory on the cluster does not last; give a "
             "folder there that does, e.g. output_dir=/mnt/shared/runs"
         )
-    return str(options.working_dir.resolve() / written)
+    return str(request.working_dir.resolve() / written)
 
 
-def _runtime_env(options: SubmitOptions, key_files: Mapping[str, str], commit: str, here: bool) -> dict[str, Any]:
+def _runtime_env(request: SubmitRequest, key_files: Mapping[str, str], commit: str, here: bool) -> dict[str, Any]:
     """The working directory and the environment, with what --runtime-env adds."""
-    added = dict(options.runtime_env)
+    added = dict(request.runtime_env)
     own = added.pop("env_vars", {})
     files = {f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}
     env = {**WORKER_ENV, **files, "AGENTFLOW_COMMIT": commit, **own}
     if here and sys.prefix != sys.base_prefix:
         # Ray runs a job with whatever `python` it finds; a cluster on this machine should find the one that is used.
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
-    folder = options.working_dir.resolve()
+    folder = request.working_dir.resolve()
     inside = [f"/{Path(path).relative_to(folder)}" for path in key_files.values() if Path(path).is_relative_to(folder)]
     return {
         "working_dir": str(folder),
@@ -211,15 +211,15 @@ def _submit(server: JobServer, submission: Submission) -> None:
     )
 
 
-def _tell(console: Console, server: JobServer, submission: Submission, options: SubmitOptions) -> None:
-    name, at = submission.submission_id, f" --address {options.address}" if options.address else ""
+def _tell(console: Console, server: JobServer, submission: Submission, request: SubmitRequest) -> None:
+    name, at = submission.submission_id, f" --address {request.address}" if request.address else ""
     lines = [
         f"[bold green]submitted[/] [bold]{name}[/] to {server.url}",
         f"  runs        {submission.entrypoint}",
         f"  run folder  {submission.run} (on the cluster's head node)",
-        f"  watch       agentflow logs {name} --follow{at}",
-        f"  state       agentflow status {name}{at}",
-        f"  stop        agentflow stop {name}{at}",
+        f"  watch       agentflow jobs logs {name} --follow{at}",
+        f"  state       agentflow jobs {name}{at}",
+        f"  stop        agentflow jobs stop {name}{at}",
         f"  dashboard   {server.url}/#/jobs/{name}",
     ]
     for line in lines:

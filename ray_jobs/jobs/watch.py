@@ -67,7 +67,7 @@ def run_stop(address: str | None, name: str) -> int:
     with console.status(f"stopping {job.submission_id}"):
         while not (job := server.job(name)).status.is_terminal():
             if time.monotonic() > deadline:
-                raise JobError(f"{name} has not ended within {STOP_PATIENCE_S:.0f} s; `agentflow status {name}` tells")
+                raise JobError(f"{name} has not ended within {STOP_PATIENCE_S:.0f} s; `agentflow jobs {name}` tells")
             time.sleep(0.5)
     console.print(f"{job.submission_id}: {_state(job)}")
     if run := (job.metadata or {}).get("run"):
@@ -83,7 +83,7 @@ def follow(server: JobServer, name: str) -> int:
         with server_errors(server.url):
             asyncio.run(_print_log(server, name))
     except KeyboardInterrupt:
-        console.print(f"\n{name} goes on; stop it with `agentflow stop {name}`")
+        console.print(f"\n{name} goes on; stop it with `agentflow jobs stop {name}`")
         return 130
     job = server.job(name)
     console.print(f"{name}: {_state(job)}")

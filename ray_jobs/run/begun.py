@@ -4,11 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from configs.wording import reason
 from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint
-from ray_jobs.run.folder import RunFolderError, run_path
 from ray_jobs.run.preflight import check_same_run
+
+
+class RunFolderError(UserError):
+    """A file of the run could not be read or written; the message says which one, why and what to do."""
+
+
+def run_path(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.name
 
 
 def checkpoint_at(path: Path) -> Path:
@@ -55,6 +63,16 @@ def begun_run(path: Path) -> tuple[RunConfig, bool]:
     if run_path(config).resolve() != here:
         config = config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
     return config, bool(with_prm)
+
+
+def trains_prm(config: RunConfig) -> bool:
+    """Whether the run trains a PRM of its own: one that has begun goes on as it began. Raises PreflightError for the
+    run of another recipe, and RunFolderError."""
+    path = run_path(config)
+    if not (path / "config.json").exists():
+        return config.trains_prm
+    check_same_run(config, path)
+    return begun_run(path)[1]
 
 
 def started_in(path: Path) -> Path:

@@ -23,6 +23,7 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
+from ray_jobs.run.begun import RunFolderError, run_path
 from ray_jobs.run.provenance import provenance
 from rollout.records import TOKENIZER, head_of, line_of, read_records, whole_lines
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
@@ -133,10 +134,6 @@ STEPS_BEHIND = 2
 """The trajectories of so many train steps may wait to be written."""
 
 
-class RunFolderError(UserError):
-    """A file of the run could not be written; the message says which one, why and what to do."""
-
-
 class RunFolder(AbstractContextManager["RunFolder"]):
     """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
     crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
@@ -195,15 +192,15 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         config: RunConfig,
         *,
         with_prm: bool,
-        resume: bool,
         sandbox: SandboxState | None = None,
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
-        """A new folder, or with `resume` the one of an unfinished run."""
+        """A new folder, or the one of an unfinished run, which `tell` hears of."""
         path = run_path(config)
-        if not (resume and (path / "config.json").exists()):
+        if not (path / "config.json").exists():
             return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
         folder = cls(path, tell)
+        tell(f"goes on with the unfinished run in '{path}'")
         folder.rewind(sys.maxsize)
         return folder
 
@@ -355,10 +352,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Atomic: a reader sees the old file or the new one, also after a power cut."""
     with _writing(path):
         write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def run_path(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
 
 
 def fingerprint_of(folder: Path) -> str:

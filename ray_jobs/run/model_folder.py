@@ -81,5 +81,5 @@ def check_prm(folder: Path) -> None:
     if not (folder / "prm.json").is_file():
         raise PreflightError(
             f"reward.prm_path = '{folder}' holds no process reward model; name the prm/ folder of a run that trained "
-            "one (`agentflow pipeline` or `agentflow train-prm`), or leave it out"
+            "one (`agentflow train` or `agentflow train-prm`), or leave it out"
         )

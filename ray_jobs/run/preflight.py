@@ -143,29 +143,23 @@ class Ready:
     sandbox: "SandboxState | None"
 
 
-def check_before_start(
-    config: RunConfig, *, with_prm: bool = False, resume: bool = False, download: bool = True
-) -> Ready:
+def check_before_start(config: RunConfig, *, with_prm: bool = False, download: bool = True) -> Ready:
     """All that a training run needs, the quick checks first, the network last. Creates nothing.
 
-    `with_prm`: the run trains a process reward model of its own. With `resume` the run folder may hold an unfinished
-    run of the same configuration. Without `download` no weights are fetched from the model hub, only a model's small
-    files. Raises PreflightError and ApiKeyError.
+    `with_prm`: the run trains a process reward model of its own. The run folder may hold a run of the same
+    configuration. Without `download` no weights are fetched from the model hub, only a model's small files. Raises
+    PreflightError and ApiKeyError.
     """
-    if with_prm:
-        check_labelling(config)
-        check_judge_key(config)
+    _check_run_folder(config)
     if config.backend.kind != "vllm":
         raise PreflightError(
             f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
             "nothing it samples can be trained on; leave it out"
         )
     sandbox = _check_settings(config)
-    folder = Path(config.output_dir) / config.name
-    if resume and (folder / "config.json").exists():
-        check_same_run(config, folder)
-    else:
-        _check_run_folder(folder)
+    if with_prm:
+        check_labelling(config)
+        check_judge_key(config)
     _check_tasks(config, training=True)
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
@@ -209,7 +203,7 @@ def check_labelling(config: RunConfig) -> None:
     if labeller == "plan" and foreign:
         raise PreflightError(
             f"label.labeller = 'plan' knows the right steps of generated tasks only ({', '.join(FAMILIES)}), not of "
-            f"'{foreign[0]}' in envs.mix; use 'monte_carlo' or 'judge'"
+            f"'{foreign[0]}' in envs.mix; use 'monte_carlo' or 'judge', or outcomes alone: reward.credit=outcome"
         )
 
 
@@ -300,18 +294,11 @@ def _work(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"learner": learner, "output_dir": "", "name": ""})
 
 
-def _check_run_folder(folder: Path) -> None:
-    """A folder with a config.json is a run, finished or not, and two runs never share a folder."""
+def _check_run_folder(config: RunConfig) -> None:
+    """Two runs never share a folder; one with a config.json is a run."""
+    folder = Path(config.output_dir) / config.name
     if (folder / "config.json").exists():
-        state, command, does = (
-            ("a finished run", "view", "shows it")
-            if (folder / "summary.json").exists()
-            else ("an unfinished run", "resume", "continues it")
-        )
-        raise PreflightError(
-            f"run folder '{folder}' holds {state}; choose another name=...; "
-            f"`agentflow {command} {shlex.quote(str(folder))}` {does}"
-        )
+        check_same_run(config, folder)
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "may not be written to" if nearest.is_dir() else "is no folder"

@@ -73,17 +73,14 @@ class PhaseRecord:
 
 
 @contextmanager
-def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -> Iterator[Run]:
-    """Open the folder, start the actors; end them in order. With `resume` a folder that holds an unfinished run of the
-    same configuration is continued."""
+def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run]:
+    """Open the folder, start the actors; end them in order. An unfinished run in the folder is continued."""
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
     for note in notes_before_start(config):
         console.note(note)
-    if prm_path is None and config.reward.credit != "outcome":
-        console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
     with console.waiting("the run folder's lock"):
-        opened = RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note)
+        opened = RunFolder.open(config, with_prm=with_prm, sandbox=ready.sandbox, tell=console.note)
     with opened as folder:
         folder.keep_tokenizer(ready.model_path)
         if (place := file_system_of(folder.path)).networked:

@@ -1,6 +1,5 @@
 """What a simulation takes for granted: from an earlier run's folder, or assumed."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from configs.loading import ConfigError
+from ray_jobs.simulate.request import SimulationRequest
 from ray_jobs.simulate.worker import DrawnTask, Fate, LognormalTasks, MeasuredTasks, ParetoTasks, TaskSource
 from rollout.records import read_records
 from rollout.store.ledger import Ledger
@@ -37,24 +37,24 @@ class SimulationInputs:
     said: str
 
 
-def simulation_inputs(options: argparse.Namespace) -> SimulationInputs:
+def simulation_inputs(asked: SimulationRequest) -> SimulationInputs:
     """Of the run folder where one is named. Raises ConfigError."""
-    inputs = _measured(options) if options.run_folder else _assumed(options)
+    inputs = _measured(asked, asked.run) if asked.run else _assumed(asked)
     if inputs.step_s <= 0 or inputs.sync_s < 0:
         raise ConfigError(f"--step-s must be above 0 and --sync-s not below, got {inputs.step_s:g}, {inputs.sync_s:g}")
     return inputs
 
 
-def _assumed(options: argparse.Namespace) -> SimulationInputs:
-    tasks, shape = _distribution(options, _shares(options))
-    step_s, sync_s = _or(options.step_s, STEP_S), _or(options.sync_s, SYNC_S)
-    said = f"assumed: {shape}, {_or(options.signal, SIGNAL):.0%} of them with signal; {_clocks(step_s, sync_s)}"
+def _assumed(asked: SimulationRequest) -> SimulationInputs:
+    tasks, shape = _distribution(asked, _shares(asked))
+    step_s, sync_s = _or(asked.step_s, STEP_S), _or(asked.sync_s, SYNC_S)
+    said = f"assumed: {shape}, {_or(asked.signal, SIGNAL):.0%} of them with signal; {_clocks(step_s, sync_s)}"
     return SimulationInputs(tasks=tasks, step_s=step_s, sync_s=sync_s, said=said)
 
 
-def _shares(options: argparse.Namespace) -> Mapping[Fate, float]:
+def _shares(asked: SimulationRequest) -> Mapping[Fate, float]:
     """What is not said to be anything else is all wrong."""
-    signal, all_right, failed = _or(options.signal, SIGNAL), _or(options.all_right, 0.0), _or(options.failed, 0.0)
+    signal, all_right, failed = _or(asked.signal, SIGNAL), _or(asked.all_right, 0.0), _or(asked.failed, 0.0)
     if signal <= 0 or min(all_right, failed) < 0 or (rest := 1 - signal - all_right - failed) < -1e-9:
         raise ConfigError(
             "--signal must be above 0, --all-right and --failed not below, all three together at most 1, "
@@ -63,8 +63,8 @@ def _shares(options: argparse.Namespace) -> Mapping[Fate, float]:
     return {"signal": signal, "all_right": all_right, "failed": failed, "all_wrong": max(0.0, rest)}
 
 
-def _distribution(options: argparse.Namespace, shares: Mapping[Fate, float]) -> tuple[TaskSource, str]:
-    median_s, sigma, alpha = _or(options.median_s, MEDIAN_S), _or(options.sigma, SIGMA), options.alpha
+def _distribution(asked: SimulationRequest, shares: Mapping[Fate, float]) -> tuple[TaskSource, str]:
+    median_s, sigma, alpha = _or(asked.median_s, MEDIAN_S), _or(asked.sigma, SIGMA), asked.alpha
     if median_s <= 0 or sigma < 0 or (alpha is not None and alpha <= 0):
         raise ConfigError("--median-s and --alpha must be above 0, --sigma must not be below")
     if alpha is None:
@@ -74,19 +74,18 @@ def _distribution(options: argparse.Namespace, shares: Mapping[Fate, float]) -> 
     return tasks, f"groups of {median_s:g} s in the median, Pareto with alpha {alpha:g}"
 
 
-def _measured(options: argparse.Namespace) -> SimulationInputs:
+def _measured(asked: SimulationRequest, folder: Path) -> SimulationInputs:
     """All groups of the run that ended, each with the seconds it took; the learner's mean step; the median sync."""
-    folder: Path = options.run_folder
     given = [
         name
         for name in ("median_s", "sigma", "alpha", "signal", "all_right", "failed")
-        if getattr(options, name) is not None
+        if getattr(asked, name) is not None
     ]
     if given:
         raise ConfigError(f"--{given[0].replace('_', '-')} and --run cannot go together: the run says what groups take")
     groups = _measured_groups(folder)
-    step_s = options.step_s if options.step_s is not None else _mean_step_s(folder)
-    sync_s = options.sync_s if options.sync_s is not None else _median_sync_s(folder)
+    step_s = asked.step_s if asked.step_s is not None else _mean_step_s(folder)
+    sync_s = asked.sync_s if asked.sync_s is not None else _median_sync_s(folder)
     signal = fmean(group.fate == "signal" for group in groups)
     median_s = median(group.seconds for group in groups)
     said = (

@@ -1,6 +1,5 @@
 """Choose D, S and the number of workers: a grid of settings, each played by the run's own rules, in one table."""
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from configs.loading import ConfigError
 from configs.run import RunConfig
 from ray_jobs.metrics.bottleneck import BACKPRESSURE_HIGH, WAIT_HIGH
 from ray_jobs.simulate.inputs import SimulationInputs, simulation_inputs
+from ray_jobs.simulate.request import SimulationRequest
 from ray_jobs.simulate.simulation import SimulationResult, SimulationSettings, simulate
 from ray_jobs.simulate.worker import WorkerSettings
 from rollout.buffer import BufferSettings
@@ -56,13 +56,13 @@ class Point:
     result: SimulationResult
 
 
-def run_simulate(config: RunConfig, options: argparse.Namespace) -> None:
-    """Print the grid. `options` are those of `ray_jobs.options`."""
-    inputs = simulation_inputs(options)
-    points = _simulated(_grid(config, options), config, options, inputs)
-    best = best_point(points, max_mean_staleness=options.max_mean_staleness, max_masked=options.max_masked)
-    lines = [_verdict(points, best, config), inputs.said, *_hints(points, options), _rule(options)]
-    if options.json:
+def run_simulate(config: RunConfig, asked: SimulationRequest) -> None:
+    """Print the grid."""
+    inputs = simulation_inputs(asked)
+    points = _simulated(_grid(config, asked), config, asked, inputs)
+    best = best_point(points, max_mean_staleness=asked.max_mean_staleness, max_masked=asked.max_masked)
+    lines = [_verdict(points, best, config), inputs.said, *_hints(points, asked), _rule(asked)]
+    if asked.json:
         print(json.dumps(_as_json(points, best, lines), indent=2))
         return
     console = Console(width=max(WIDTH, Console().width))
@@ -96,15 +96,15 @@ def limit(result: SimulationResult) -> Limit:
 # --- playing -----------------------------------------------------------------------------------------
 
 
-def _grid(config: RunConfig, options: argparse.Namespace) -> list[Knobs]:
+def _grid(config: RunConfig, asked: SimulationRequest) -> list[Knobs]:
     """Every combination that a recipe may have: a cap below the depth is refused there."""
-    workers = options.workers or sorted({config.rollout.num_workers, 2 * config.rollout.num_workers})
-    depths = options.depth or sorted({*USUAL_DEPTHS, config.pipeline_depth})
-    caps = options.cap or (config.max_staleness,)
+    workers = asked.workers or sorted({config.rollout.num_workers, 2 * config.rollout.num_workers})
+    depths = asked.depth or sorted({*USUAL_DEPTHS, config.pipeline_depth})
+    caps = asked.cap or (config.max_staleness,)
     if min(workers) < 1:
         raise ConfigError(f"--workers must be above 0, got {min(workers)}")
-    if options.load_slope < 0:
-        raise ConfigError(f"--load-slope must not be below 0, got {options.load_slope:g}")
+    if asked.load_slope < 0:
+        raise ConfigError(f"--load-slope must not be below 0, got {asked.load_slope:g}")
     grid = [knobs for knobs in product(workers, depths, caps) if knobs[2] >= knobs[1]]
     if not grid:
         raise ConfigError(f"every cap S of {list(caps)} is below every depth D of {list(depths)}: raise --cap")
@@ -112,7 +112,7 @@ def _grid(config: RunConfig, options: argparse.Namespace) -> list[Knobs]:
 
 
 def _simulated(
-    grid: Sequence[Knobs], config: RunConfig, options: argparse.Namespace, inputs: SimulationInputs
+    grid: Sequence[Knobs], config: RunConfig, asked: SimulationRequest, inputs: SimulationInputs
 ) -> list[Point]:
     # The bar goes to stderr: what is printed may be piped.
     console = Console(stderr=True)
@@ -122,14 +122,14 @@ def _simulated(
             num_workers=knobs[0],
             pipeline_depth=knobs[1],
             max_staleness=knobs[2],
-            result=simulate(_settings(knobs, config, options, inputs)),
+            result=simulate(_settings(knobs, config, asked, inputs)),
         )
         for knobs in shown
     ]
 
 
 def _settings(
-    knobs: Knobs, config: RunConfig, options: argparse.Namespace, inputs: SimulationInputs
+    knobs: Knobs, config: RunConfig, asked: SimulationRequest, inputs: SimulationInputs
 ) -> SimulationSettings:
     num_workers, pipeline_depth, max_staleness = knobs
     return SimulationSettings(
@@ -142,25 +142,25 @@ def _settings(
         ),
         tasks=inputs.tasks,
         worker=WorkerSettings(
-            places=options.places or Workload(config.rollout, pipeline_depth=pipeline_depth).num_places,
+            places=asked.places or Workload(config.rollout, pipeline_depth=pipeline_depth).num_places,
             sync_s=inputs.sync_s,
-            load_slope=options.load_slope,
+            load_slope=asked.load_slope,
         ),
         num_workers=num_workers,
         group_size=config.rollout.group_size,
         step_s=inputs.step_s,
-        num_steps=options.steps,
-        seed=options.seed,
+        num_steps=asked.steps,
+        seed=asked.seed,
     )
 
 
 # --- saying ------------------------------------------------------------------------------------------
 
 
-def _rule(options: argparse.Namespace) -> str:
+def _rule(asked: SimulationRequest) -> str:
     return (
         "best: the most trained trajectories/s with a mean age of at most "
-        f"{options.max_mean_staleness:g} and at most {options.max_masked:.0%} of the tokens left out; "
+        f"{asked.max_mean_staleness:g} and at most {asked.max_masked:.0%} of the tokens left out; "
         "of those within 1% of it the fewest workers, then the least D, then the highest S"
     )
 
@@ -180,8 +180,8 @@ def _verdict(points: Sequence[Point], best: Point | None, config: RunConfig) -> 
     return f"best: {workers}, D={best.pipeline_depth}, S={best.max_staleness}, {rate}. There {said}"
 
 
-def _hints(points: Sequence[Point], options: argparse.Namespace) -> list[str]:
-    if options.load_slope or len({point.num_workers for point in points}) == 1:
+def _hints(points: Sequence[Point], asked: SimulationRequest) -> list[str]:
+    if asked.load_slope or len({point.num_workers for point in points}) == 1:
         return []
     return [
         "assumed: groups on one worker do not slow each other down, and workers on one machine neither; --load-slope "

@@ -21,7 +21,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     config = make_config(folder, *sys.argv[2:])
     build_worker = partial(WatchedWorker, folder=folder, shape=MIXED)
-    with local_ray(), open_stage(config, build_worker=build_worker, resume=True) as stage:
+    with local_ray(), open_stage(config, build_worker=build_worker) as stage:
         reinforce(stage.run)
 
 

@@ -135,11 +135,10 @@ def open_stage(
     *,
     build_worker: Callable[[int], Any] = SimulatedWorker,
     build_learner: Callable[[], Any] = SimulatedLearner,
-    resume: bool = False,
 ) -> Iterator[Stage]:
     """The actors of a run, up and in step with its newest version; none of them is left afterwards."""
     console = io.StringIO()
-    with RunFolder.open(config, with_prm=False, resume=resume) as folder:
+    with RunFolder.open(config, with_prm=False) as folder:
         said = Console(RichConsole(file=console))
         watch = Watch(config.liveness, resume=f"`agentflow resume {folder.path}`", note=said.note)
         said.late = watch.late

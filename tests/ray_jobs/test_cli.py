@@ -9,9 +9,9 @@ from ray.exceptions import RayTaskError
 from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
-from ray_jobs import commands
 from ray_jobs.cli import main
-from ray_jobs.options import DEFAULT_RECIPE
+from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import Ready
 
 ROOT = RECIPES.parents[1]
@@ -34,16 +34,24 @@ def agentflow(*arguments):
         (["train", "--dry-run", "output_dir=/tmp/agentflow-no-such-folder"], {"torch", "ray", "vllm"}),
         (["train", "envs.mix={lokup=1}"], {"torch", "vllm"}),
         (["view", "nothing"], {"torch", "ray", "vllm"}),
+        (["train", "output_dir=/dev/null/runs"], {"torch", "ray", "vllm", "transformers"}),
+        (["train", "output_dir={place}", "name=file"], {"torch", "ray", "vllm", "transformers"}),
+        (["train", "output_dir={place}", "name=another"], {"torch", "ray", "vllm", "transformers"}),
+        (["resume", "nothing"], {"torch", "ray", "vllm", "transformers"}),
+        (["export", "nothing", "--to", "nowhere"], {"torch", "vllm", "transformers"}),
+        (["serve", "nothing"], {"torch", "vllm"}),
+        (["evaluate", 'envs.actions=["answer"]', "--adapter", "nothing"], {"torch", "vllm"}),
     ],
 )
-def test_help_and_what_is_refused_import_no_heavy_library(arguments, heavy):
-    code = (
-        "import sys\nfrom ray_jobs.cli import main\n"
-        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        f"sys.exit(len({heavy} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
-    assert done.returncode == 0
+def test_help_and_what_is_refused_import_no_heavy_library(arguments, heavy, tmp_path):
+    (tmp_path / "file").touch()
+    with RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=another"])):
+        pass
+    given = [text.replace("{place}", str(tmp_path)) for text in arguments]
+    code = f"import sys\nfrom ray_jobs.cli import main\ncode = main({given!r})\nprint(code, {heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    refused = "0" if arguments[-1] == "--help" or "--dry-run" in arguments else "2"
+    assert done.stdout.splitlines()[-1:] == [f"{refused} set()"], done.stderr
 
 
 def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side(tmp_path, capsys):
@@ -51,6 +59,22 @@ def test_dry_run_prints_the_resolved_configuration_with_overrides_on_either_side
     printed = capsys.readouterr().out
     assert "seed = 3\n" in printed
     assert "learning_rate = 2e-06\n" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["seed=3", "sync_cpu", "--dry-run"], ["sync_cpu", "--dry-run", "seed=3"], ["--dry-run", "seed=3", "sync_cpu"]],
+)
+def test_recipe_overrides_and_options_stand_in_any_order(arguments, tmp_path, capsys):
+    assert main(["train", *arguments, f"output_dir={tmp_path}"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith('name = "sync"\n')
+    assert "seed = 3\n" in printed
+
+
+def test_two_recipes_are_refused(capsys):
+    assert main(["train", "sync_cpu", "seed=3", "demo_cpu"]) == 2
+    assert "unrecognized arguments: demo_cpu; the recipe is 'sync_cpu'" in capsys.readouterr().err
 
 
 def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys):
@@ -105,7 +129,7 @@ def test_bad_input_is_one_line_for_the_whole_process_too(tmp_path):
         (["train", "envs.mix={lokup=1.0}"], "; did you mean 'lookup'?"),
         (["train", "model.path=/does/not/exist"], "is no model folder"),
         (["train", "reward.prm_path=/does/not/exist"], "holds no process reward model"),
-        (["pipeline", "envs.mix={branch=0.5, game24=0.5}"], "label.labeller = 'plan'"),
+        (["train", "envs.mix={branch=0.5, game24=0.5}"], "label.labeller = 'plan'"),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_would_refuse(arguments, said, tmp_path, capsys):
@@ -127,14 +151,16 @@ def test_a_dry_run_refuses_what_a_start_would_refuse(arguments, said, tmp_path, 
             "agentflow train --help` says what there is; did you mean '--dry-run'?",
         ),
         (["compare"], "required: A; `agentflow compare --help` says what there is"),
-        (["evaluate", "--seeds", "x"], "must be a whole number of at least 1, got 'x'"),
-        (["evaluate", "--limit", "0"], "must be a whole number of at least 1, got '0'"),
+        (["evaluate", "--seeds", "x"], 'invalid value for --seeds: unable to convert "x" into int'),
+        (["evaluate", "--limit", "0"], 'invalid value "0" for --limit. Must be >= 1'),
+        (["submit", "--phase", "pipeline"], 'for --phase. Choose from: "train"'),
+        (["jobs", "logs"], "required: JOB; `agentflow jobs logs --help` says what there is"),
+        (["run-code", "x.py", "--timeout", "nan"], 'invalid value "nan" for --timeout'),
+        (["doctor", "seed=3"], "unrecognized arguments: seed=3; only --sync takes a recipe"),
     ],
 )
 def test_a_mistyped_command_line_is_one_line(arguments, said, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+    assert main(arguments) == 2
     captured = capsys.readouterr()
     [line] = captured.err.splitlines()
     assert line.startswith("agentflow: error: ")
@@ -145,24 +171,69 @@ def test_a_mistyped_command_line_is_one_line(arguments, said, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "usage: agentflow "),
-        (["help"], "usage: agentflow "),
-        (["help", "train"], "usage: agentflow train "),
+        ([], "Usage: agentflow COMMAND"),
+        (["help"], "Usage: agentflow COMMAND"),
+        (["help", "train"], "Usage: agentflow train "),
+        (["help", "jobs", "stop"], "Usage: agentflow jobs stop "),
         (["--version"], "agentflow 0."),
     ],
 )
 def test_help_and_version_are_there_under_their_usual_names(arguments, said, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 0
+    assert main(arguments) == 0
     assert capsys.readouterr().out.startswith(said)
 
 
 def test_run_folder_of_another_run_is_not_overwritten(tmp_path, capsys):
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "config.json").touch()
+    with RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=demo"])):
+        pass
     assert main(["train", str(DEFAULT_RECIPE), f"output_dir={tmp_path}"]) == 2
-    assert "holds an unfinished run" in capsys.readouterr().err
+    assert f"run folder '{tmp_path}/demo' holds a run with other settings (num_steps, " in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What `agentflow train` would do once all checks have passed: the configuration, and whether with a PRM."""
+    seen = []
+    monkeypatch.setattr("ray_jobs.run.preflight.check_before_start", lambda config, **_: None)
+    monkeypatch.setattr(
+        "ray_jobs.train.run_training", lambda config, ready, *, with_prm: seen.append((config, with_prm))
+    )
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("override", "with_prm"), [("seed=1", True), ("reward.credit=outcome", False), ("reward.prm_path=prm", False)]
+)
+def test_training_makes_a_prm_first_where_the_recipe_wants_one_and_names_none(override, with_prm, trained, tmp_path):
+    assert main(["train", override, f"output_dir={tmp_path}"]) == 0
+    [(config, asked)] = trained
+    assert asked == config.trains_prm == with_prm
+
+
+@pytest.mark.parametrize("with_prm", [True, False])
+def test_an_unfinished_run_goes_on_as_it_began(with_prm, trained, tmp_path):
+    """Also one of a version whose `train` made no PRM."""
+    given = [f"output_dir={tmp_path}", "name=r"]
+    with RunFolder.create(load_run_config(DEFAULT_RECIPE, given), with_prm=with_prm):
+        pass
+    assert main(["train", *given]) == main(["resume", str(tmp_path / "r")]) == 0
+    assert [asked for _, asked in trained] == [with_prm, with_prm]
+
+
+def test_of_a_finished_run_the_report_is_shown_with_what_to_do_for_a_new_one(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ray_jobs.pages.report.write_report", lambda path: path / "report.html")
+    monkeypatch.setattr("ray_jobs.run.console.print_summary", print)
+    given = [f"output_dir={tmp_path}", "name=r"]
+    with RunFolder.create(load_run_config(DEFAULT_RECIPE, given)) as folder:
+        folder.write_summary({"wall_s": 1})
+    assert main(["train", *given]) == 0
+    said = capsys.readouterr().out
+    assert f"the run in '{tmp_path}/r' has ended" in said
+    assert "for a new one: another name=..." in said
+    assert f"{tmp_path}/r/report.html" in said
+    assert trained == []
+    assert main(["train", *given, "seed=5"]) == 2
+    assert "holds a run with other settings (seed)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["solve", "What is 2 + 3?"]])
@@ -203,10 +274,10 @@ def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypa
 
 
 def failing_with(error, monkeypatch):
-    def fail(options):
+    def fail():
         raise error
 
-    monkeypatch.setattr(commands, "doctor", fail)
+    monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", fail)
     return main(["doctor"])
 
 
@@ -259,15 +330,15 @@ def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch
     monkeypatch.setattr("ray_jobs.run.run.RunFolder.keep_tokenizer", lambda *_: None)
     config = load_run_config(None, [f"output_dir={tmp_path}/my runs", "reward.credit=outcome"])
 
-    def interrupted(options):
-        with open_run(config, Ready(model_path=tmp_path, sandbox=None), with_prm=False, resume=False):
+    def interrupted():
+        with open_run(config, Ready(model_path=tmp_path, sandbox=None), with_prm=False):
             raise AssertionError("a run that was interrupted while it started has begun")
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ray_jobs.run.run.start_cast", interrupt)
-    monkeypatch.setattr(commands, "doctor", interrupted)
+    monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", interrupted)
     assert main(["doctor"]) == 130
     said = capsys.readouterr().err
     assert said == f"agentflow: interrupted; `agentflow resume '{tmp_path}/my runs/run'` goes on from here\n"

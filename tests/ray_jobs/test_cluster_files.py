@@ -75,7 +75,7 @@ def test_all_files_ask_for_the_ray_that_is_locked():
 def test_the_jobs_command_is_a_recipe_that_loads_with_all_its_overrides():
     """Cards and keys, which a dry run asks for as well, are those of the cluster."""
     program, phase, recipe, *overrides = shlex.split(rayjob()["spec"]["entrypoint"])
-    assert (program, phase) == ("agentflow", "pipeline")
+    assert (program, phase) == ("agentflow", "train")
     config = load_run_config(ROOT / Path(recipe).relative_to("/opt/agentflow"), overrides)
     check_recipe(config)
     check_labelling(config)

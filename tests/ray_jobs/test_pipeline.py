@@ -36,7 +36,7 @@ SMALL = (
 
 
 def command(folder):
-    run = [sys.executable, "-m", "ray_jobs.cli", "pipeline", "configs/recipes/demo_cpu.toml", f"output_dir={folder}"]
+    run = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/demo_cpu.toml", f"output_dir={folder}"]
     return [*run, *SMALL]
 
 

@@ -74,8 +74,8 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
         wait_until(lambda: len(steps_of(tmp_path / "runs" / "crashed")) >= 1)
         end_abruptly(machines, "RolloutWorker")
         end_abruptly(machines, "keyed_agentflow")
-        wait_until(lambda: "failed" in agentflow("status", crashed)[1])
-        agentflow("logs", crashed)
+        wait_until(lambda: "failed" in agentflow("jobs", crashed)[1])
+        agentflow("jobs", "logs", crashed)
         jobs = json.dumps([job.model_dump(mode="json") for job in connect(machines.dashboard).jobs()])
 
         for name in ("ended", "crashed"):

@@ -252,14 +252,16 @@ def test_run_folder_below_a_file_is_refused(config, tmp_path):
     assert "is not writable" in refusal(config())
 
 
-def test_run_is_never_overwritten_but_an_empty_folder_may_be_used(config, tmp_path):
+def test_another_run_is_never_overwritten_but_an_empty_folder_may_be_used_and_the_same_run_continued(config, tmp_path):
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
     check_before_start(config())
     (folder / "config.json").touch()
-    assert f"an unfinished run; choose another name=...; `agentflow resume {folder}` continues it" in refusal(config())
-    (folder / "summary.json").touch()
-    assert f"holds a finished run; choose another name=...; `agentflow view {folder}` shows it" in refusal(config())
+    assert "holds a run whose config.json cannot be read" in refusal(config())
+    (folder / "config.json").write_text(config().model_dump_json())
+    check_before_start(config())
+    own = f"(seed); choose another name=...; `agentflow resume {folder}` continues that run with its own"
+    assert f"run folder '{folder}' holds a run with other settings {own}" in refusal(config("seed=7"))
     check_before_acting(config(), draws_tasks=True)
 
 

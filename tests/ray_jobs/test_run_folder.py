@@ -43,7 +43,7 @@ def resumed(monkeypatch):
     seen = []
     monkeypatch.setattr("ray_jobs.run.preflight.check_before_start", lambda config, **_: None)
     monkeypatch.setattr(
-        "ray_jobs.train.run_training", lambda config, ready, *, with_prm, resume: seen.append((config, Path.cwd()))
+        "ray_jobs.train.run_training", lambda config, ready, *, with_prm: seen.append((config, Path.cwd()))
     )
 
     def resume(path):

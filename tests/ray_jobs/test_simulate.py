@@ -1,4 +1,3 @@
-import argparse
 import json
 import re
 
@@ -6,7 +5,7 @@ import pytest
 
 from configs.loading import ConfigError
 from configs.run import RunConfig
-from ray_jobs.options import add_simulate_options
+from ray_jobs.cli import main, make_app
 from ray_jobs.simulate.inputs import simulation_inputs
 from ray_jobs.simulate.simulate import Point, best_point, limit, run_simulate
 from ray_jobs.simulate.simulation import SimulationResult
@@ -18,9 +17,8 @@ FAST = ("--steps", "12", "--step-s", "10", "--median-s", "10")
 
 
 def make_options(*arguments):
-    parser = argparse.ArgumentParser()
-    add_simulate_options(parser)
-    return parser.parse_args([*map(str, arguments)])
+    _, bound, _ = make_app().parse_args(["simulate", *map(str, arguments)])
+    return bound.arguments["request"]
 
 
 def make_config(**changes):
@@ -130,8 +128,7 @@ def test_what_cannot_be_simulated_is_one_clear_error(arguments, said):
 
 @pytest.mark.parametrize("arguments", [["--depth", "1,x"], ["--cap", "-1"], ["--steps", "0"]])
 def test_what_is_no_number_is_refused_by_the_parser(arguments, capsys):
-    with pytest.raises(SystemExit):
-        make_options(*arguments)
+    assert main(["simulate", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
 
 

@@ -1,6 +1,5 @@
 """Submitting without a cluster: what is checked, what travels, what is said of failures."""
 
-import argparse
 import json
 import socket
 import sys
@@ -10,13 +9,13 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
 from configs.loading import load_run_config
-from ray_jobs.cli import main
+from ray_jobs.cli import main, make_app
 from ray_jobs.jobs import client as jobs_client
 from ray_jobs.jobs import submit
 from ray_jobs.jobs.client import JobError, JobServer
+from ray_jobs.jobs.request import PHASES, SubmitRequest
 from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, printable, run_status, run_stop, why_failed
-from ray_jobs.options import PHASES, SubmitOptions, add_submit_options, submit_options
 from ray_jobs.run.preflight import key_variables
 
 SECRET = "sk-live-0123456789"
@@ -34,7 +33,7 @@ def project(tmp_path, monkeypatch):
 
 
 def make_options(recipe="recipes/mine.toml", **fields):
-    return SubmitOptions(recipe=Path(recipe), **{"runtime_env": {}, **fields})
+    return SubmitRequest(recipe=Path(recipe), **{"runtime_env": {}, **fields})
 
 
 def plan(*overrides, here=True, recipe="recipes/mine.toml", **fields):
@@ -103,12 +102,9 @@ def test_resume_names_the_run_folder_that_the_recipe_writes_to(project):
 
 
 def test_options_of_the_phase_reach_its_command_whole():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("recipe", type=Path)
-    parser.set_defaults(overrides=[])
-    add_submit_options(parser)
-    options = submit_options(parser.parse_args(["r.toml", "--options=--benchmark gpqa --out 'a b'"]))
-    assert options.phase_options == ("--benchmark", "gpqa", "--out", "a b")
+    for text in (["--options=--benchmark gpqa --out 'a b'"], ["--options", "--benchmark gpqa --out 'a b'"]):
+        _, bound, _ = make_app().parse_args(["submit", "r.toml", *text])
+        assert bound.arguments["options"] == ("--benchmark", "gpqa", "--out", "a b")
 
 
 def test_what_travels_leaves_caches_runs_and_weights_behind_and_takes_what_the_user_adds(project):
@@ -250,7 +246,7 @@ def free_port():
 @pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "127.0.0.1:{port}"])
 def test_address_where_nobody_listens_is_said_at_once(address, project, capsys):
     address = address.format(port=free_port())
-    assert main(["status", "--address", address]) == 2
+    assert main(["jobs", "--address", address]) == 2
     said = capsys.readouterr().err
     assert f"no Ray cluster at {address}: nothing listens" in said
     assert "`ray start --head" in said
@@ -271,7 +267,7 @@ def test_address_comes_from_the_flag_else_from_the_environment(project, monkeypa
 
 
 def test_ray_client_address_is_refused_with_the_right_ones(project, capsys):
-    assert main(["logs", "j", "--address", "ray://head:10001"]) == 2
+    assert main(["jobs", "logs", "j", "--address", "ray://head:10001"]) == 2
     assert "give http://host:8265, where the dashboard listens" in capsys.readouterr().err
 
 
@@ -297,7 +293,7 @@ def raise_or_return(answer):
 
 
 def test_unknown_job_is_answered_with_those_that_there_are(server, capsys):
-    assert main(["logs", "gone"]) == 2
+    assert main(["jobs", "logs", "gone"]) == 2
     assert "knows no job 'gone'; the newest it knows: mine-train-1" in capsys.readouterr().err
 
 

@@ -70,7 +70,7 @@ def test_run_is_submitted_joined_by_a_machine_stopped_and_resumed(machines, agen
     assert code == 0, said
     job = re.search(r"submitted (\S+)", said)[1]
     wait_until(lambda: (folder / "metrics.jsonl").exists() and len(steps_of(folder)) >= 2)
-    assert "running" in agentflow("status", job)[1]
+    assert "running" in agentflow("jobs", job)[1]
 
     added = time.monotonic()
     machines.add(num_cpus=1, without=tmp_path / "runs")
@@ -81,7 +81,7 @@ def test_run_is_submitted_joined_by_a_machine_stopped_and_resumed(machines, agen
     print(f"a machine started in {joined - added:.1f} s and was used {used_after:.1f} s later")
     assert used_after < JOIN_S
 
-    code, said = agentflow("stop", job)
+    code, said = agentflow("jobs", "stop", job)
     assert code == 0
     assert "stopped" in said
     before = len(steps_of(folder))
@@ -92,7 +92,7 @@ def test_run_is_submitted_joined_by_a_machine_stopped_and_resumed(machines, agen
     assert "report:" in said
     assert steps_of(folder) == list(range(1, NUM_STEPS + 1))
     assert check_nothing_lost(folder).trained == 2 * NUM_STEPS
-    assert "stopped" in agentflow("status")[1]
+    assert "stopped" in agentflow("jobs")[1]
 
 
 def test_job_that_fails_says_what_to_fix(agentflow):
