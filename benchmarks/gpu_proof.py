@@ -97,7 +97,7 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
             collected = collect(run)
             learn_prm(run, collected, label(run, collected))
         facts = reinforce(run)
-        peaks = process_peaks(run.cast)
+        peaks = process_peaks(run.actors)
         seconds = run.folder.finished_phases["reinforce"]["seconds"]
         prm = str(run.folder.prm)
     return {
@@ -111,12 +111,12 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
     }
 
 
-def process_peaks(cast: Any) -> dict[str, dict[str, float]]:
+def process_peaks(actors: Any) -> dict[str, dict[str, float]]:
     """Of learner, PRM and engine, asked in their own processes."""
     import ray
 
-    actors = {"engine": cast.workers[0], "learner": cast.learner} | ({"PRM": cast.prm} if cast.prm else {})
-    return {name: ray.get(actor.__ray_call__.remote(_own_peak)) for name, actor in actors.items()}
+    asked = {"engine": actors.workers[0], "learner": actors.learner} | ({"PRM": actors.prm} if actors.prm else {})
+    return {name: ray.get(actor.__ray_call__.remote(_own_peak)) for name, actor in asked.items()}
 
 
 def _own_peak(_: Any) -> dict[str, float]:

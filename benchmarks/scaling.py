@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from benchmarks.waiting_workers import (
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.checks.chaos.job import part_of
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
@@ -52,7 +52,7 @@ STEPS_BEFORE = 2
 """Steps that are not measured: the first batch fills up, processes warm up."""
 
 
-class WaitingCast(Cast):
+class WaitingActors(RunActors):
     """Its workers stand in a few processes of their own and are not supervised."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, load: Load, num_hosts: int) -> None:
@@ -65,8 +65,11 @@ class WaitingCast(Cast):
             WorkerHost.remote(self.store, everybody[host::num_hosts], load, results) for host in range(num_hosts)
         ]
 
-    def has_place(self, index: int, *, patience_s: float = 0.0) -> bool:
-        return False
+    def reserve(self, indices: Iterable[int]) -> None:
+        """No more workers are wanted than stand there."""
+
+    def reserved(self, indices: Iterable[int]) -> list[int]:
+        return []
 
     def _start_learner(self) -> Any:
         return self._paced()
@@ -148,21 +151,21 @@ def measure(workers: int, options: argparse.Namespace) -> Measurement:
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), workers, options.depth, batch_groups, STEPS_BEFORE + num_steps + 1)
         with RunFolder.open(config, with_prm=False, resume=False) as run_folder, _ray():
-            cast = WaitingCast(config, run_folder, load, options.hosts)
-            run = Run(config=config, console=Console(), folder=run_folder, cast=cast)
+            actors = WaitingActors(config, run_folder, load, options.hosts)
+            run = Run(config=config, console=Console(), folder=run_folder, actors=actors)
             return _measure_steps(run, num_steps, load)
 
 
 def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
     """The loop of `reinforce`, with a look at the clocks in between."""
-    cast: Any = run.cast
-    cast.publish_anew()
-    hosts = [host.run.remote() for host in cast.hosts]
+    actors: Any = run.actors
+    actors.publish_anew()
+    hosts = [host.run.remote() for host in actors.hosts]
     training, prober = continue_training(run), Prober.remote()
     with Supervisor(run) as rollouts:
         for _ in range(STEPS_BEFORE):
             train_step(run, training, rollouts)
-        probing = prober.probe.remote(cast.store, num_steps * load.step_s)
+        probing = prober.probe.remote(actors.store, num_steps * load.step_s)
         before, started = _cpu_seconds(), time.perf_counter()
         for _ in range(num_steps):
             train_step(run, training, rollouts)
@@ -170,12 +173,12 @@ def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
         run.folder.catch_up()
         after = _cpu_seconds()
         answers = ray.get(probing)
-    newest = cast.newest_version()
-    while any(version < newest for host in cast.hosts for version in ray.get(host.proven.remote())):
+    newest = actors.newest_version()
+    while any(version < newest for host in actors.hosts for version in ray.get(host.proven.remote())):
         time.sleep(0.1)
-    ray.get(cast.store.close.remote())
+    ray.get(actors.store.close.remote())
     ray.get(hosts)
-    counts, _, _ = ray.get(cast.store.totals.remote())
+    counts, _, _ = ray.get(actors.store.totals.remote())
     assert counts.trained == run.config.batch_groups * (STEPS_BEFORE + num_steps), counts
     in_loop = sum(row["time/step_s"] for row in training.rows[-num_steps:])
     return Measurement(

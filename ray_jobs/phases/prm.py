@@ -29,7 +29,7 @@ def collect(run: Run) -> list[Trajectory]:
     """Trajectories of the current policy on training tasks, from the run folder where they are there already."""
     store = CollectedGroups(run.folder.collected)
     if run.finished("collect") is None:
-        config, workers = run.config, run.cast.workers
+        config, workers = run.config, run.actors.workers
         tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks)
         with run.phase("collect", total=len(tasks)) as phase:
             asyncio.run(
@@ -37,7 +37,7 @@ def collect(run: Run) -> list[Trajectory]:
                     tasks,
                     store,
                     config.collect,
-                    in_turn("collect", workers),
+                    in_turn("collect_group", workers),
                     phase.progress.advance,
                 )
             )
@@ -50,7 +50,7 @@ def label(run: Run, collected: Sequence[Trajectory]) -> list[StepLabel]:
     """The main labeller on every step, and the Monte-Carlo labeller on a share of them, to compare."""
     config, path = run.config.label, run.folder.labels
     if run.finished("label") is None:
-        continue_from = in_turn("continue_from", run.cast.workers)
+        continue_from = in_turn("continue_from", run.actors.workers)
         passes = labelling_passes(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
         with run.phase("label", total=sum(len(steps) for _, steps in passes)) as phase:
             done = [
@@ -65,7 +65,7 @@ def label(run: Run, collected: Sequence[Trajectory]) -> list[StepLabel]:
 
 def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
     """Train the PRM on the tasks that are not held out, save it, and write down how good it is on the others."""
-    prm, config = run.cast.prm, run.config.prm
+    prm, config = run.actors.prm, run.config.prm
     if run.finished("train_prm") is not None:
         ray.get(prm.load.remote(run.folder.prm))
         return
@@ -96,7 +96,7 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
 def watch_prm(run: Run, groups: Iterable[ScoredGroup], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms, over every group of the batch that the PRM scored: its weight, the junk that it must see
     through, its error against the plan. Without a PRM no group is asked for."""
-    if run.cast.prm is None:
+    if run.actors.prm is None:
         return {}
     scored = [group for group in groups if group.step_scores is not None]
     if not scored:
@@ -106,7 +106,7 @@ def watch_prm(run: Run, groups: Iterable[ScoredGroup], step: int, prm_weight: fl
         firsts = [step_texts(group.group.trajectories[0])[0] for group in scored]
         # A PRM that died is being started again; its canaries wait for the next window.
         with suppress(ray.exceptions.RayActorError):
-            found = ray.get([run.cast.prm.score_canaries.remote(first) for first in firsts])
+            found = ray.get([run.actors.prm.score_canaries.remote(first) for first in firsts])
             highest = _highest(score for scores in found for score in scores.values())
             metrics |= {} if highest is None else {"prm/canary_max": highest}
     errors = [error for group in scored for error in _errors_against_plan(group)]

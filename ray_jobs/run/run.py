@@ -13,12 +13,13 @@ from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
 from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.metrics.table import DESCRIPTIONS
-from ray_jobs.run.actors import Cast, start_cast
+from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import Ready, notes_before_start
 from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.rollouts import RayRollouts
 from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
 from reward.prm.model import prm_settings
@@ -34,7 +35,13 @@ class Run:
     config: RunConfig
     console: Console
     folder: RunFolder
-    cast: Cast
+    actors: RunActors
+
+    @property
+    def rollouts(self) -> RayRollouts:
+        """The workers, for one phase outside of the RL loop."""
+        open_each = 2 * self.config.rollout.engine.max_num_seqs
+        return RayRollouts(self.actors, open_each=open_each, note=self.console.note)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator["PhaseRecord"]:
@@ -100,12 +107,12 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
         try:
             with watch:
                 with console.phase("start"):
-                    cast = start_cast(config, folder, ready.model_path, prm_path, watch)
-                for sandbox in cast.sandboxes():
+                    actors = start_actors(config, folder, ready.model_path, prm_path, watch)
+                for sandbox in actors.sandboxes():
                     console.note(f"code sandbox: {sandbox}")
-                yield Run(config=config, console=console, folder=folder, cast=cast)
+                yield Run(config=config, console=console, folder=folder, actors=actors)
             with console.waiting("the engines to end"):
-                cast.close()
+                actors.close()
         except ray.exceptions.RayActorError as error:
             raise RunCutOffError(
                 f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"

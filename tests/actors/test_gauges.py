@@ -35,7 +35,7 @@ def scraped(tmp_path_factory):
 
             wait_until(complete)
             first = names_of_actors()
-            stage.run.cast.restart_learner()
+            stage.run.actors.restart_learner()
             yield row, lines, first, names_of_actors()
 
 

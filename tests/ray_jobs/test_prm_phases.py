@@ -47,7 +47,7 @@ def watch(monkeypatch):
     monkeypatch.setattr("ray_jobs.phases.prm.ray.get", lambda answers: answers)
 
     def watched(groups, *, step=1, prm=None):
-        run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
+        run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
         return watch_prm(run, groups, step, 0.5)
 
     return watched
@@ -59,7 +59,7 @@ def test_error_against_the_plan_is_over_every_group_of_the_batch(watch):
 
 
 def test_without_a_prm_no_group_is_read():
-    run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=None))
+    run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=None))
     assert watch_prm(run, iter([None]), 1, 0.5) == {}
 
 
