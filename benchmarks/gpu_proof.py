@@ -83,7 +83,9 @@ def plan_step(options: argparse.Namespace) -> dict[str, Any]:
 def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[str, Any]:
     """A run's RL phase in numbers, and what each of its processes held at most."""
     from ray_jobs.phases.cold_start import cold_start
-    from ray_jobs.phases.prm import collect, label, learn_prm
+    from ray_jobs.phases.collect import collect
+    from ray_jobs.phases.label import label
+    from ray_jobs.phases.train_prm import learn_prm
     from ray_jobs.run.preflight import check_before_start
     from ray_jobs.run.run import open_run
     from ray_jobs.train import reinforce

@@ -10,11 +10,12 @@ from typing import Any
 import ray
 
 from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
+from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
-from ray_jobs.run.console import Console, PhaseProgress
+from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import Ready, notes_before_start
@@ -43,12 +44,17 @@ class Run:
         open_each = 2 * self.config.rollout.engine.max_num_seqs
         return RayRollouts(self.actors, open_each=open_each, note=self.console.note)
 
+    @property
+    def prm(self) -> RemotePrm:
+        """The process reward model that the run trains."""
+        return RemotePrm(self.actors.prm)
+
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator["PhaseRecord"]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[PhaseRecord]:
         """A phase with its progress on the console. What the body puts into `facts` stands in the run folder once
         the body has ended, and marks the phase as done."""
         with self.console.phase(name, total) as progress:
-            record = PhaseRecord(progress=progress, facts={})
+            record = PhaseRecord(progress=progress)
             yield record
         self.folder.finish_phase(name, self.console.phase_seconds[name] + record.seconds_before, record.facts)
 
@@ -68,15 +74,6 @@ class Run:
     def finished(self, phase: str) -> Mapping[str, Any] | None:
         """The facts of a phase that is done; None while it is not."""
         return self.folder.finished_phases.get(phase, {}).get("facts")
-
-
-@dataclass(slots=True, kw_only=True)
-class PhaseRecord:
-    """`seconds_before`: what the phase took already, in processes that were cut off."""
-
-    progress: PhaseProgress
-    facts: dict[str, Any]
-    seconds_before: float = 0.0
 
 
 @contextmanager

@@ -245,9 +245,6 @@ def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
         async def same(self, question, gold, answer):
             return {"the U.K.": True, "unclear": None}.get(answer, False)
 
-        async def close(self):
-            pass
-
     monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
     answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}
     use(monkeypatch, ScriptedSolver(lambda task, seed: answers.get(task.id, "D")))
