@@ -1,5 +1,6 @@
 """The phases as commands, in this process: nothing is loaded that is not asked for."""
 
+import json
 from contextlib import contextmanager
 
 import pytest
@@ -7,6 +8,7 @@ from evaluating import config_for
 
 from ray_jobs.phases.collect import run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
+from ray_jobs.phases.train_prm import run_train_prm
 from reward.labels.labels import read_labels
 from rollout.types import TrajectoryGroup
 from tests.reward.test_step_text import decided, make_trajectory
@@ -63,3 +65,38 @@ def test_labelling_without_trajectories_loads_nothing_and_names_the_command(tmp_
     with pytest.raises(NothingCollectedError, match="run `agentflow collect` first"):
         run_label(config_for(tmp_path, "label.labeller=monte_carlo"), None, dry_run=False)
     assert loaded == []
+
+
+class FakePrm:
+    """Trains in two steps and finds every step half right."""
+
+    def __init__(self, config):
+        self.trained = 0
+
+    def train(self, steps):
+        for loss in (0.5, 0.25):
+            self.trained += 1
+            yield loss
+
+    def save(self, folder, facts):
+        folder.mkdir()
+        return "d1"
+
+    def score(self, steps):
+        return [0.5 for _ in steps]
+
+
+def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks(tmp_path, loaded, monkeypatch, capsys):
+    monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
+    config = config_for(tmp_path, *SMALL, "label.labeller=plan")
+    run_collect(config, None)
+    with pytest.raises(NothingCollectedError, match="holds no labels; run `agentflow label` first"):
+        run_train_prm(config)
+    run_label(config, None, dry_run=False)
+    run_train_prm(config)
+    quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())
+    assert (quality["digest"], quality["num_tasks_held_out"]) == ("d1", 1)
+    assert (tmp_path / "r" / "prm_quality.html").exists()
+    said = capsys.readouterr().out
+    assert "PRM on tasks it never saw: Spearman within group" in said
+    assert f"use it with reward.prm_path={tmp_path}/r/prm" in said
