@@ -1,6 +1,6 @@
 """The process reward model as an actor: trained once, then asked about every group with signal."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,3 +80,26 @@ class PrmActor:
     def _take(self, prm: ProcessRewardModel) -> None:
         """With an empty cache: what other weights scored is forgotten."""
         self._prm, self._scorer = prm, PrmScorer(prm)
+
+
+class RemotePrm:
+    """The actor as training and measuring know it: each call waits for its answer."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def train(self, steps: Sequence[LabelledStep]) -> Iterator[float]:
+        for loss in self._actor.train.remote(steps):
+            yield ray.get(loss)
+
+    def save(self, folder: Path, facts: dict[str, Any]) -> str:
+        digest: str = ray.get(self._actor.save.remote(folder, facts))
+        return digest
+
+    def load(self, folder: Path) -> str:
+        digest: str = ray.get(self._actor.load.remote(folder))
+        return digest
+
+    def score(self, steps: Iterable[StepText]) -> list[float | None]:
+        scores: list[float | None] = ray.get(self._actor.score.remote(list(steps)))
+        return scores

@@ -110,14 +110,16 @@ class RolloutWorkerActor:
     async def sync_weights(self, policy_version: int) -> None:
         await self._follower.sync(policy_version)
 
-    async def collect(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         return await self._worker.collect_group(task, group_id, group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         return await self._worker.continue_from(trajectory, num_turns, count)
 
-    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
-        return await self._worker.evaluate(tasks, phase)
+    async def attempt(
+        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
+    ) -> Trajectory:
+        return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
         return await self._worker.demonstrate(tasks, wrong_share)

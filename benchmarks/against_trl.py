@@ -58,7 +58,7 @@ from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
@@ -169,18 +169,18 @@ def measure_ours(options: argparse.Namespace, repeat: int) -> Rate:
 
 def _reinforce(config: RunConfig, folder: RunFolder, model_path: Path) -> Any:
     """The RL phase of a run, from the untouched model; its facts."""
-    cast = Cast(
+    actors = RunActors(
         config,
         folder,
         build_learner=partial(_build_learner, config, model_path),
         build_worker=partial(_build_worker, config, model_path),
     )
-    cast.start_worker(0)
-    cast.wait_until_ready()
-    run = Run(config=config, console=Console(), folder=folder, cast=cast)
+    actors.start_worker(0)
+    actors.wait_until_ready()
+    run = Run(config=config, console=Console(), folder=folder, actors=actors)
     cold_start(run)
     facts = reinforce(run)
-    cast.close()
+    actors.close()
     return facts
 
 

@@ -83,7 +83,9 @@ def plan_step(options: argparse.Namespace) -> dict[str, Any]:
 def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[str, Any]:
     """A run's RL phase in numbers, and what each of its processes held at most."""
     from ray_jobs.phases.cold_start import cold_start
-    from ray_jobs.phases.prm import collect, label, learn_prm
+    from ray_jobs.phases.collect import collect
+    from ray_jobs.phases.label import label
+    from ray_jobs.phases.train_prm import learn_prm
     from ray_jobs.run.preflight import check_before_start
     from ray_jobs.run.run import open_run
     from ray_jobs.train import reinforce
@@ -96,7 +98,7 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
             collected = collect(run)
             learn_prm(run, collected, label(run, collected))
         facts = reinforce(run)
-        peaks = process_peaks(run.cast)
+        peaks = process_peaks(run.actors)
         seconds = run.folder.finished_phases["reinforce"]["seconds"]
         prm = str(run.folder.prm)
     return {
@@ -110,12 +112,12 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
     }
 
 
-def process_peaks(cast: Any) -> dict[str, dict[str, float]]:
+def process_peaks(actors: Any) -> dict[str, dict[str, float]]:
     """Of learner, PRM and engine, asked in their own processes."""
     import ray
 
-    actors = {"engine": cast.workers[0], "learner": cast.learner} | ({"PRM": cast.prm} if cast.prm else {})
-    return {name: ray.get(actor.__ray_call__.remote(_own_peak)) for name, actor in actors.items()}
+    asked = {"engine": actors.workers[0], "learner": actors.learner} | ({"PRM": actors.prm} if actors.prm else {})
+    return {name: ray.get(actor.__ray_call__.remote(_own_peak)) for name, actor in asked.items()}
 
 
 def _own_peak(_: Any) -> dict[str, float]:

@@ -2,9 +2,9 @@
 and quote them. Everything else of a run is real."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path.cwd()))
 
@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
-from ray_jobs.run import actors as cast
+from ray_jobs.run import actors
 from rollout.types import Trajectory, TrajectoryGroup
 
 
@@ -33,8 +33,8 @@ class KeyedWorker(SimulatedWorker):
         ]
         return replace(group, trajectories=tuple(told))
 
-    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
-        return [(await self.run_group(task, f"{phase}/{task.id}", 2)).trajectories[0] for task in tasks]
+    async def attempt(self, task: Task, trajectory_id: str, **options: Any) -> Trajectory:
+        return (await self.run_group(task, trajectory_id, 2)).trajectories[0]
 
     async def _ask(self) -> ToolResult:
         words = []
@@ -49,6 +49,6 @@ class KeyedWorker(SimulatedWorker):
 
 
 if __name__ == "__main__":
-    cast._build_learner = lambda config, model_path: SimulatedLearner(step_s=0.1)
-    cast._build_worker = lambda config, model_path, index: KeyedWorker(index, config)
+    actors._build_learner = lambda config, model_path: SimulatedLearner(step_s=0.1)
+    actors._build_worker = lambda config, model_path, index: KeyedWorker(index, config)
     sys.exit(main())

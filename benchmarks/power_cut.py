@@ -29,7 +29,7 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
@@ -76,9 +76,9 @@ class Parts:
     """The actors of a run, in this process; one worker rolls out when it is told to."""
 
     prm = None
-    prm_judges = False
-    publish_anew = Cast.publish_anew
-    newest_version = Cast.newest_version
+    uses_prm = False
+    publish_anew = RunActors.publish_anew
+    newest_version = RunActors.newest_version
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()
@@ -162,7 +162,7 @@ def go_on(config: RunConfig, said: TextIO) -> None:
     ):
         parts = Parts(config, folder.path)
         try:
-            run = Run(config=config, console=console, folder=folder, cast=parts)  # type: ignore[arg-type]
+            run = Run(config=config, console=console, folder=folder, actors=parts)  # type: ignore[arg-type]
             cold_start(run)
             training = continue_training(run)
             parts.store.begin_again.remote()

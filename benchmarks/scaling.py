@@ -18,7 +18,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ from benchmarks.waiting_workers import (
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.checks.chaos.job import part_of
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
@@ -63,7 +63,7 @@ MOST_CPU_MS = 1.0
 """The targets. CPU is that of store and driver together, per trajectory."""
 
 
-class WaitingCast(Cast):
+class WaitingActors(RunActors):
     """Its workers stand in a few processes of their own. Nobody watches whether they live."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, load: Load, num_hosts: int) -> None:
@@ -192,20 +192,20 @@ def measure(workers: int, options: argparse.Namespace) -> Measurement:
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), workers, options.depth, batch_groups, STEPS_BEFORE + num_steps + 1)
         with RunFolder.open(config, with_prm=False) as run_folder, _ray():
-            cast = WaitingCast(config, run_folder, load, options.hosts)
-            run = Run(config=config, console=Console(), folder=run_folder, cast=cast)
+            actors = WaitingActors(config, run_folder, load, options.hosts)
+            run = Run(config=config, console=Console(), folder=run_folder, actors=actors)
             return _measure_steps(run, num_steps, load)
 
 
 def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
     """The loop of `reinforce`, with a look at the clocks in between."""
-    cast: Any = run.cast
-    cast.publish_anew()
+    actors: Any = run.actors
+    actors.publish_anew()
     training, prober = continue_training(run), Prober.remote()
     with Supervisor(run) as rollouts:
         for _ in range(STEPS_BEFORE):
             train_step(run, training, rollouts)
-        probing = prober.probe.remote(cast.store)
+        probing = prober.probe.remote(actors.store)
         before, started = _cpu_seconds(), time.perf_counter()
         for _ in range(num_steps):
             train_step(run, training, rollouts)
@@ -214,8 +214,8 @@ def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
         after = _cpu_seconds()
         ray.get(prober.stop.remote())
         answers = ray.get(probing)
-        cast.wait_for_proofs()
-    counts, _, _ = ray.get(cast.store.totals.remote())
+        actors.wait_for_proofs()
+    counts, _, _ = ray.get(actors.store.totals.remote())
     assert counts.trained == run.config.batch_groups * (STEPS_BEFORE + num_steps), counts
     rows = training.rows[-num_steps:]
     return Measurement(
@@ -227,7 +227,7 @@ def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
         waiting=fmean(row["util/backpressure"] for row in rows),
         cpu_s={kind: after[kind] - before.get(kind, 0.0) for kind in after},
         answers_s=answers,
-        reached_s=_seconds_until_all_proved(run, since=cast.newest_version() - num_steps + 1),
+        reached_s=_seconds_until_all_proved(run, since=actors.newest_version() - num_steps + 1),
         num_published=num_steps,
         loop_s=(wall_s - sum(row["time/step_s"] for row in rows)) / num_steps,
     )

@@ -1,6 +1,6 @@
 """A worker without vLLM and a learner without a model, for runs in which only the actors around them are real.
 
-They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in `ray_jobs.run.actors.Cast`. Groups
+They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in `ray_jobs.run.actors.RunActors`. Groups
 sleep instead of being sampled; the learner's weights count what it was trained on, so the adapter of the last version
 says whether a group was trained twice or lost, whatever was killed meanwhile.
 """

@@ -23,7 +23,7 @@ class EvaluationConfig(Config):
     """Sampling temperature of `agentflow evaluate`; 0 is greedy, and several seeds need more. The phases of a
     training run are greedy."""
     max_attempts: int = Field(default=3, ge=1, le=20)
-    """Tries at one item whose engine or tools failed, before it counts as not solved."""
+    """Tries at one item whose engine or tools failed, before it is unscored; before and after RL, too."""
     judge: JudgeConfig | None = None
     """A language model that is asked where a short answer equals no reference; counted and reported apart."""
 

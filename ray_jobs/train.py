@@ -25,9 +25,13 @@ import ray
 
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
+from ray_jobs.evaluation.held_out import evaluate
 from ray_jobs.pages.report import write_report
-from ray_jobs.phases.cold_start import cold_start, evaluate, load_cold_start
-from ray_jobs.phases.prm import collect, label, learn_prm, watch_prm
+from ray_jobs.phases.cold_start import cold_start, load_cold_start
+from ray_jobs.phases.collect import collect
+from ray_jobs.phases.label import label
+from ray_jobs.phases.prm import watch_prm
+from ray_jobs.phases.train_prm import learn_prm
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
@@ -61,12 +65,12 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
 
 def reinforce(run: Run) -> Mapping[str, Any]:
     """The RL loop: rollouts run `pipeline_depth` batches ahead of it, each step makes one policy version."""
-    config, cast = run.config, run.cast
+    config, actors = run.config, run.actors
     training = continue_training(run)
     if (facts := run.finished("reinforce")) is not None:
-        cast.sync_weights()
+        actors.sync_weights()
         return facts
-    ray.get(cast.store.begin_again.remote())
+    ray.get(actors.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = training.seconds
         phase.progress.skip(training.num_steps)
@@ -78,8 +82,8 @@ def reinforce(run: Run) -> Mapping[str, Any]:
                     phase.progress.advance(**training.progress_fields)
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, rollouts, error)
-        cast.sync_weights()
-        phase.facts.update(training.facts(cast, cast.watch.num_deaths()))
+        actors.sync_weights()
+        phase.facts.update(training.facts(actors, actors.watch.num_deaths()))
     return phase.facts
 
 
@@ -87,9 +91,9 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     """One turn of the loop; False when there are no tasks left. The batch is trained, or refused by the learner's
     guard, for good once a checkpoint knows it; until then the store keeps its bytes, and a crash takes the loop back to
     the checkpoint before."""
-    config, cast, step = run.config, run.cast, training.num_steps + 1
+    config, actors, step = run.config, run.actors, training.num_steps + 1
     started = time.perf_counter()
-    cut, payloads = cast.store.next_batch.remote(step)
+    cut, payloads = actors.store.next_batch.remote(step)
     if (batch := rollouts.get(cut, f"the groups of step {step}")) is None:
         return False
     batched = time.perf_counter()
@@ -97,7 +101,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     prm_weight = training.monitor.prm_weight
     result = rollouts.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
     trained = time.perf_counter()
-    rollouts.learn("publish", cast.store)
+    rollouts.learn("publish", actors.store)
     published = time.perf_counter()
     times = StepTimes(
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
@@ -107,8 +111,8 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     run.log_metrics(step, metrics)
     run.folder.log_step(step, step_records(batch, groups, result), version_ages=batch.version_ages)
     alarms = training.add(metrics)
-    run.tell(batch.warning, result.skipped, training.news(), *(alarms if cast.prm_judges else ()))
-    ray.get(cast.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
+    run.tell(batch.warning, result.skipped, training.news(), *(alarms if actors.uses_prm else ()))
+    ray.get(actors.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
     if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
         keep(run, rollouts)
     rollouts.progressed()
@@ -118,7 +122,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
 def keep(run: Run, rollouts: Supervisor) -> None:
     """A checkpoint, in an order in which a power cut at any point leaves no checkpoint that knows of more than logs and
     ledger do, and no byte forgotten that a checkpoint which is left may ask for."""
-    store, checkpoints = run.cast.store, run.folder.checkpoints
+    store, checkpoints = run.actors.store, run.folder.checkpoints
     run.folder.sync()
     trained = ray.get(store.sync.remote())
     rollouts.learn("save_checkpoint", checkpoints, trained)
@@ -143,10 +147,10 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     if new_learner:
         load_cold_start(run)
     if checkpoint:
-        run.cast.ask_learner("load_checkpoint", checkpoint.folder)
-    version = run.cast.publish_anew() if checkpoint or new_learner else run.cast.newest_version()
+        run.actors.ask_learner("load_checkpoint", checkpoint.folder)
+    version = run.actors.publish_anew() if checkpoint or new_learner else run.actors.newest_version()
     step, trained = (checkpoint.step, checkpoint.trained) if checkpoint else (0, NOTHING_TRAINED)
-    run.tell(*ray.get(run.cast.store.rewind.remote(step, version, trained)))
+    run.tell(*ray.get(run.actors.store.rewind.remote(step, version, trained)))
     rows = run.folder.rewind(step)
     run.tell(lost_rows(rows, step))
     return Training.of(run.config, rows, num_steps=step)

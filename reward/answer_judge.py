@@ -48,9 +48,6 @@ class AnswerJudge:
         verdict, count = votes.most_common(1)[0]
         return verdict if 2 * count > self._num_votes else None
 
-    async def close(self) -> None:
-        """Nothing is open."""
-
     async def _vote(self, messages: list[Message]) -> bool | None:
         try:
             reply = await self._client.complete(messages)

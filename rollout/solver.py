@@ -1,7 +1,5 @@
-"""Acting greedily over one engine, whatever it is: what evaluation and `solve` need, and no more."""
+"""Attempts at tasks over one engine, whatever it is: what evaluation and `solve` need, and no more."""
 
-import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Solver:
-    """Owns a toolbox. At most `max_open` trajectories of an evaluation run at a time; `own_model` asks the frozen base
-    model, where the engine has one."""
+    """Owns a toolbox. More than `max_open` attempts at a time only wait; `own_model` asks the frozen base model, where
+    the engine has one."""
 
     def __init__(
         self, config: RunConfig, engine: Engine, chat: Chat, *, max_open: int, own_model: AskModel | None = None
@@ -32,7 +30,6 @@ class Solver:
         self._toolbox = Toolbox(config.envs, own_model=own_model)
         self._memory = EpisodicMemory(config.memory) if config.memory.enabled else None
         self.max_open = max_open
-        self._greedy_agent = self._build_agent(engine, 0.0)
 
     @property
     def sandbox(self) -> "SandboxState | None":
@@ -44,30 +41,21 @@ class Solver:
         if self._memory is not None:
             self._memory.close()
 
-    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
-        """Greedy, one trajectory per task."""
-        places = asyncio.Semaphore(self.max_open)
-
-        async def run(task: Task) -> Trajectory:
-            async with places:
-                hints = await self._hints(task)
-                return await self._greedy_agent.run(
-                    task, trajectory_id=f"{phase}/{task.id}", group_id=phase, hints=hints
-                )
-
-        return list(await asyncio.gather(*(run(task) for task in tasks)))
-
-    async def solve(self, task: Task, on_turn: TurnListener) -> Trajectory:
-        """Greedy, with every turn reported as it happens."""
-        return await self._greedy_agent.run(
-            task, trajectory_id=task.id, group_id="solve", on_turn=on_turn, hints=await self._hints(task)
-        )
-
-    async def attempt(self, task: Task, trajectory_id: str, *, temperature: float, seed: int) -> Trajectory:
-        """One try at a task, with random numbers of its own: what runs beside it does not change them."""
+    async def attempt(
+        self,
+        task: Task,
+        trajectory_id: str,
+        *,
+        group_id: str,
+        temperature: float,
+        seed: int,
+        on_turn: TurnListener | None = None,
+    ) -> Trajectory:
+        """One try at a task, with random numbers of its own: what runs beside it does not change them. `on_turn` is
+        told of every turn as it happens."""
         agent = self._build_agent(SeededEngine(self._engine, seed), temperature)
         return await agent.run(
-            task, trajectory_id=trajectory_id, group_id=f"seed {seed}", hints=await self._hints(task)
+            task, trajectory_id=trajectory_id, group_id=group_id, on_turn=on_turn, hints=await self._hints(task)
         )
 
     async def _hints(self, task: Task) -> str:

@@ -16,7 +16,7 @@ from envs.datasets.split import question_key
 from envs.types import Task
 from promised.promise import Measured, Promise
 from ray_jobs.evaluation.evaluate import EvaluationRequest, evaluation_items
-from ray_jobs.phases.cold_start import evaluation_tasks
+from ray_jobs.evaluation.held_out import evaluation_tasks
 
 DEMO = Path(__file__).parents[2] / "configs" / "recipes" / "demo_cpu.toml"
 NUM_RL_TASKS = 10_000

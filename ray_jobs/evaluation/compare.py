@@ -81,7 +81,8 @@ def comparison(
         "after": after.name,
         "differs_in": differing or [],
         "unproven": sorted({*unproven(before.identity), *unproven(after.identity)}),
-        "infrastructure_failures": [sum(item.failed for item in side.items.values()) for side in (before, after)],
+        "infrastructure_failures": [len(side.unscored) for side in (before, after)],
+        "left_out": ["/".join(place) for place in _unpaired(before, after)],
         "num_seeds": sorted(seeds),
         "all": _row(pairs, whole),
         "benchmarks": {
@@ -99,7 +100,9 @@ def _pairs(before: StoredEvaluation, after: StoredEvaluation) -> Pairs:
     ]
     common = tuple(sorted(sides[0].keys() & sides[1].keys()))
     if not common:
-        raise ComparisonError("the two evaluations have no item in common; evaluate both on the same benchmarks")
+        raise ComparisonError(
+            "the two evaluations have no item in common that both could score; evaluate both on the same benchmarks"
+        )
     changed = [place for place in common if asked[0][place] != asked[1][place]]
     if changed:
         raise ComparisonError(
@@ -111,6 +114,13 @@ def _pairs(before: StoredEvaluation, after: StoredEvaluation) -> Pairs:
         before=tuple(sides[0][place] for place in common),
         after=tuple(sides[1][place] for place in common),
     )
+
+
+def _unpaired(before: StoredEvaluation, after: StoredEvaluation) -> list[tuple[str, str]]:
+    """The items of both sides that are not compared, because one of them has no scored result."""
+    sides = [{(key.benchmark, key.task_id) for key in side.items} for side in (before, after)]
+    scored = [means_by_item(side.items.values()) for side in (before, after)]
+    return sorted((sides[0] & sides[1]) - (scored[0].keys() & scored[1].keys()))
 
 
 def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:

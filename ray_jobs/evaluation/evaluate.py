@@ -1,9 +1,8 @@
-"""Evaluate one policy: benchmarks or held-out tasks, every item in the denominator, results as they come."""
+"""Evaluate one policy: benchmarks or held-out tasks, results as they come."""
 
 import asyncio
 import json
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +17,26 @@ from configs.run import RunConfig
 from envs.benchmarks.registry import BENCHMARKS, load_benchmark
 from envs.datasets.sampler import never_trained_on
 from envs.types import Task
+from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
 from ray_jobs.evaluation.folder import (
     SUMMARY,
     EvaluationError,
     EvaluationFolder,
     ItemKey,
+    names_of,
     read_evaluation,
     summarize_evaluation,
 )
+from ray_jobs.evaluation.held_out import evaluation_tasks
 from ray_jobs.evaluation.identity import digest_of, identity_of
 from ray_jobs.pages.evaluation import write_evaluation_page
-from ray_jobs.phases.cold_start import evaluation_tasks
 from ray_jobs.phases.local import open_worker
+from ray_jobs.phases.rollouts import Attempts
 from ray_jobs.run.begun import run_of, started_in
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import check_key
-from reward.answer_judge import JUDGED, AnswerJudge
-from reward.scorers import partial_credit, score_answer
-from rollout.records import trajectory_record
-from rollout.solver import Solver
-from rollout.types import Trajectory
+from reward.answer_judge import AnswerJudge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
         console.print(f"{len(wanted) - len(missing)} of {len(wanted)} results are there already")
     if missing:
         with console.status("loading the engine"), open_worker(config, request.adapter) as solver:
-            asyncio.run(attempt_all(config, solver, missing, folder, console))
+            attempt_all(config, solver, missing, folder, console)
     return report_evaluation(out, console)
 
 
@@ -107,80 +105,47 @@ def beyond_search(envs: EnvsConfig, benchmarks: Sequence[str]) -> list[str]:
     return [] if outside & {*envs.actions} else [name for name in benchmarks if BENCHMARKS[name].asks_facts]
 
 
-async def attempt_all(
-    config: RunConfig, solver: Solver, wanted: Sequence[tuple[Task, int]], folder: EvaluationFolder, console: Console
+def attempt_all(
+    config: RunConfig, policy: Attempts, wanted: Sequence[tuple[Task, int]], folder: EvaluationFolder, console: Console
 ) -> None:
-    """Every item under its seed, side by side; each result is on disk as soon as it is there."""
-    judge = AnswerJudge(config.evaluation.judge) if config.evaluation.judge else None
-    places = asyncio.Semaphore(solver.max_open)
+    """Every item under its seed; each result is on disk as soon as it is there."""
+    settings = config.evaluation
+    evaluator = Evaluator(
+        policy=policy,
+        phase="evaluate",
+        temperature=settings.temperature,
+        max_attempts=settings.max_attempts,
+        judge=AnswerJudge(settings.judge) if settings.judge else None,
+    )
     with Progress(console=console, transient=True) as progress:
         shown = progress.add_task("items", total=len(wanted))
 
-        async def attempt(task: Task, seed: int) -> None:
-            async with places:
-                folder.add(await result_of(config, solver, judge, task, seed))
+        def keep(result: Record) -> None:
+            folder.add(result)
             progress.advance(shown)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for task, seed in wanted:
-                    group.create_task(attempt(task, seed))
-        except BaseExceptionGroup as errors:
-            # They were cancelled because of the first one; it says what is wrong.
-            raise errors.exceptions[0] from None
-        finally:
-            if judge is not None:
-                await judge.close()
-
-
-async def result_of(
-    config: RunConfig, solver: Solver, judge: AnswerJudge | None, task: Task, seed: int
-) -> dict[str, Any]:
-    """One item: tried again while its engine or tools fail, then scored. A record of `items.jsonl`."""
-    started = time.perf_counter()
-    settings = config.evaluation
-    for attempt in range(1, settings.max_attempts + 1):
-        again = f"#{attempt}" if attempt > 1 else ""
-        trajectory = await solver.attempt(
-            task, f"{task.dataset}/{task.id}/{seed}{again}", temperature=settings.temperature, seed=seed
-        )
-        if trajectory.stop_reason != "infrastructure":
-            break
-    failed = trajectory.stop_reason == "infrastructure"
-    reward = None if failed else score_answer(task, trajectory.answer)
-    asked, judged = await _judged(judge, task, trajectory, reward)
-    return trajectory_record(trajectory, reward=reward, phase="evaluate", step=None) | {
-        "seed": seed,
-        "f1": partial_credit(task, trajectory.answer),
-        "judge_asked": asked,
-        "judged": judged,
-        "attempts": attempt,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+        asyncio.run(evaluator.evaluate([_wanted(*one) for one in wanted], keep))
 
 
 def report_evaluation(out: Path, console: Console) -> Path:
-    """Summary, page and table of an evaluation that is complete."""
+    """Summary, page and table of an evaluation that is complete. Raises EvaluationError where no item was scored."""
     stored = read_evaluation(out)
+    if not stored.scored:
+        raise EvaluationError(
+            f"none of the {len(stored.items)} items could be scored: the engine or a tool failed at every attempt; "
+            "mend it and run the same command again"
+        )
     summary = summarize_evaluation(stored)
     write_json(out / SUMMARY, summary)
     page = write_evaluation_page(out, stored, summary)
     console.print(_table(stored.name, summary))
-    if failures := summary["infrastructure_failures"]:
+    if unscored := stored.unscored:
         console.print(
-            f"[bold]{failures} results are infrastructure failures and count as not solved[/bold]; the same command "
-            "tries only these again"
+            f"[bold]{len(unscored)} of {len(stored.items)} results are unscored and in no rate[/bold], because the "
+            f"engine or a tool failed at every attempt: {names_of(unscored)}; the same command tries only these again"
         )
     console.print(f"report: {page}", soft_wrap=True)
     return page
-
-
-async def _judged(
-    judge: AnswerJudge | None, task: Task, trajectory: Trajectory, reward: float | None
-) -> tuple[bool, bool | None]:
-    if judge is None or task.dataset not in JUDGED or reward != 0.0 or trajectory.answer is None:
-        return False, None
-    return True, await judge.same(task.question, task.answer, trajectory.answer)
 
 
 def _check_settings(config: RunConfig, request: EvaluationRequest) -> None:
@@ -195,6 +160,10 @@ def _check_settings(config: RunConfig, request: EvaluationRequest) -> None:
 
 def _key(task: Task, seed: int) -> ItemKey:
     return ItemKey(task.dataset, task.id, seed)
+
+
+def _wanted(task: Task, seed: int) -> Wanted:
+    return Wanted(task=task, seed=seed, trajectory_id="/".join(map(str, _key(task, seed))), group_id=f"seed {seed}")
 
 
 def _never_trained_on(name: str, tasks: list[Task], trained: Sequence[EnvsConfig], console: Console) -> list[Task]:
@@ -254,7 +223,10 @@ def _table(name: str, summary: dict[str, Any]) -> Table:
     if len(rows) > 1:
         rows["all"] = summary
     for label, row in rows.items():
+        if row["solve_rate"] is None:
+            table.add_row(label, "unscored", "0", "")
+            continue
         low, high = row["solve_rate_ci95"]
         interval = f"{100 * low:.1f} to {100 * high:.1f}%"
-        table.add_row(label, f"{100 * row['solve_rate']:.1f}%", str(row["num_items"]), interval)
+        table.add_row(label, f"{100 * row['solve_rate']:.1f}%", str(row["num_scored"]), interval)
     return table

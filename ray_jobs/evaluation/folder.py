@@ -67,7 +67,7 @@ class Item:
 
     @property
     def failed(self) -> bool:
-        """The engine or a tool broke, every time: nobody's answer was wrong, and the item counts as not solved."""
+        """The engine or a tool broke, every time: nobody's answer was wrong, and the item is unscored."""
         return self.stop_reason == "infrastructure"
 
 
@@ -101,6 +101,14 @@ class StoredEvaluation:
     def name(self) -> str:
         policy = self.identity["policy"]
         return str(policy["adapter"] or policy["model"])
+
+    @property
+    def scored(self) -> list[Item]:
+        return [item for item in self.items.values() if not item.failed]
+
+    @property
+    def unscored(self) -> list[ItemKey]:
+        return [key for key, item in self.items.items() if item.failed]
 
 
 def read_evaluation(path: Path) -> StoredEvaluation:
@@ -194,20 +202,29 @@ def _check_same(path: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
+def names_of(keys: Sequence[ItemKey], *, most: int = 5) -> str:
+    """The items in words, the first ones by name."""
+    names = ["/".join(map(str, key)) for key in keys[:most]]
+    return ", ".join([*names, *([f"and {len(keys) - most} more"] if len(keys) > most else [])])
+
+
 def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
-    """JSON values only. Rates are means over items of their mean over seeds; an item whose infrastructure failed at
-    every try counts as not solved."""
+    """JSON values only. Rates are means over scored items of their mean over scored seeds; an item whose
+    infrastructure failed at every try is named in `unscored`. Needs a scored item."""
     items = list(stored.items.values())
     names = sorted({item.key.benchmark for item in items})
     benchmarks = {name: _results([item for item in items if item.key.benchmark == name]) for name in names}
+    rates = [row["solve_rate"] for row in benchmarks.values() if row["solve_rate"] is not None]
     return {
         "policy": stored.identity["policy"],
         "solve_rate": _rate(items),
         "solve_rate_ci95": list(_interval(items)),
-        "mean_over_benchmarks": mean(row["solve_rate"] for row in benchmarks.values()),
+        "mean_over_benchmarks": mean(rates),
         "num_items": sum(row["num_items"] for row in benchmarks.values()),
+        "num_scored": sum(row["num_scored"] for row in benchmarks.values()),
         "num_seeds": stored.identity["sampling"]["seeds"],
-        "infrastructure_failures": sum(item.failed for item in items),
+        "infrastructure_failures": len(stored.unscored),
+        "unscored": ["/".join(map(str, key)) for key in stored.unscored],
         "benchmarks": benchmarks,
         "frozen_calls": sum(item.frozen_calls for item in items),
         "foreign_calls": sum(item.foreign_calls for item in items),
@@ -217,37 +234,44 @@ def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
 
 
 def means_by_item(items: Iterable[Item]) -> dict[tuple[str, str], float]:
-    """(Benchmark, task id) -> mean over seeds of being solved."""
+    """(Benchmark, task id) -> mean of being solved over the seeds that were scored; no entry where none was."""
     solved: dict[tuple[str, str], list[bool]] = {}
     for item in items:
-        solved.setdefault((item.key.benchmark, item.key.task_id), []).append(item.solved)
+        if not item.failed:
+            solved.setdefault((item.key.benchmark, item.key.task_id), []).append(item.solved)
     return {place: mean(results) for place, results in solved.items()}
 
 
 def _results(items: Sequence[Item]) -> dict[str, Any]:
-    by_seed = [[item for item in items if item.key.seed == seed] for seed in sorted({item.key.seed for item in items})]
-    rates = [mean(item.solved for item in one) for one in by_seed]
-    partial = [item.f1 for item in items if item.f1 is not None]
+    scored = [item for item in items if not item.failed]
+    by_seed = [
+        [item.solved for item in scored if item.key.seed == seed] for seed in sorted({i.key.seed for i in scored})
+    ]
+    rates = [mean(solved) for solved in by_seed]
+    partial = [item.f1 for item in scored if item.f1 is not None]
     return {
         "num_items": len({item.key.task_id for item in items}),
+        "num_scored": len({item.key.task_id for item in scored}),
         "num_results": len(items),
         "solve_rate": _rate(items),
         "solve_rate_ci95": list(_interval(items)),
         "by_seed": rates,
         "spread_over_seeds": stdev(rates) if len(rates) > 1 else None,
         "f1": mean(partial) if partial else None,
-        "infrastructure_failures": sum(item.failed for item in items),
+        "infrastructure_failures": len(items) - len(scored),
         "retried": sum(item.attempts > 1 for item in items),
         "endings": dict(Counter(item.stop_reason for item in items)),
-        "no_answer": sum(item.answer is None and not item.failed for item in items),
+        "no_answer": sum(item.answer is None for item in scored),
         "turns": mean(item.num_turns for item in items),
-        "judge": _judged(items),
+        "judge": _judged(scored),
         "leaks": _leaks(items),
     }
 
 
-def _rate(items: Sequence[Item]) -> float:
-    return mean(means_by_item(items).values())
+def _rate(items: Sequence[Item]) -> float | None:
+    """None where no item was scored."""
+    means = means_by_item(items)
+    return mean(means.values()) if means else None
 
 
 def _interval(items: Sequence[Item]) -> tuple[float, float]:

@@ -68,7 +68,7 @@ def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequ
         "policy": {"backend": "vllm", "model": config.model.path, "adapter": phase},
         **frozen,
         "quantisation": _own_weights(config),
-        "sampling": _sampling(config, 1) | {"temperature": 0.0, "max_attempts": 1},
+        "sampling": _sampling(config, 1) | {"temperature": 0.0},
         "agent": code,
         "tools": _tools(config),
         "memory": _memory(config),

@@ -36,7 +36,7 @@ def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Mapping[
         policy=stored.name,
         untouched=policy["backend"] == "vllm" and policy["adapter"] is None,
         summary=summary,
-        bars=[_bar(name, row) for name, row in rows.items()],
+        bars=[_bar(name, row) for name, row in rows.items() if row["num_scored"]],
         judged={name: row["judge"] for name, row in rows.items() if row["judge"]},
         searched={name: row["leaks"] for name, row in rows.items() if row["leaks"]["searched"]},
         facts=list(identity_rows(stored.identity)),
@@ -62,7 +62,7 @@ def identity_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
 
 
 def _bar(name: str, row: Mapping[str, Any]) -> Bar:
-    count = row["num_items"]
+    count = row["num_scored"]
     note = f"{count} items" if name not in BENCHMARKS else f"{count} of {BENCHMARKS[name].count} items"
     return Bar(label=title_of(name), note=note, rate=row["solve_rate"], interval=row["solve_rate_ci95"], kind="after")
 
@@ -71,6 +71,8 @@ def _examples(out: Path) -> dict[str, Mapping[str, Any]]:
     """The first item that was solved and the first that was not, by title."""
     found: dict[str, Mapping[str, Any]] = {}
     for record in read_records(out / ITEMS):
+        if record["reward"] is None:
+            continue
         found.setdefault("A solved item" if record["reward"] == 1.0 else "An item that was not solved", record)
         if len(found) == 2:
             break

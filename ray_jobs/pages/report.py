@@ -43,6 +43,7 @@ class _Endings:
     tasks: int
     right: int
     silent: int
+    unscored: int
     failed_calls: int
     turns: float
 
@@ -122,11 +123,13 @@ def _wilson(rate: float, count: int) -> tuple[float, float]:
 
 def _endings(phase: str, attempts: Sequence[Record]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
+    scored = [record for record in attempts if record["stop_reason"] != "infrastructure"]
     return _Endings(
         policy=_PHASES[phase],
         tasks=len(attempts),
         right=sum(record["reward"] == 1 for record in attempts),
-        silent=sum(record["answer"] is None for record in attempts),
+        silent=sum(record["answer"] is None for record in scored),
+        unscored=len(attempts) - len(scored),
         failed_calls=sum(turn["tool_error"] is not None for turn in turns),
         turns=len(turns) / len(attempts),
     )

@@ -1,62 +1,14 @@
-"""The phases around the RL loop: evaluation and cold start."""
+"""The cold start: the policy imitates scripted demonstrations before RL."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from configs.run import RunConfig
-from envs.datasets.sampler import demonstration_tasks, held_out_tasks
-from envs.types import Task
+from envs.datasets.sampler import demonstration_tasks
 from ray_jobs.run.run import Run
-from reward.collected import outcome_of
 from reward.scorers import score_answer
-from rollout.records import read_records, trajectory_of, trajectory_record
 from rollout.types import Trajectory
-
-EVALUATION_SEED_OFFSET = 1_000_000
-_POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Greedy results on held-out tasks, in the order of the tasks. Failed trajectories count as wrong."""
-
-    phase: str
-    trajectories: tuple[Trajectory, ...]
-
-    @property
-    def right(self) -> list[bool]:
-        return [outcome_of(one) == 1.0 for one in self.trajectories]
-
-
-def evaluation_tasks(config: RunConfig) -> list[Task]:
-    """The held-out tasks of a run: another split, and another seed besides."""
-    return held_out_tasks(
-        config.evaluation_mix,
-        count=config.evaluation.num_tasks,
-        seed=config.seed + EVALUATION_SEED_OFFSET,
-        path=Path(config.envs.data_path) if config.envs.data_path else None,
-    )
-
-
-def evaluate(run: Run, phase: str) -> Evaluation:
-    if run.finished(phase) is not None:
-        return _recorded_evaluation(run, phase)
-    tasks = evaluation_tasks(run.config)
-    if phase == "eval_untouched":
-        tasks = tasks[: run.config.evaluation.num_untouched_tasks]
-    with run.phase(phase, total=len(tasks)):
-        evaluation = Evaluation(phase=phase, trajectories=tuple(run.cast.evaluate(tasks, phase)))
-        run.folder.log_trajectories(
-            trajectory_record(trajectory, reward=float(right), phase=phase, step=None)
-            for trajectory, right in zip(evaluation.trajectories, evaluation.right, strict=True)
-        )
-    if tasks:
-        run.console.note(f"{_POLICIES[phase]}: {sum(evaluation.right)} of {len(tasks)} held-out tasks right")
-    return evaluation
 
 
 def cold_start(run: Run) -> Mapping[str, Any]:
@@ -66,21 +18,16 @@ def cold_start(run: Run) -> Mapping[str, Any]:
         facts = _imitate(run)
     with run.console.waiting("every rollout worker to take up the cold-started policy"):
         load_cold_start(run)
-        run.cast.publish_anew()
-        run.cast.sync_weights()
+        run.actors.publish_anew()
+        run.actors.sync_weights()
     return facts
 
 
 def load_cold_start(run: Run) -> None:
     """The cold-started policy into the learner, ready for RL."""
     (checkpoint,) = run.folder.cold_start.glob("v*")
-    run.cast.ask_learner("load_checkpoint", checkpoint)
-    run.cast.ask_learner("begin_reinforcement")
-
-
-def _recorded_evaluation(run: Run, phase: str) -> Evaluation:
-    records = (row for row in read_records(run.folder.path / "trajectories.jsonl") if row["phase"] == phase)
-    return Evaluation(phase=phase, trajectories=tuple(map(trajectory_of, records)))
+    run.actors.ask_learner("load_checkpoint", checkpoint)
+    run.actors.ask_learner("begin_reinforcement")
 
 
 def _imitate(run: Run) -> Mapping[str, Any]:
@@ -92,15 +39,15 @@ def _imitate(run: Run) -> Mapping[str, Any]:
     )
     with run.phase("cold_start", total=-(-len(tasks) // settings.batch_demonstrations)) as phase:
         demonstrations = _play(run, tasks)
-        run.cast.ask_learner("begin_imitation")
+        run.actors.ask_learner("begin_imitation")
         batches = _cut(demonstrations, settings.batch_demonstrations)
         for step, batch in enumerate(batches):
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
             rate = settings.learning_rate * (1 - step / len(batches))
-            result = run.cast.ask_learner("imitate_step", batch, rate)
+            result = run.actors.ask_learner("imitate_step", batch, rate)
             run.log_metrics(step, result.metrics)
             phase.progress.advance(loss=result.metrics["cold_start/loss"])
-        run.cast.ask_learner("save_checkpoint", run.folder.cold_start)
+        run.actors.ask_learner("save_checkpoint", run.folder.cold_start)
         phase.facts.update(
             num_demonstrations=len(demonstrations),
             num_right=sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations),
@@ -111,7 +58,7 @@ def _imitate(run: Run) -> Mapping[str, Any]:
 
 def _play(run: Run, tasks: Sequence[Any]) -> list[Trajectory]:
     """The demonstrations, shuffled by their tasks' order. Raises when the tools failed in one of them."""
-    played = ray.get(run.cast.workers[0].demonstrate.remote(tasks, run.config.cold_start.wrong_share))
+    played = ray.get(run.actors.workers[0].demonstrate.remote(tasks, run.config.cold_start.wrong_share))
     broken = [one.id for one in played if one.stop_reason != "answered"]
     if broken:
         raise RuntimeError(f"{len(broken)} demonstrations did not reach their answer, first {broken[0]}")

@@ -3,16 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
-from ray_jobs.phases.local import open_policy
-from ray_jobs.run.console import Console, sentence
-from ray_jobs.run.folder import run_path
+from ray_jobs.phases.local import LocalRun, local_run
+from ray_jobs.run.console import sentence
 from reward.collected import CollectedGroups, outcome_of
 from rollout.types import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from ray_jobs.run.run import Run
 
 CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
 MAX_OPEN_GROUPS = 24
@@ -60,12 +63,21 @@ def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
     }
 
 
+def collect(run: "Run | LocalRun") -> list[Trajectory]:
+    """Trajectories of the current policy on training tasks, from the run folder where they are there already."""
+    config, store = run.config, CollectedGroups(run.folder.collected)
+    if run.finished("collect") is None:
+        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks)
+        ask = run.rollouts.collect_group
+        with run.phase("collect", total=len(tasks)) as phase:
+            asyncio.run(collect_groups(tasks, store, config.collect, ask, phase.progress.advance))
+            phase.facts.update(collection_facts(list(store.trajectories())))
+        run.console.note(sentence("collected", phase.facts))
+    return list(store.trajectories())
+
+
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes."""
-    console, folder = Console(), run_path(config)
-    store = CollectedGroups(folder / "collected")
-    tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=folder / "leaks.json")
-    with open_policy(config, adapter) as worker, console.phase("collect", total=len(tasks)) as progress:
-        asyncio.run(collect_groups(tasks, store, config.collect, worker.collect_group, progress.advance))
-    console.note(sentence("collected", collection_facts(list(store.trajectories()))))
-    console.note(f"trajectories: {folder / 'collected'}")
+    with local_run(config, adapter) as run:
+        collect(run)
+    run.console.note(f"trajectories: {run.folder.collected}")

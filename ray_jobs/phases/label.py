@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
 from configs.reward import LabelConfig
 from configs.run import RunConfig
-from ray_jobs.phases.local import open_policy
-from ray_jobs.run.console import Console, sentence
-from ray_jobs.run.folder import run_path
+from ray_jobs.phases.local import LocalRun, local_run
+from ray_jobs.run.console import sentence
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from reward.collected import CollectedGroups
 from reward.labels.judge import StepJudge
@@ -27,10 +25,14 @@ from reward.labels.labels import (
     read_labels,
 )
 from reward.labels.plan import PlanLabeller
+from reward.openai_chat import Bill
 from reward.prm.quality import agreement
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import held_out_tasks
 from rollout.types import Trajectory
+
+if TYPE_CHECKING:
+    from ray_jobs.run.run import Run
 
 MAX_OPEN_STEPS = 24
 MAX_FAILURES_IN_A_ROW = 20
@@ -95,13 +97,9 @@ async def label_steps(
 
     A step without an honest verdict is reported and left out, to be tried in the next pass. What ends the whole
     pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk.
-    The labeller is closed in any case.
     """
     work = _Pass(steps, labeller, path, on_step)
-    try:
-        await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
-    finally:
-        await labeller.close()
+    await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
     if work.stopped_by is not None:
         raise work.stopped_by
     return Labelling(labels=tuple(work.known.values()), failures=tuple(work.failures))
@@ -163,29 +161,51 @@ class NothingCollectedError(UserError):
     """There are no trajectories to work on; the message says which command makes them."""
 
 
+def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
+    """The labels of the main labeller on every step, and of Monte Carlo on a share of them, to compare. Every label is
+    on disk before the next is asked for. `dry_run` only says what it would take."""
+    config = run.config.label
+    if run.finished("label") is None:
+        # Only Monte Carlo needs an engine, to go on from a step.
+        needed = not dry_run and (config.labeller == "monte_carlo" or config.check_share > 0)
+        continue_from = run.rollouts.continue_from if needed else _no_engine
+        passes = labelling_passes(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
+        if dry_run:
+            for labeller, steps in passes:
+                bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
+                run.console.note(f"{labeller.name}: {len(steps)} steps, at most {_work(config, labeller, steps, bill)}")
+        else:
+            _label_all(run, passes)
+    return list(read_labels(run.folder.labels))
+
+
+def _label_all(run: "Run | LocalRun", passes: Sequence[tuple[Labeller, list[StepText]]]) -> None:
+    config = run.config.label
+    with run.phase("label", total=sum(len(steps) for _, steps in passes)) as phase:
+        done = [
+            asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.progress.advance))
+            for labeller, steps in passes
+        ]
+        failures = [failure for one in done for failure in one.failures]
+        phase.facts.update(labeller=config.labeller, num_labels=sum(len(one.labels) for one in done))
+        phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
+        for judge in (labeller for labeller, _ in passes if isinstance(labeller, StepJudge)):
+            phase.facts["spent"] = asdict(judge.meter.spent)
+    run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
+    for (labeller, steps), one in zip(passes, done, strict=True):
+        bill = labeller.meter.spent if isinstance(labeller, StepJudge) else Bill()
+        known = {(label.text_digest, label.trajectory_id, label.step) for label in one.labels}
+        labelled = [step for step in steps if (step.digest, step.trajectory_id, step.step) in known]
+        took = _work(config, labeller, labelled, bill)
+        run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
+
+
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
-    """Every label is on disk before the next is asked for; steps that are labelled are not labelled again."""
+    """Label what the run folder's `collected/` holds; steps that are labelled are not labelled again."""
     check_labelling(config)
     check_judge_key(config)
-    console, folder = Console(), run_path(config)
-    collected = read_collected(folder)
-    with _engine(config, adapter, dry_run) as worker:
-        passes = labelling_passes(
-            config.label,
-            collected,
-            continue_from=worker.continue_from if worker else _no_engine,
-            receipts=folder / "judge_receipts.jsonl",
-        )
-        for labeller, steps in passes:
-            if dry_run:
-                console.note(_estimate(config, labeller, len(steps), steps))
-                continue
-            with console.phase("label", total=len(steps)) as progress:
-                done = asyncio.run(label_steps(steps, labeller, folder / "labels.jsonl", progress.advance))
-            facts = {"num_labels": len(done.labels), "num_unlabelled": len(done.failures)}
-            console.note(sentence(f"labelled by {labeller.name}", facts | {"first_failures": list(done.failures[:3])}))
-            if isinstance(labeller, StepJudge):
-                console.note(f"spent so far: {labeller.meter.spent}")
+    with local_run(config, adapter) as run:
+        label(run, read_collected(run.folder.path), dry_run=dry_run)
 
 
 def read_collected(folder: Path) -> list[Trajectory]:
@@ -196,22 +216,18 @@ def read_collected(folder: Path) -> list[Trajectory]:
     return collected
 
 
-def _engine(config: RunConfig, adapter: Path | None, dry_run: bool) -> AbstractContextManager[Any]:
-    """Only Monte-Carlo needs an engine, to go on from a step."""
-    needed = config.label.labeller == "monte_carlo" or config.label.check_share > 0
-    return open_policy(config, adapter) if needed and not dry_run else nullcontext()
-
-
-def _estimate(config: RunConfig, labeller: Any, num_steps: int, steps: Sequence[Any]) -> str:
+def _work(config: LabelConfig, labeller: Labeller, steps: Sequence[StepText], bill: Bill) -> str:
+    """What labelling these steps takes or took, in the same words before and after."""
     if isinstance(labeller, StepJudge):
-        cost = labeller.estimate(steps)
         return (
-            f"{labeller.name}: {num_steps} steps, at most {cost.calls} calls, {cost.input_tokens} tokens in, "
-            f"{cost.output_tokens} tokens out, {cost.cost_usd:.4f} US dollars"
+            f"{bill.requests} calls, {bill.input_tokens} tokens in, {bill.output_tokens} tokens out, "
+            f"{bill.cost_usd:.4f} US dollars"
         )
-    if labeller.name == "monte_carlo":
-        return f"monte_carlo: {num_steps} steps, at most {num_steps * config.label.continuations} trajectories, no cost"
-    return f"{labeller.name}: {num_steps} steps, no calls, no cost"
+    if isinstance(labeller, MonteCarloLabeller):
+        # A last step is labelled by its trajectory's own outcome.
+        continued = sum(step.step < step.num_steps - 1 for step in steps)
+        return f"{continued * config.continuations} trajectories, no cost"
+    return "no calls, no cost"
 
 
 async def _no_engine(*_: Any) -> list[Trajectory]:

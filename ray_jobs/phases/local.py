@@ -1,19 +1,28 @@
-"""One worker without Ray, for commands that only act: the same agent and tools, over any back end."""
+"""One process without Ray, for commands that only act: the same phases, agent and tools, over any back end."""
 
 import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
+from ray_jobs.phases.rollouts import Rollouts
+from ray_jobs.run.console import Console, PhaseRecord
+from ray_jobs.run.folder import RunPaths, run_path
+from ray_jobs.run.model_folder import resolve_model
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
 from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
 from rollout.solver import Solver
+
+if TYPE_CHECKING:
+    from reward.prm.training import LabelledStep
+    from rollout.worker import Worker
 
 
 @contextmanager
@@ -37,8 +46,70 @@ def quiet_loading() -> Iterator[None]:
             os.close(stderr)
 
 
-if TYPE_CHECKING:
-    from rollout.worker import Worker
+class LocalRun:
+    """What a phase finds where a command runs it alone, without Ray. Nothing is marked as done: what is on disk is not
+    made again. Engine and PRM are loaded when they are asked for."""
+
+    def __init__(self, config: RunConfig, adapter: Path | None, opened: ExitStack) -> None:
+        self.config = config
+        self.console = Console()
+        self.folder = RunPaths(run_path(config))
+        self._adapter = adapter
+        self._opened = opened
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """The base model, or the checkpoint that the command names. Raises what `open_policy` raises."""
+        return self._opened.enter_context(open_policy(self.config, self._adapter))
+
+    @cached_property
+    def prm(self) -> "LocalPrm":
+        with self.console.phase("start"):
+            return LocalPrm(self.config)
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[PhaseRecord]:
+        with self.console.phase(name, total) as progress:
+            yield PhaseRecord(progress=progress)
+
+    def finished(self, phase: str) -> None:
+        return None
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The console shows enough."""
+
+
+@contextmanager
+def local_run(config: RunConfig, adapter: Path | None = None) -> Iterator[LocalRun]:
+    with ExitStack() as opened:
+        yield LocalRun(config, adapter, opened)
+
+
+class LocalPrm:
+    """A process reward model that is trained in this process."""
+
+    def __init__(self, config: RunConfig) -> None:
+        from reward.prm.model import ProcessRewardModel
+
+        os.environ["OMP_NUM_THREADS"] = str(config.prm.num_threads)
+        base = resolve_model(config.prm.model_path, key="prm.model_path")
+        self._seed = config.seed
+        self._prm = ProcessRewardModel(base, config.prm, seed=config.seed)
+        self.score = self._prm.score
+
+    def train(self, steps: "Sequence[LabelledStep]") -> Iterator[float]:
+        """The loss of every optimizer step."""
+        from reward.prm.training import train_prm
+
+        return train_prm(self._prm, steps, seed=self._seed)
+
+    def save(self, folder: Path, facts: dict[str, Any]) -> str:
+        self._prm.save(folder, **facts)
+        return self._prm.digest
+
+    def load(self, folder: Path) -> str:
+        self._prm.load(folder)
+        return self._prm.digest
 
 
 @contextmanager
@@ -59,10 +130,7 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
 def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
     """A worker that samples by itself, with a checkpoint's adapter or with the base model; what it samples can be
     trained on. Raises CheckpointError and BackendError before an engine is loaded."""
-    import os
-
     from actors.cluster import QUIET
-    from ray_jobs.run.model_folder import resolve_model
 
     if config.backend.kind != "vllm":
         raise BackendError(

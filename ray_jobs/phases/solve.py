@@ -91,7 +91,8 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
                     f"[dim]{escape(turn.thought)}[/dim]\n  -> {escape(turn.tool_result.text)}"
                 )
 
-        trajectory = asyncio.run(worker.solve(task, show))
+        attempt = worker.attempt(task, task.id, group_id="solve", temperature=0.0, seed=config.seed, on_turn=show)
+        trajectory = asyncio.run(attempt)
     if trace is not None:
         _append(trace, trajectory)
     if trajectory.answer is None:

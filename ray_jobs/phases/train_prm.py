@@ -1,39 +1,63 @@
 """Train a process reward model on labelled steps, and write down how good it is on tasks it never saw."""
 
-import os
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
 from ray_jobs.pages.prm import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, label_agreement, read_collected, split_checks
-from ray_jobs.run.console import Console
-from ray_jobs.run.folder import run_path, write_json
-from ray_jobs.run.model_folder import resolve_model
-from reward.labels.labels import read_labels
-from reward.prm.model import ProcessRewardModel
+from ray_jobs.phases.local import LocalRun, local_run
+from ray_jobs.run.folder import write_json
+from reward.labels.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
-from reward.prm.training import num_batches, prm_data, train_prm
+from reward.prm.training import num_batches, prm_data
+from rollout.types import Trajectory
+
+if TYPE_CHECKING:
+    from ray_jobs.run.run import Run
+
+
+def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
+    """Train the PRM on the tasks that are not held out, save it, and write down how good it is on the others."""
+    config = run.config.prm
+    if run.finished("train_prm") is not None:
+        run.prm.load(run.folder.prm)
+        return
+    main, checks = split_checks(run.config.label, labels)
+    data = prm_data(collected, main, held_out_share=config.held_out_share)
+    total = num_batches(data.train, num_epochs=config.num_epochs, batch_tasks=config.batch_tasks)
+    prm = run.prm
+    with run.phase("train_prm", total=total) as phase:
+        for step, loss in enumerate(prm.train(data.train)):
+            run.log_metrics(step, {"train_prm/loss": loss})
+            phase.progress.advance(loss=loss)
+        digest = prm.save(run.folder.prm, {"num_steps": len(data.train)})
+        quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
+        quality |= {"digest": digest, "labels": label_agreement(run.config.label, main, checks)}
+        write_json(run.folder.quality, quality)
+        phase.facts.update(digest=digest, num_steps=len(data.train))
+    run.console.note(
+        f"PRM on tasks it never saw: Spearman within group {_shown(quality['spearman_within_group'])}, AUROC of the "
+        f"outcome {_shown(quality['auroc_outcome'])}, highest canary {_shown(highest(quality['canaries'].values()))}"
+    )
 
 
 def run_train_prm(config: RunConfig) -> None:
     """From `collected/` and `labels.jsonl` of the run folder to `prm/`, `prm_quality.json` and `prm_quality.html`."""
-    console, folder = Console(), run_path(config)
-    collected = read_collected(folder)
-    main, checks = split_checks(config.label, read_labels(folder / "labels.jsonl"))
-    if not main:
-        raise NothingCollectedError(f"'{folder}/labels.jsonl' holds no labels; run `agentflow label` first")
-    data = prm_data(collected, main, held_out_share=config.prm.held_out_share)
-    os.environ["OMP_NUM_THREADS"] = str(config.prm.num_threads)
-    with console.phase("start"):
-        base = resolve_model(config.prm.model_path, key="prm.model_path")
-        prm = ProcessRewardModel(base, config.prm, seed=config.seed)
-    total = num_batches(data.train, num_epochs=config.prm.num_epochs, batch_tasks=config.prm.batch_tasks)
-    with console.phase("train_prm", total=total) as progress:
-        for loss in train_prm(prm, data.train, seed=config.seed):
-            progress.advance(loss=loss)
-        prm.save(folder / "prm", num_steps=len(data.train))
-    with console.phase("measure it on held-out tasks"):
-        quality = evaluate_prm(data, collected, score=prm.score, seed=config.seed)
-    quality |= {"digest": prm.digest, "labels": label_agreement(config.label, main, checks)}
-    write_json(folder / "prm_quality.json", quality)
-    console.note(f"PRM: {folder / 'prm'}; use it with reward.prm_path={folder / 'prm'}")
-    console.note(f"quality: {write_prm_page(folder, quality)}")
+    with local_run(config) as run:
+        folder = run.folder
+        collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
+        if not split_checks(config.label, labels)[0]:
+            raise NothingCollectedError(f"'{folder.labels}' holds no labels; run `agentflow label` first")
+        learn_prm(run, collected, labels)
+    run.console.note(f"PRM: {folder.prm}; use it with reward.prm_path={folder.prm}")
+    run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
+
+
+def highest(scores: Iterable[float | None]) -> float | None:
+    return max((score for score in scores if score is not None), default=None)
+
+
+def _shown(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"

@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,29 +12,30 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.cluster import reason_of
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
 from actors.store import StoreActor
 from configs.errors import UserError
 from configs.run import RunConfig
-from envs.types import Task
 from learner.learner import Learner
 from learner.optim import Ranks
+from ray_jobs.run.deaths import Death
 from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import (
-    learner_claims,
+    learner_resources,
     place_learner,
     start_learner,
     this_node,
     thread_env,
     training_env,
-    worker_claim,
+    worker_resources,
 )
 from ray_jobs.run.watch import Watch
 from reward.prm.model import WEIGHTS, prm_settings, read_prm_manifest
 from rollout.store.adapters import AdapterMismatchError
-from rollout.types import Trajectory
+from rollout.store.casualties import Loss
 from rollout.worker import Worker
 
 SYNC_PATIENCE_S = 300.0
@@ -52,7 +53,7 @@ class NoRoomError(UserError):
     """The cluster lacks the resources that an actor of the run claims; the message says which."""
 
 
-class Cast:
+class RunActors:
     """Store, learner, rollout workers by their index, and the PRM (None for a run without one). Workers and PRM are
     started by whoever wants them."""
 
@@ -89,14 +90,14 @@ class Cast:
         return tuple(self._by_index.values())
 
     @property
-    def prm_judges(self) -> bool:
-        """Whether the recipe's credit asks a process reward model that is there."""
+    def uses_prm(self) -> bool:
+        """Whether a process reward model is there and the recipe's credit asks it."""
         return self.prm is not None and self._config.reward.credit != "outcome"
 
     @property
     def prm_digest(self) -> str | None:
         """Of the weights that the process reward model must have, which lie on disk; None where none is asked."""
-        if not self.prm_judges:
+        if not self.uses_prm:
             return None
         return str(read_prm_manifest(self._prm_folder)["files"][WEIGHTS])
 
@@ -126,18 +127,22 @@ class Cast:
         ).remote(settings, base, self._config.seed, self._prm_folder)
         self.watch.follow("PRM", self.prm, kind="PRM", floor_s=self._config.liveness.work_s, restarts=True)
 
-    def with_place(self, indices: Sequence[int]) -> list[int]:
-        """Those of these workers for which the cluster keeps room on one of its machines. It is asked for once and the
+    def reserve(self, indices: Iterable[int]) -> None:
+        """Ask for room for these workers on the cluster's machines, each on one of them. It is asked for once and the
         wish stands, so that a cluster that starts machines on demand knows of it."""
         for index in indices:
             if index not in self._placements and not self._beside_learner(index):
                 self._placements[index] = placement_group([self._bundle])
-        # One question for all, however many they are.
-        states = placement_group_table() if indices else {}
-        return [index for index in indices if states.get(self._place_of(index).id.hex(), {}).get("state") == "CREATED"]
 
-    def forget_places(self, wanted: int) -> None:
-        """Give back the room that was asked for and not used, of workers beyond so many."""
+    def reserved(self, indices: Iterable[int]) -> list[int]:
+        """Those of these workers whose room the cluster keeps for them by now; each must have been asked for."""
+        asked = list(indices)
+        # One question for all, however many they are.
+        states = placement_group_table() if asked else {}
+        return [index for index in asked if states.get(self._place_of(index).id.hex(), {}).get("state") == "CREATED"]
+
+    def release_unused(self, wanted: int) -> None:
+        """Give back the room that was reserved and is not used, of workers beyond so many."""
         for index in [one for one in self._placements if one >= wanted and one not in self._by_index]:
             remove_placement_group(self._placements.pop(index))
 
@@ -146,7 +151,7 @@ class Cast:
         stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
         `cluster.patience_s`."""
         bundle = self._bundle
-        self.with_place([index])
+        self.reserve([index])
         if not self._place_of(index).wait(self._config.cluster.patience_s):
             self._leave(index)
             raise self.no_room(index)
@@ -159,7 +164,7 @@ class Cast:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._place_of(index)),
             runtime_env={"env_vars": thread_env(self._config.rollout.engine.num_threads)},
         ).remote(
-            self._config, index, self.store, self.prm if self.prm_judges else None, partial(self._build_worker, index)
+            self._config, index, self.store, self.prm if self.uses_prm else None, partial(self._build_worker, index)
         )
         self.watch.follow(
             _worker_name(index),
@@ -188,6 +193,19 @@ class Cast:
         ray.kill(self._by_index.pop(index))
         self._leave(index)
 
+    def part_from(self, index: int, reason: str) -> Loss:
+        """End a worker, let go or lost; what it ran is run again."""
+        self.stop_worker(index)
+        loss: Loss = ray.get(self.store.release.remote(index, reason))
+        return loss
+
+    def lose_worker(self, index: int, error: Exception) -> Death:
+        """Part from a worker that died, or is given up."""
+        node, part = self._nodes.get(index), _worker_name(index)
+        loss = self.part_from(index, f"its worker was lost ({type(error).__name__})")
+        why = self.watch.why(part) or reason_of(error)
+        return Death(part=part, reason=why, node=node, fruitless=loss.fruitless, explained=loss.explained)
+
     def restart_learner(self) -> None:
         """Another learner in the place of this one, up. Raises NoRoomError where its machine is lost and no other has
         room within `cluster.patience_s`, and RayActorError where the new one dies as well."""
@@ -213,7 +231,7 @@ class Cast:
             ray.get(ready)
 
     def _no_room_for_learner(self) -> "NoRoomError":
-        claim, *others = learner_claims(self._config)
+        claim, *others = learner_resources(self._config)
         times = f", {len(others) + 1} times," if others else ""
         return NoRoomError(
             f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
@@ -248,14 +266,11 @@ class Cast:
         self.ask_learner("renumber", ray.get(self.store.next_version.remote()))
         return int(self.ask_learner("publish", self.store))
 
-    def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
-        """One greedy trajectory per task, in the order of `tasks`, shared out over the workers."""
-        count = len(self.workers)
-        shares = ray.get(
-            [worker.evaluate.remote(tasks[index::count], phase) for index, worker in enumerate(self.workers)]
-        )
-        by_task = {trajectory.task.id: trajectory for share in shares for trajectory in share}
-        return [by_task[task.id] for task in tasks]
+    def bring_up(self, index: int) -> None:
+        """Wait until a worker that was started is up and samples with the newest version."""
+        worker = self.worker(index)
+        ray.get(worker.ready.remote())
+        ray.get(worker.sync_weights.remote(self.newest_version()), timeout=SYNC_PATIENCE_S)
 
     def sync_weights(self) -> None:
         """Wait until every worker samples with the version that was published last. Raises AdapterMismatchError when
@@ -268,9 +283,9 @@ class Cast:
                 f"a rollout worker did not take up version {newest} within {SYNC_PATIENCE_S:.0f} s; resume the run"
             ) from error
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Give back all room of a cluster that outlives the run; its actors have ended."""
-        self.forget_places(0)
+        self.release_unused(0)
         remove_placement_group(self._learner_place)
 
     def close(self) -> None:
@@ -280,7 +295,7 @@ class Cast:
 
     @property
     def _bundle(self) -> dict[str, float]:
-        return worker_claim(self._config)
+        return worker_resources(self._config)
 
     def _beside_learner(self, index: int) -> bool:
         return index == 0 and self._config.shares_card
@@ -303,10 +318,12 @@ class Cast:
         return start_learner(self._config, self._build_learner, self._learner_place, self._name("learner"))
 
 
-def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base: Path | None, watch: Watch) -> Cast:
+def start_actors(
+    config: RunConfig, folder: RunFolder, model_path: Path, prm_base: Path | None, watch: Watch
+) -> RunActors:
     """Create the actors; returns when learner and engines are up. `prm_base` is the base model of a process reward
     model, None for a run without one."""
-    cast = Cast(
+    actors = RunActors(
         config,
         folder,
         build_learner=partial(_build_learner, config, model_path),
@@ -314,13 +331,13 @@ def start_cast(config: RunConfig, folder: RunFolder, model_path: Path, prm_base:
         watch=watch,
     )
     if prm_base:
-        cast.start_prm(prm_base)
+        actors.start_prm(prm_base)
     # All are asked for before one is waited for: a cluster that starts machines starts them together.
-    cast.with_place(range(config.rollout.num_workers))
+    actors.reserve(range(config.rollout.num_workers))
     for index in range(config.rollout.num_workers):
-        cast.start_worker(index)
-    cast.wait_until_ready()
-    return cast
+        actors.start_worker(index)
+    actors.wait_until_ready()
+    return actors
 
 
 def _worker_name(index: int) -> str:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,16 @@ class PhaseProgress:
         counted = self._done - self._done_before
         if self._total is not None and counted > 0 and self._done < self._total:
             yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseRecord:
+    """A phase that goes on, and what it brought. `seconds_before`: what it took already, in processes that were cut
+    off."""
+
+    progress: PhaseProgress
+    facts: dict[str, Any] = field(default_factory=dict)
+    seconds_before: float = 0.0
 
 
 class Console:

@@ -134,13 +134,10 @@ STEPS_BEHIND = 2
 """The trajectories of so many train steps may wait to be written."""
 
 
-class RunFolder(AbstractContextManager["RunFolder"]):
-    """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
-    crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
+class RunPaths:
+    """Where the files of a run lie."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = print) -> None:
-        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for."""
-        path = path.absolute()
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.cold_start = path / "cold_start"
@@ -151,6 +148,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.prm = path / "prm"
         self.quality = path / "prm_quality.json"
         self.wanted_workers = path / "workers"
+
+
+class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
+    """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
+    crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None] = print) -> None:
+        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for."""
+        super().__init__(path.absolute())
+        path = self.path
         self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
         with _writing(path):

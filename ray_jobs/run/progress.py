@@ -19,7 +19,7 @@ from ray_jobs.metrics.bottleneck import (
     shares_of_step,
     verdict_metrics,
 )
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from reward.prm.alarms import Alarm, HackingMonitor
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
@@ -134,10 +134,10 @@ class Training:
         self.told = now.limit
         return f"speed: {now.text}; {now.hint}"
 
-    def facts(self, cast: Cast, num_restarts: int) -> dict[str, Any]:
+    def facts(self, actors: RunActors, num_restarts: int) -> dict[str, Any]:
         """The RL phase in numbers, with what only the store knows."""
-        counts, totals, troubles = ray.get(cast.store.totals.remote())
-        acknowledged = ray.get(cast.store.acknowledgements.remote())
+        counts, totals, troubles = ray.get(actors.store.totals.remote())
+        acknowledged = ray.get(actors.store.acknowledgements.remote())
         rollouts: RolloutStatistics = statistics_of(totals)
         verdict = self._verdict(self.rows) if self.rows else None
         staleness = [row["policy/staleness_max"] for row in self.rows]

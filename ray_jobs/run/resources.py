@@ -1,4 +1,4 @@
-"""What the actors of a run claim of a cluster, and how its learner is started."""
+"""What the actors of a run take of a cluster, and how its learner is started."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,43 +16,43 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
 """For glibc: what is freed stays with the process, instead of being fetched from the kernel again page by page."""
 
 
-def worker_claim(config: RunConfig) -> dict[str, float]:
-    """What a rollout worker claims, on one machine. An engine over several cards has them for itself."""
+def worker_resources(config: RunConfig) -> dict[str, float]:
+    """What a rollout worker takes, on one machine. An engine over several cards has them for itself."""
     engine = config.rollout.engine
     if engine.tensor_parallel > 1:
-        return _claim(float(engine.tensor_parallel))
-    return _claim(config.card.engine if engine.device == "cuda" else 0.0)
+        return _bundle(float(engine.tensor_parallel))
+    return _bundle(config.card.engine if engine.device == "cuda" else 0.0)
 
 
-def learner_claims(config: RunConfig) -> list[dict[str, float]]:
-    """What the learner's processes claim, one claim for each."""
+def learner_resources(config: RunConfig) -> list[dict[str, float]]:
+    """What the learner's processes take, one entry for each."""
     learner = config.learner
     share = config.card.learner if learner.num_workers == 1 else RANK_SHARE
-    return [_claim(share if learner.device == "cuda" else 0.0)] * learner.num_workers
+    return [_bundle(share if learner.device == "cuda" else 0.0)] * learner.num_workers
 
 
 def place_learner(config: RunConfig) -> PlacementGroup:
     """Room for all processes of the learner or for none, near each other; for one process, here if possible. Where a
     card is shared it is the room of PRM and first worker as well: one whole card, which no other run can get between
     them, and no fraction of another."""
-    claims = [{"CPU": 2.0, "GPU": 1.0}] if config.shares_card else learner_claims(config)
-    if len(claims) > 1:
-        return placement_group(claims, "PACK")
-    return placement_group(claims, "STRICT_PACK", _soft_target_node_id=ray.get_runtime_context().get_node_id())
+    bundles = [{"CPU": 2.0, "GPU": 1.0}] if config.shares_card else learner_resources(config)
+    if len(bundles) > 1:
+        return placement_group(bundles, "PACK")
+    return placement_group(bundles, "STRICT_PACK", _soft_target_node_id=ray.get_runtime_context().get_node_id())
 
 
 def start_learner(config: RunConfig, build_learner: Callable[..., Any], place: PlacementGroup, name: str) -> Any:
     """The learner as one actor of this name: itself, or the group that asks its ranks."""
-    claim, *others = learner_claims(config)
+    bundle, *others = learner_resources(config)
     env = training_env(config.learner.num_threads, config.learner.device)
     if others:
         return LearnerGroupActor.options(name=name, num_cpus=0, scheduling_strategy=this_node()).remote(
-            config, build_learner, place, claim, env
+            config, build_learner, place, bundle, env
         )
     return LearnerActor.options(
         name=name,
-        num_cpus=claim["CPU"],
-        num_gpus=claim.get("GPU", 0),
+        num_cpus=bundle["CPU"],
+        num_gpus=bundle.get("GPU", 0),
         scheduling_strategy=PlacementGroupSchedulingStrategy(place),
         runtime_env={"env_vars": env},
     ).remote(config, build_learner)
@@ -70,12 +70,12 @@ def thread_env(num_threads: int) -> dict[str, str]:
 
 
 def training_env(num_threads: int, device: str) -> dict[str, str]:
-    """For processes that train on microbatches of ever other sizes: a card's cache would come to hold memory in pieces
-    that fit none of them; and of a CPU's memory, what each microbatch gave back would take a sixth of the next step."""
+    """For processes that train. Microbatch sizes vary: without expandable segments the card's allocator fragments; on a
+    CPU, fetching returned memory anew would take a sixth of each step."""
     if device == "cpu":
         return thread_env(num_threads) | KEEP_MEMORY
     return thread_env(num_threads) | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def _claim(num_gpus: float) -> dict[str, float]:
+def _bundle(num_gpus: float) -> dict[str, float]:
     return {"CPU": 1.0, "GPU": num_gpus} if num_gpus else {"CPU": 1.0}

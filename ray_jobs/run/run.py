@@ -10,15 +10,17 @@ from typing import Any
 import ray
 
 from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
+from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.metrics.table import DESCRIPTIONS
-from ray_jobs.run.actors import Cast, start_cast
-from ray_jobs.run.console import Console, PhaseProgress
+from ray_jobs.run.actors import RunActors, start_actors
+from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import Ready, notes_before_start
 from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.rollouts import RayRollouts
 from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
 from reward.prm.model import prm_settings
@@ -34,14 +36,25 @@ class Run:
     config: RunConfig
     console: Console
     folder: RunFolder
-    cast: Cast
+    actors: RunActors
+
+    @property
+    def rollouts(self) -> RayRollouts:
+        """The workers, for one phase outside of the RL loop."""
+        open_each = 2 * self.config.rollout.engine.max_num_seqs
+        return RayRollouts(self.actors, open_each=open_each, note=self.console.note)
+
+    @property
+    def prm(self) -> RemotePrm:
+        """The process reward model that the run trains."""
+        return RemotePrm(self.actors.prm)
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator["PhaseRecord"]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[PhaseRecord]:
         """A phase with its progress on the console. What the body puts into `facts` stands in the run folder once
         the body has ended, and marks the phase as done."""
         with self.console.phase(name, total) as progress:
-            record = PhaseRecord(progress=progress, facts={})
+            record = PhaseRecord(progress=progress)
             yield record
         self.folder.finish_phase(name, self.console.phase_seconds[name] + record.seconds_before, record.facts)
 
@@ -61,15 +74,6 @@ class Run:
     def finished(self, phase: str) -> Mapping[str, Any] | None:
         """The facts of a phase that is done; None while it is not."""
         return self.folder.finished_phases.get(phase, {}).get("facts")
-
-
-@dataclass(slots=True, kw_only=True)
-class PhaseRecord:
-    """`seconds_before`: what the phase took already, in processes that were cut off."""
-
-    progress: PhaseProgress
-    facts: dict[str, Any]
-    seconds_before: float = 0.0
 
 
 @contextmanager
@@ -97,12 +101,12 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
         try:
             with watch:
                 with console.phase("start"):
-                    cast = start_cast(config, folder, ready.model_path, prm_path, watch)
-                for sandbox in cast.sandboxes():
+                    actors = start_actors(config, folder, ready.model_path, prm_path, watch)
+                for sandbox in actors.sandboxes():
                     console.note(f"code sandbox: {sandbox}")
-                yield Run(config=config, console=console, folder=folder, cast=cast)
+                yield Run(config=config, console=console, folder=folder, actors=actors)
             with console.waiting("the engines to end"):
-                cast.close()
+                actors.close()
         except ray.exceptions.RayActorError as error:
             raise RunCutOffError(
                 f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"

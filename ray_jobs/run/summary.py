@@ -1,15 +1,16 @@
 """The summary of a run: the numbers a reader is asked to believe, and where they come from."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from reward.paired import compare_paired, wilson_interval
+from reward.paired import PairedComparison, wilson_interval
 
 if TYPE_CHECKING:
     # They bring torch and Ray, and whoever reads a summary needs neither.
-    from ray_jobs.phases.cold_start import Evaluation
+    from ray_jobs.evaluation.held_out import Evaluation
     from ray_jobs.run.run import Run
 
 
@@ -45,22 +46,24 @@ def summarize(
     cold_start: Mapping[str, Any],
     training: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Before is the cold-started policy, after the RL-trained one, on the same tasks."""
-    comparison = compare_paired(before.right, after.right)
+    """Before is the cold-started policy, after the RL-trained one, on the tasks that both could be scored on."""
+    comparison = before.compared_with(after)
+    left_out = ["/".join(map(str, key)) for key in dict.fromkeys([*before.unscored, *after.unscored])]
     phases = {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}
     phases = {"start": run.console.phase_seconds["start"], **phases}
     train_wall_s = phases["reinforce"]
     facts = dict(training)
     sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
     summary = {
-        "solve_rate_untouched": _rate(untouched.right),
-        "num_untouched_tasks": len(untouched.right),
-        "solve_rate_before": _rate(before.right),
-        "solve_rate_after": _rate(after.right),
-        "num_eval_tasks": len(after.right),
-        "solve_rate_gain_ci95": list(comparison.ci95),
-        "mcnemar_p": comparison.p,
-        "verdict": comparison.verdict,
+        "solve_rate_untouched": mean(untouched.solved.values()) if untouched.solved else None,
+        "num_untouched_tasks": len(untouched.solved),
+        "solve_rate_before": comparison and comparison.before,
+        "solve_rate_after": comparison and comparison.after,
+        "num_eval_tasks": comparison.num_tasks if comparison else 0,
+        "left_out_eval_tasks": left_out,
+        "solve_rate_gain_ci95": comparison and list(comparison.ci95),
+        "mcnemar_p": comparison and comparison.p,
+        "verdict": _verdict(comparison, left_out),
         "by_dataset": _by_dataset(before, after, run.config.envs.mix),
         "wall_s": sum(phases.values()),
         "train_wall_s": train_wall_s,
@@ -79,24 +82,26 @@ def summarize(
     return summary
 
 
-def _rate(right: list[bool]) -> float | None:
-    return sum(right) / len(right) if right else None
+def _verdict(comparison: PairedComparison | None, left_out: Sequence[str]) -> str:
+    said = comparison.verdict if comparison else "not measured"
+    if not left_out:
+        return said
+    return f"{said}; {len(left_out)} tasks are left out, which could not be scored before, after or in both"
 
 
 def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """`trained` is whether training drew from the data set too."""
-    pairs: dict[str, list[tuple[bool, bool]]] = {}
-    for trajectory, was_right, is_right in zip(before.trajectories, before.right, after.right, strict=True):
-        pairs.setdefault(trajectory.task.dataset, []).append((was_right, is_right))
-    table = {}
-    for name, results in pairs.items():
-        comparison = compare_paired(*zip(*results, strict=True))
-        table[name] = {
-            "num": comparison.num_tasks,
-            "before": comparison.before,
-            "after": comparison.after,
-            "gain_ci95": list(comparison.ci95),
-            "mcnemar_p": comparison.p,
+    """`trained` is whether training drew from the data set too. Without those of which no task was scored in both."""
+    names = dict.fromkeys(item.key.benchmark for item in before.items)
+    found = {name: before.compared_with(after, dataset=name) for name in names}
+    return {
+        name: {
+            "num": one.num_tasks,
+            "before": one.before,
+            "after": one.after,
+            "gain_ci95": list(one.ci95),
+            "mcnemar_p": one.p,
             "trained": mix.get(name, 0.0) > 0,
         }
-    return table
+        for name, one in found.items()
+        if one
+    }

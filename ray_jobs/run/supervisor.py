@@ -9,22 +9,21 @@ import ray
 
 from actors.cluster import reason_of
 from ray_jobs.metrics.bottleneck import WorkerReading
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from ray_jobs.run.deaths import Death
 from ray_jobs.run.run import Run
 from rollout.store.adapters import AdapterMismatchError
-from rollout.store.casualties import Loss
 
 
 class Crew:
-    def __init__(self, cast: Cast) -> None:
-        self._cast = cast
+    def __init__(self, actors: RunActors) -> None:
+        self._actors = actors
         self._runs: dict[Any, int] = {}
-        self._prm_digest = cast.prm_digest
+        self._prm_digest = actors.prm_digest
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return self._cast.worker_indices
+        return self._actors.worker_indices
 
     @property
     def runs(self) -> tuple[Any, ...]:
@@ -33,23 +32,20 @@ class Crew:
 
     def roll_out(self, index: int) -> None:
         """Set to work one that is up, or will be."""
-        self._runs[self._cast.worker(index).run.remote(self._prm_digest)] = index
+        self._runs[self._actors.worker(index).run.remote(self._prm_digest)] = index
 
     def join(self, index: int) -> None:
         """Start one for which the cluster has a place."""
-        self._cast.start_worker(index)
+        self._actors.start_worker(index)
         self.roll_out(index)
 
     def ended(self, run: Any) -> int:
         """Whose `run` this was, which has returned or failed."""
         return self._runs.pop(run)
 
-    def part_from(self, index: int, reason: str) -> Loss:
-        """End a worker, let go or lost; what it ran is run again."""
+    def forget(self, index: int) -> None:
+        """It rolls out no more."""
         self._runs = {run: one for run, one in self._runs.items() if one != index}
-        self._cast.stop_worker(index)
-        loss: Loss = ray.get(self._cast.store.release.remote(index, reason))
-        return loss
 
 
 LOOK_AROUND_S = 2.0
@@ -72,10 +68,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     """While it is open, workers roll out. Everything the loop waits for, it waits for through `get`."""
 
     def __init__(self, run: Run) -> None:
-        self._cast = run.cast
-        self._crew = Crew(run.cast)
-        self._deaths = run.cast.watch.deaths
-        self._watch = run.cast.watch
+        self._actors = run.actors
+        self._crew = Crew(run.actors)
+        self._deaths = run.actors.watch.deaths
+        self._watch = run.actors.watch
         self._waiting = run.console.waiting
         self._note = run.console.note
         config = run.config.rollout
@@ -95,19 +91,19 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._cast.forget_places(0)
+        self._actors.release_unused(0)
         with self._waiting("the rollout workers to end"):
             while exc is None and (self._crew.runs or self._hopes()):
                 # Again each time: a store that was killed meanwhile has forgotten it.
-                ray.get(self._cast.store.close.remote())
+                ray.get(self._actors.store.close.remote())
                 self._replace_lost()
                 for run in self._ended_runs(self._crew.runs):
                     self._ended(run, closing=True)
-        self._cast.forget_places(0)
+        self._actors.release_unused(0)
 
     def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
         """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
-        learner, what = self._cast.learner, method.replace("_", " ")
+        learner, what = self._actors.learner, method.replace("_", " ")
         try:
             with self._watch.call("learner", learner, what):
                 return self.get(getattr(learner, method).remote(*arguments, **options), f"the learner's {what}")
@@ -139,12 +135,12 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def replace_learner(self, error: Exception) -> None:
         """Start another learner in the place of one that died."""
-        self._count(Death(part="learner", reason=self._why("learner", error)))
-        self._cast.restart_learner()
+        self._count(Death(part="learner", reason=self._watch.why("learner") or reason_of(error)))
+        self._actors.restart_learner()
 
     def readings(self) -> list[WorkerReading]:
         """What the workers did since they were asked last; those that are busy dying or being born say nothing."""
-        asked = [self._cast.worker(index).workload.remote() for index in self._crew.indices]
+        asked = [self._actors.worker(index).workload.remote() for index in self._crew.indices]
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
         readings = []
         for reference in done:
@@ -173,22 +169,12 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             self._lost(index, error)
         else:
             if not closing:
-                self._crew.part_from(index, "its worker was let go")
+                self._actors.part_from(index, "its worker was let go")
 
     def _lost(self, index: int, error: Exception) -> None:
         """A worker died, or is given up; it is replaced as soon as there is a place."""
-        node = self._cast.node_of(index)
-        loss = self._crew.part_from(index, f"its worker was lost ({type(error).__name__})")
-        part = f"rollout worker {index}"
-        self._count(
-            Death(
-                part=part,
-                reason=self._why(part, error),
-                node=node,
-                fruitless=loss.fruitless,
-                explained=loss.explained,
-            )
-        )
+        self._crew.forget(index)
+        self._count(self._actors.lose_worker(index, error))
         self._lost_at[index] = time.monotonic()
         self._replace_lost()
 
@@ -197,7 +183,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         the run goes on without them, if there are any. Raises NoRoomError."""
         wanted = self._num_wanted()
         self._lost_at = {index: at for index, at in self._lost_at.items() if index < wanted}
-        for index in self._cast.with_place([*self._lost_at]):
+        self._actors.reserve(self._lost_at)
+        for index in self._actors.reserved(self._lost_at):
             del self._lost_at[index]
             self._crew.join(index)
             if index in self._given_up:
@@ -206,7 +193,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         now = time.monotonic()
         for index, at in self._lost_at.items():
             if not self._crew.indices and now - at > self._patience_s:
-                raise self._cast.no_room(index)
+                raise self._actors.no_room(index)
             if self._crew.indices and index not in self._given_up and now - at > PLACE_PATIENCE_S:
                 self._given_up.add(index)
                 self._note(f"going on without rollout worker {index} until the cluster has room for it")
@@ -223,18 +210,19 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         if time.monotonic() - self._tended_at < TEND_EVERY_S:
             return
         self._tended_at = time.monotonic()
-        for index in ray.get(self._cast.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
+        for index in ray.get(self._actors.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
             self._lost(index, AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s"))
         self._replace_lost()
         wanted = self._num_wanted()
         missing = [index for index in range(wanted) if index not in {*self._crew.indices, *self._lost_at}]
-        for index in self._cast.with_place(missing):
+        self._actors.reserve(missing)
+        for index in self._actors.reserved(missing):
             self._crew.join(index)
             self._note(f"rollout worker {index} joined")
-        self._cast.forget_places(wanted)
+        self._actors.release_unused(wanted)
         for index in self._crew.indices:
             if index >= wanted:
-                self._cast.worker(index).drain.remote()
+                self._actors.worker(index).drain.remote()
 
     def _num_wanted(self) -> int:
         """What the recipe says, or the number that somebody wrote into the run's `workers` file meanwhile."""
@@ -246,6 +234,3 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _count(self, death: Death) -> None:
         self._note(f"the {death.part} was lost and is replaced ({death.reason})")
         self._deaths.add(death)
-
-    def _why(self, part: str, error: Exception) -> str:
-        return self._watch.why(part) or reason_of(error)

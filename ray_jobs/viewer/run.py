@@ -204,7 +204,7 @@ class ViewedRun:
             for number, row in enumerate(rows)
             if row["phase"] == "eval_after" and row["task"] in before
         ]
-        changed = [(one, other) for one, other in pairs if _right(rows[one]) != _right(rows[other])]
+        changed = [(one, other) for one, other in pairs if _kind(rows[one], rows[other]) in ("gained", "lost")]
         return sorted(changed, key=lambda pair: _right(rows[pair[0]]))
 
     def _is_live(self) -> bool:
@@ -221,7 +221,9 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
         one, other = left[task], right[task]
-        kind = _kind(_right(one), _right(other))
+        kind = _kind(one, other)
+        if kind == "unscored":
+            continue
         counts[kind] += 1
         wanted = not only or kind == only or (only == "changed" and kind in ("gained", "lost"))
         if wanted and text in f"{task}\n{one['question']}".lower():
@@ -235,10 +237,12 @@ def _right(row: Row) -> bool:
     return row["outcome"] == 1.0
 
 
-def _kind(before: bool, after: bool) -> str:
-    if before == after:
-        return "both_right" if before else "both_wrong"
-    return "gained" if after else "lost"
+def _kind(before: Row, after: Row) -> str:
+    if None in (before["outcome"], after["outcome"]):
+        return "unscored"
+    if _right(before) == _right(after):
+        return "both_right" if _right(before) else "both_wrong"
+    return "gained" if _right(after) else "lost"
 
 
 def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:

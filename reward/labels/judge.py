@@ -164,16 +164,6 @@ HINDSIGHT = "<step>\n{text}</step>\n<result>\n{result}</result>\nGrade the last 
 PROMPT_SHA = hashlib.sha256("\x00".join((RUBRIC, BLIND, HINDSIGHT)).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostEstimate:
-    """What labelling may still cost at most, if every first reply holds a verdict. Dollars are US dollars."""
-
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    cost_usd: float
-
-
 class StepJudge:
     """Labels a step by `num_votes` blind verdicts and one in hindsight.
 
@@ -207,15 +197,10 @@ class StepJudge:
             raise min(failures, key=lambda failure: isinstance(failure, LabelError))
         return self._label(step, [outcome for outcome in outcomes if not isinstance(outcome, BaseException)])
 
-    def estimate(self, steps: Iterable[StepText]) -> CostEstimate:
-        """What labelling these steps may cost beyond the receipts. Sends nothing."""
+    def estimate(self, steps: Iterable[StepText]) -> Bill:
+        """What labelling these steps may still cost at most, if every first reply holds a verdict. Sends nothing."""
         asked = {key: messages for step in steps for key, messages in self._questions(step)}
-        bounds = [self.meter.bound(asked[key]) for key in asked if self._receipts.get(key) is None]
-        total = asdict(sum(bounds, start=Bill()))
-        return CostEstimate(calls=total.pop("requests"), **total)
-
-    async def close(self) -> None:
-        """Nothing is open."""
+        return sum((self.meter.bound(asked[key]) for key in asked if self._receipts.get(key) is None), start=Bill())
 
     def _questions(self, step: StepText) -> list[tuple[VerdictKey, list[Message]]]:
         """The blind votes, then the question in hindsight."""

@@ -58,10 +58,6 @@ class Labeller(Protocol):
         """Judge one step. Raises LabelError when there is no honest verdict."""
         ...
 
-    async def close(self) -> None:
-        """Let go of connections; nothing is asked after this."""
-        ...
-
 
 def append_label(path: Path, label: StepLabel) -> None:
     """A label that was paid for is on disk before the next one is asked for."""
@@ -107,9 +103,6 @@ class MonteCarloLabeller:
         score = sum(votes) / len(votes)
         spread = max(votes) - min(votes)
         return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=votes, spread=spread)
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
     async def _ends(self, trajectory: Trajectory, step: StepText) -> Sequence[Trajectory]:
         if step.step == step.num_steps - 1:

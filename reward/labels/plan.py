@@ -38,9 +38,6 @@ class PlanLabeller:
         score = self._scores[step.trajectory_id][step.step]
         return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=(score,))
 
-    async def close(self) -> None:
-        """Nothing is open."""
-
 
 def plan_scores(trajectory: Trajectory) -> list[float]:
     """The score of every planner turn of a generated task. Raises LabelError for another task."""

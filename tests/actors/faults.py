@@ -277,3 +277,18 @@ class DyingPrm:
         if any(first_time(self._folder, f"death {number}") for number in range(self._num_deaths)):
             os._exit(1)
         return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+
+
+class DyingInAttemptWorker(SimulatedWorker):
+    """Its process ends over the third attempt of an evaluation, or the fourth, once."""
+
+    def __init__(self, index: int, *, folder: Path) -> None:
+        super().__init__(index)
+        self.folder = folder
+
+    async def attempt(self, task, trajectory_id, **options):
+        note(self.folder, "attempt", task=task.id, version=self.engine.policy_version)
+        group = await self.run_group(task, trajectory_id, 2)
+        if len(events(self.folder, "attempt")) >= 3 and first_time(self.folder, "death"):
+            os._exit(1)
+        return group.trajectories[0]

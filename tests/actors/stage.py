@@ -24,7 +24,7 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.checks.chaos.job import PARTS, part_of
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.run.actors import Cast
+from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
@@ -142,26 +142,26 @@ def open_stage(
         said = Console(RichConsole(file=console))
         watch = Watch(config.liveness, resume=f"`agentflow resume {folder.path}`", note=said.note)
         said.late = watch.late
-        cast = Cast(config, folder, build_learner=build_learner, build_worker=build_worker, watch=watch)
+        actors = RunActors(config, folder, build_learner=build_learner, build_worker=build_worker, watch=watch)
         try:
             with watch:
                 for index in range(config.rollout.num_workers):
-                    cast.start_worker(index)
-                cast.wait_until_ready()
-                run = Run(config=config, console=said, folder=folder, cast=cast)
+                    actors.start_worker(index)
+                actors.wait_until_ready()
+                run = Run(config=config, console=said, folder=folder, actors=actors)
                 cold_start(run)
                 yield Stage(run=run, console=console)
         finally:
-            dismiss(cast)
+            dismiss(actors)
 
 
-def dismiss(cast: Cast) -> None:
+def dismiss(actors: RunActors) -> None:
     """End all actors; the next test looks for its own by the names of their processes."""
-    for index in cast.worker_indices:
-        cast.stop_worker(index)
-    ray.kill(cast.learner)
-    ray.kill(cast.store)
-    cast.give_back()
+    for index in actors.worker_indices:
+        actors.stop_worker(index)
+    ray.kill(actors.learner)
+    ray.kill(actors.store)
+    actors.release()
     wait_until(lambda: not any(map(processes, PARTS)))
 
 

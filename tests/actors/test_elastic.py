@@ -70,7 +70,7 @@ def test_learner_whose_machine_is_lost_ends_the_run_where_no_other_has_room(tmp_
             with open_stage(config, build_learner=learner) as stage:
                 training = stage.reinforce()
                 wait_until(lambda: events(tmp_path, "gated"))
-                (lost,) = (one for one in nodes if one.node_id != stage.run.cast.node_of(0))
+                (lost,) = (one for one in nodes if one.node_id != stage.run.actors.node_of(0))
                 cluster.remove_node(lost, allow_graceful=False)
                 with pytest.raises(NoRoomError, match="no room for the learner"):
                     stage.finish(training)

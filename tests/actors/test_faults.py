@@ -38,7 +38,7 @@ from stage import (
 from benchmarks.simulated_parts import SimulatedWorker
 from configs.learner import LearnerConfig
 from envs.datasets.sampler import TaskSampler
-from ray_jobs.run import actors as cast
+from ray_jobs.run import actors
 from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
 from ray_jobs.run.supervisor import Supervisor
 from reward.judging import GroupJudge
@@ -186,7 +186,7 @@ def test_task_that_kills_every_worker_fails_alone_and_all_others_are_trained(tmp
 
 
 def test_store_that_dies_as_it_starts_ends_the_run_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(cast, "StoreActor", DyingStore)
+    monkeypatch.setattr(actors, "StoreActor", DyingStore)
     with (
         pytest.raises(CrashLoopError, match=r"the store died 6 times .* `agentflow resume"),
         open_stage(make_config(tmp_path)),

@@ -31,7 +31,7 @@ def scraped(cluster, tmp_path_factory):
 
         wait_until(complete)
         first = names_of_actors()
-        stage.run.cast.restart_learner()
+        stage.run.actors.restart_learner()
         yield row, lines, first, names_of_actors()
 
 

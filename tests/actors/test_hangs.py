@@ -88,7 +88,7 @@ def test_worker_that_is_stopped_as_the_phase_ends_is_replaced(tmp_path, monkeypa
 def test_worker_that_is_stopped_can_be_let_go(tmp_path, monkeypatch):
     with open_stage(make_config(tmp_path)) as stage:
         stop("rollout")
-        stage.run.cast.stop_worker(0)
+        stage.run.actors.stop_worker(0)
         wait_until(lambda: not processes("rollout"))
 
 

@@ -7,8 +7,7 @@ import ray
 from faults import DeafEngine, HangingEngine, LateEngine, MutatingEngine, StaleEngine, events, worker_with
 from stage import check_nothing_lost, local_ray, make_config, open_stage, versions_of
 
-from ray_jobs.run import actors as cast_module
-from ray_jobs.run import supervisor
+from ray_jobs.run import actors, supervisor
 from rollout.store.adapters import AdapterMismatchError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
@@ -77,7 +76,7 @@ def test_worker_that_never_takes_a_version_up_gets_no_work_and_is_replaced(tmp_p
 
 
 def test_run_ends_with_an_error_where_an_engine_never_takes_up_its_last_version(tmp_path, monkeypatch):
-    monkeypatch.setattr(cast_module, "SYNC_PATIENCE_S", 5.0)
+    monkeypatch.setattr(actors, "SYNC_PATIENCE_S", 5.0)
     build_worker = partial(worker_with, HangingEngine, folder=tmp_path)
     with (
         open_stage(make_config(tmp_path, "num_steps=2"), build_worker=build_worker) as stage,
@@ -97,9 +96,9 @@ def test_engine_that_is_slow_to_take_versions_up_is_not_replaced(tmp_path):
 def test_version_number_is_not_given_to_other_weights(tmp_path):
     with open_stage(make_config(tmp_path, "num_steps=2")) as stage:
         stage.finish(stage.reinforce())
-        cast, versions = stage.run.cast, versions_of(stage.folder)
-        ray.get(cast.learner.renumber.remote(1))
+        actors, versions = stage.run.actors, versions_of(stage.folder)
+        ray.get(actors.learner.renumber.remote(1))
         with pytest.raises(ValueError, match="version 1 was published before; the next is 3"):
-            ray.get(cast.learner.publish.remote(cast.store))
-        assert cast.publish_anew() == 3
+            ray.get(actors.learner.publish.remote(actors.store))
+        assert actors.publish_anew() == 3
     assert versions_of(stage.folder) == [*versions, 3]

@@ -24,11 +24,11 @@ class ScriptedSolver:
         self.answer_of = answer_of
         self.asked = []
 
-    async def attempt(self, task, trajectory_id, *, temperature, seed):
+    async def attempt(self, task, trajectory_id, *, group_id, temperature, seed):
         self.asked.append((task.dataset, task.id, seed, temperature))
         answer = self.answer_of(task, seed)
         text = answer if isinstance(answer, Exception) else decision("answer", answer)
-        return await make_agent([text]).run(task, trajectory_id=trajectory_id, group_id=f"seed {seed}")
+        return await make_agent([text]).run(task, trajectory_id=trajectory_id, group_id=group_id)
 
 
 def broken(task, seed):

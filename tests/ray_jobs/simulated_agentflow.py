@@ -1,26 +1,26 @@
 """`agentflow` with a simulated engine and a simulated learner; everything else of a run is real."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path.cwd()))
 
 from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
 from envs.types import Task
 from ray_jobs.cli import main
-from ray_jobs.run import actors as cast
+from ray_jobs.run import actors
 from rollout.types import Trajectory
 
 STEP_S = 0.5
 
 
 class ScriptedWorker(SimulatedWorker):
-    async def evaluate(self, tasks: Sequence[Task], phase: str) -> list[Trajectory]:
-        return [(await self.run_group(task, f"{phase}/{task.id}", 2)).trajectories[0] for task in tasks]
+    async def attempt(self, task: Task, trajectory_id: str, **options: Any) -> Trajectory:
+        return (await self.run_group(task, trajectory_id, 2)).trajectories[0]
 
 
 if __name__ == "__main__":
-    cast._build_learner = lambda config, model_path: SimulatedLearner(step_s=STEP_S)
-    cast._build_worker = lambda config, model_path, index: ScriptedWorker(index)
+    actors._build_learner = lambda config, model_path: SimulatedLearner(step_s=STEP_S)
+    actors._build_worker = lambda config, model_path, index: ScriptedWorker(index)
     sys.exit(main())

@@ -325,7 +325,7 @@ def test_interrupt_ends_with_130(monkeypatch, capsys):
 def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
     from ray_jobs.run.run import open_run
 
-    for name in ("start_ray", "stop_ray", "start_cast"):
+    for name in ("start_ray", "stop_ray", "start_actors"):
         monkeypatch.setattr(f"ray_jobs.run.run.{name}", lambda *_: None)
     monkeypatch.setattr("ray_jobs.run.run.RunFolder.keep_tokenizer", lambda *_: None)
     config = load_run_config(None, [f"output_dir={tmp_path}/my runs", "reward.credit=outcome"])
@@ -337,7 +337,7 @@ def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ray_jobs.run.run.start_cast", interrupt)
+    monkeypatch.setattr("ray_jobs.run.run.start_actors", interrupt)
     monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", interrupted)
     assert main(["doctor"]) == 130
     said = capsys.readouterr().err

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from evaluating import ScriptedSolver, config_for, right_answer, use
+from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 
 from configs.processor import fastest_precision
 from envs.types import Task
@@ -140,6 +140,25 @@ def test_seeds_are_averaged_by_item_before_they_are_compared(evaluate):
     assert "p is that of the exact paired sign-flip permutation test" in words
     assert "McNemar" not in words
     assert row["discordant"] == pytest.approx(1 / 16)
+
+
+def test_items_that_one_side_could_not_score_are_left_out_on_both_and_named(tmp_path, monkeypatch):
+    def run(name, answer):
+        use(monkeypatch, ScriptedSolver(answer))
+        run_evaluation(config_for(tmp_path, *MIX), EvaluationRequest(out=tmp_path / name))
+        return tmp_path / name
+
+    def fails(task):
+        return task.dataset == "branch" and int(task.id.split("-")[-1]) < 4
+
+    before = run("before", lambda task, seed: "no")
+    after = run("after", lambda task, seed: broken(task, seed) if fails(task) else right_answer(task))
+    result, words = compared(before, after)
+    row = result["benchmarks"]["branch"]
+    assert (row["num_items"], row["before"], row["after"]) == (6, 0.0, 1.0)
+    assert result["all"]["num_items"] == 36
+    assert result["left_out"] == sorted(f"branch/branch-eval-1000000-{number}" for number in range(4))
+    assert "Left out are 4 items that one side could not score" in words
 
 
 def test_hostile_text_is_escaped(evaluate, tmp_path):

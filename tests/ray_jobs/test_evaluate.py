@@ -10,6 +10,7 @@ from configs.api_keys import ApiKeyError
 from configs.processor import fastest_precision
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
+from envs.types import ToolUnavailableError
 from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
 from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
@@ -47,7 +48,7 @@ def test_all_ten_benchmarks_are_scored_by_their_own_scorers(tmp_path, monkeypatc
     assert "2 of 125 items" in words
 
 
-def test_failed_infrastructure_is_tried_again_and_then_counts_as_not_solved_in_plain_sight(tmp_path, monkeypatch):
+def test_failed_infrastructure_is_tried_again_and_then_is_unscored_by_name_and_not_wrong(tmp_path, monkeypatch):
     tries = {}
 
     def answer(task, seed):
@@ -60,10 +61,48 @@ def test_failed_infrastructure_is_tried_again_and_then_counts_as_not_solved_in_p
     page = run_evaluation(config_for(tmp_path, "evaluation.max_attempts=3"), request_for(tmp_path, "amc23"))
     assert tries == {"amc23-0": 3, "amc23-1": 3}
     row = summary_of(tmp_path)["benchmarks"]["amc23"]
-    assert (row["solve_rate"], row["num_items"], row["infrastructure_failures"], row["retried"]) == (0.5, 2, 1, 2)
-    assert "1 results are infrastructure failures : they count as not solved" in words_of(page)
+    assert (row["solve_rate"], row["num_items"], row["num_scored"], row["retried"]) == (1.0, 2, 1, 2)
+    assert summary_of(tmp_path)["unscored"] == ["amc23/amc23-1/0"]
+    assert "1 results are unscored and in no rate" in words_of(page)
+    assert "failed at every attempt: amc23/amc23-1/0." in words_of(page)
     rewards = {row["task_id"]: row["reward"] for row in read_records(tmp_path / "out" / "items.jsonl")}
     assert rewards == {"amc23-0": 1.0, "amc23-1": None}
+
+
+def test_a_tool_that_breaks_once_costs_an_attempt_and_nothing_else(tmp_path, monkeypatch):
+    results = [ToolUnavailableError("busy"), "Ada"]
+
+    class FlakyToolSolver(ScriptedSolver):
+        async def attempt(self, task, trajectory_id, *, group_id, **options):
+            search = ScriptedTool("search", {"q": results.pop(0) if task.id == "musique-0" else "Ada"})
+            agent = make_agent([decision("search", "q"), decision("answer", right_answer(task))], tools=[search])
+            return await agent.run(task, trajectory_id=trajectory_id, group_id=group_id)
+
+    use(monkeypatch, FlakyToolSolver(broken))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    assert summary_of(tmp_path)["solve_rate"] == 1.0
+    attempts = {row["task_id"]: row["attempts"] for row in read_records(tmp_path / "out" / "items.jsonl")}
+    assert attempts == {"musique-0": 2, "musique-1": 1}
+
+
+def test_an_engine_that_always_fails_gives_no_rate_at_all(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(broken))
+    with pytest.raises(EvaluationError, match="none of the 2 items could be scored"):
+        run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    assert not (tmp_path / "out" / "summary.json").exists()
+    use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    assert summary_of(tmp_path)["unscored"] == []
+
+
+def test_a_benchmark_of_which_nothing_was_scored_has_no_rate_beside_others(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: broken(task, seed) if task.dataset == "gaia" else "no"))
+    page = run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", "gaia"))
+    summary = summary_of(tmp_path)
+    assert [summary["benchmarks"][name]["solve_rate"] for name in ("musique", "gaia")] == [0.0, None]
+    assert (summary["solve_rate"], summary["mean_over_benchmarks"], summary["num_scored"]) == (0.0, 0.0, 2)
+    assert "not measured" in words_of(page)
+    assert "2 of 4 results are unscored and in no rate" in " ".join(capsys.readouterr().out.split())
 
 
 def test_item_that_is_done_is_not_run_again_but_a_failed_one_is(tmp_path, monkeypatch):
@@ -206,9 +245,6 @@ def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
 
         async def same(self, question, gold, answer):
             return {"the U.K.": True, "unclear": None}.get(answer, False)
-
-        async def close(self):
-            pass
 
     monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
     answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}

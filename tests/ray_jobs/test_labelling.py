@@ -1,19 +1,24 @@
 import asyncio
 import json
 import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from configs.reward import LabelConfig
+from configs.run import RunConfig
 from ray_jobs.phases.label import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
     LabellingStoppedError,
+    label,
     label_agreement,
     label_steps,
     labelling_passes,
     split_checks,
 )
+from ray_jobs.run.folder import RunPaths
 from reward.labels.judge import StepJudge
 from reward.labels.labels import LabelError, StepLabel, append_label, read_labels
 from reward.openai_chat import BudgetExceededError, ChatError
@@ -50,9 +55,6 @@ class ScriptedLabeller:
         self.asked = []
         self.under_way = self.most_under_way = 0
         self._pause_s = pause_s
-
-    async def close(self):
-        self.closed = True
 
     async def label(self, step):
         self.asked.append(step.step)
@@ -200,10 +202,7 @@ async def test_of_several_stopping_errors_the_first_is_raised(path):
 
 async def judged(server, path, receipts, count=6, **settings):
     judge = judge_of(server, receipts, **settings)
-    try:
-        return await run(count, judge, path)
-    finally:
-        await judge.close()
+    return await run(count, judge, path)
 
 
 def paid(receipts):
@@ -310,7 +309,6 @@ async def test_the_judge_of_the_recipe_writes_its_receipts_where_it_is_told(rece
     [(judge, _)] = passes_of(receipts, labeller="judge", judge={"model": "judge-1"})
     assert isinstance(judge, StepJudge)
     assert receipts.exists()
-    await judge.close()
 
 
 def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
@@ -329,3 +327,57 @@ def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
 def test_labels_of_monte_carlo_as_the_main_labeller_are_no_checks():
     labels = [make_label(step(0), "monte_carlo")]
     assert split_checks(LabelConfig(labeller="monte_carlo"), labels) == (labels, [])
+
+
+# What is said of it, in a run and by the command.
+
+
+class FakeRun:
+    """A run whose labels stand in `folder`, and what it said."""
+
+    def __init__(self, folder, **settings):
+        self.config = RunConfig(label=LabelConfig(**settings))
+        self.folder, self.said, self.facts = RunPaths(folder), [], {}
+        self.console = SimpleNamespace(note=self.said.append)
+        self.rollouts = SimpleNamespace(continue_from=self._continue)
+
+    async def _continue(self, trajectory, num_turns, count):
+        return [trajectory] * count
+
+    def finished(self, phase):
+        return None
+
+    @contextmanager
+    def phase(self, name, total):
+        yield SimpleNamespace(facts=self.facts, progress=SimpleNamespace(advance=lambda: None))
+
+
+def test_dry_run_and_labelling_tell_the_same_numbers(tmp_path):
+    trajectories = [
+        make_trajectory(decided("think", "a", "Noted."), decided("answer", "1"), id=f"g/{number}")
+        for number in range(3)
+    ]
+    run = FakeRun(tmp_path, labeller="monte_carlo", continuations=4)
+    assert label(run, trajectories, dry_run=True) == []
+    assert len(label(run, trajectories)) == 6
+    dry, counts, took = run.said
+    # Of six steps the three last ones are labelled by their own outcome.
+    assert dry == "monte_carlo: 6 steps, at most 12 trajectories, no cost"
+    assert counts == "labelled: labeller monte_carlo, labels 6, unlabelled 0"
+    assert took == "monte_carlo: 6 of 6 steps labelled, so far 12 trajectories, no cost"
+
+
+def test_a_run_tells_and_keeps_what_the_judge_cost(tmp_path):
+    [one] = [make_trajectory(decided("answer", "1"), id="g/0")]
+    with FakeChatServer(verdict(0.7)) as server:
+        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 10.0, **PRICED}
+        run = FakeRun(tmp_path, labeller="judge", judge=judge)
+        label(run, [one], dry_run=True)
+        label(run, [one])
+    # Three blind votes and one in hindsight, of $1 each.
+    assert run.said[0].startswith("judge:judge-1: 1 steps, at most 4 calls, ")
+    assert run.said[0].endswith(" tokens out, 4.0000 US dollars")
+    assert run.said[-1].startswith("judge:judge-1: 1 of 1 steps labelled, so far 4 calls, ")
+    assert run.said[-1].endswith(" tokens out, 4.0000 US dollars")
+    assert (run.facts["num_labels"], run.facts["spent"]["requests"]) == (1, 4)
+    assert run.facts["spent"]["cost_usd"] == pytest.approx(4.0)

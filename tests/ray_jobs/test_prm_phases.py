@@ -53,7 +53,7 @@ def answers_at_once(monkeypatch):
 @pytest.fixture
 def watch():
     def watched(groups, *, step=1, prm=None):
-        run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
+        run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
         return watch_prm(run, groups, step, 0.5)
 
     return watched
@@ -65,7 +65,7 @@ def test_error_against_the_plan_is_over_every_group_of_the_batch(watch):
 
 
 def test_without_a_prm_no_group_is_read():
-    run = SimpleNamespace(config=RunConfig(), cast=SimpleNamespace(prm=None))
+    run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=None))
     assert watch_prm(run, iter([None]), 1, 0.5) == {}
 
 

@@ -176,8 +176,8 @@ def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder):
     folder.write_summary(make_summary())
     words = words_of(render(folder))
     assert "3 of the untouched model's 4 attempts ended without an answer" in words.replace("&#39;", "'")
-    # Tasks, right, wrong answer, no answer, failed tool calls, turns per task.
-    assert "untouched model 4 0 1 3 0 1.0" in words
+    # Tasks, right, wrong answer, no answer, unscored, failed tool calls, turns per task.
+    assert "untouched model 4 0 1 3 0 0 1.0" in words
 
 
 @pytest.mark.parametrize(

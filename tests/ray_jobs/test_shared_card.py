@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.run import resources as claims
+from ray_jobs.run import resources
 
 ON_CARDS = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
 
 
 def reserved(monkeypatch, *overrides):
     asked = []
-    monkeypatch.setattr(claims, "placement_group", lambda bundles, *_, **__: asked.extend(bundles))
+    monkeypatch.setattr(resources, "placement_group", lambda bundles, *_, **__: asked.extend(bundles))
     context = SimpleNamespace(get_node_id=lambda: "here")
-    monkeypatch.setattr(claims.ray, "get_runtime_context", lambda: context)
-    claims.place_learner(load_run_config(None, [*ON_CARDS, *overrides]))
+    monkeypatch.setattr(resources.ray, "get_runtime_context", lambda: context)
+    resources.place_learner(load_run_config(None, [*ON_CARDS, *overrides]))
     return asked
 
 
@@ -41,8 +41,8 @@ def test_nothing_is_shared_over_several_cards_or_none(changes):
 
 
 def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
-    card, cpu = claims.training_env(2, "cuda"), claims.training_env(2, "cpu")
+    card, cpu = resources.training_env(2, "cuda"), resources.training_env(2, "cpu")
     assert card["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_ALLOC_CONF" not in claims.thread_env(2)
+    assert "PYTORCH_ALLOC_CONF" not in resources.thread_env(2)
     assert not [name for name in card if name.startswith("MALLOC_")]  # a model passes through here on its way to a card
     assert int(cpu["MALLOC_TRIM_THRESHOLD_"]) == 64 * 2**30

@@ -368,6 +368,15 @@ def test_a_lost_task_comes_after_the_gained_ones(folder):
     ]
 
 
+def test_a_task_that_one_side_could_not_score_is_neither_gained_nor_lost(folder):
+    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_before", right=None)])
+    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=True)])
+    client = client_of(folder)
+    assert "eval_after/9" not in ids(ask(client, "trajectories", phase="changed"))
+    counts = ask(client, "pairs", left="0:eval_before", right="0:eval_after")["counts"]
+    assert counts == {"gained": 2, "both_right": 1, "both_wrong": 1}
+
+
 def test_a_group_comes_with_its_attempts_as_a_tree(folder):
     tree = ask(client_of(folder), "group", id="g000000")["tree"]
     assert tree["order"] == ["g000000/0", "g000000/1", "g000000/2"]

@@ -112,8 +112,10 @@ def _logprobs(trajectory):
 
 
 def evaluation_row(number, phase, *, right):
+    """`right` None is one that could not be scored."""
     trajectory = make_trajectory(0, group=phase, task=make_task(number), answer="408" if right else "99")
-    return trajectory_record(trajectory, reward=float(right), phase=phase, step=None) | {"id": f"{phase}/{number}"}
+    reward = None if right is None else float(right)
+    return trajectory_record(trajectory, reward=reward, phase=phase, step=None) | {"id": f"{phase}/{number}"}
 
 
 def metric_row(step, **more):

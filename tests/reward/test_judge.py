@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from reward.labels.judge import CRITERIA, PROMPT_SHA, RUBRIC, CostEstimate, StepJudge, Verdict, parse_verdict
+from reward.labels.judge import CRITERIA, PROMPT_SHA, RUBRIC, StepJudge, Verdict, parse_verdict
 from reward.labels.labels import LabelError, append_label, read_labels
-from reward.openai_chat import BudgetExceededError, ChatClient, ChatError
+from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
 from reward.prm.step_text import StepText
 from tests.reward.test_openai_chat import Answer, FakeChatServer, Pauses, config, says
 
@@ -53,10 +53,7 @@ def receipts(tmp_path):
 
 async def label(server, path, *steps, **settings):
     judge = judge_of(server, path, **settings)
-    try:
-        return [await judge.label(each) for each in steps or (step(),)]
-    finally:
-        await judge.close()
+    return [await judge.label(each) for each in steps or (step(),)]
 
 
 # The parser.
@@ -234,7 +231,6 @@ async def test_a_reply_without_a_verdict_is_asked_again_and_charged(receipts, ba
     with FakeChatServer(bad, verdict(0.7)) as server:
         judge = judge_of(server, receipts, **PRICED, max_cost_usd=10)
         found = await judge.label(step())
-        await judge.close()
     assert found.votes == (0.7, 0.7, 0.7)
     assert len(server.requests) == 5
     assert judge.meter.spent.cost_usd == pytest.approx(5.0)
@@ -312,7 +308,6 @@ async def test_a_server_that_dies_and_comes_back_is_asked_only_for_what_is_missi
     with FakeChatServer(verdict(0.4), port=port) as back:
         assert (await judge.label(first)).votes == (0.7, 0.7, 0.7)
         assert (await judge.label(second)).votes == (0.4, 0.4, 0.4)
-    await judge.close()
     assert len(back.requests) == 4
 
 
@@ -364,7 +359,6 @@ async def test_equal_texts_that_are_judged_together_are_paid_once(receipts):
     with FakeChatServer(verdict(0.7)) as server:
         judge = judge_of(server, receipts, max_concurrency=8)
         first, second = await asyncio.gather(judge.label(step()), judge.label(step()))
-        await judge.close()
     assert first == second
     assert len(server.requests) == 4
 
@@ -424,12 +418,11 @@ async def test_an_estimate_counts_what_is_missing_and_sends_nothing(receipts):
         chars = sum(len(message["content"]) for message in server.requests[0][2]["messages"])
         blind = -(-chars // 4)
         found = judge.estimate([step(0), step(1), step(1)])
-        await judge.close()
     assert len(server.requests) == 4
-    assert (found.calls, found.output_tokens, found.cost_usd) == (4, 400, pytest.approx(4.0))
+    assert (found.requests, found.output_tokens, found.cost_usd) == (4, 400, pytest.approx(4.0))
     assert 4 * blind < found.input_tokens < 4 * blind + 40
 
 
 def test_an_estimate_of_nothing_is_nothing(receipts):
     judge = judge_of("http://127.0.0.1:9/v1", receipts)
-    assert judge.estimate([]) == CostEstimate(calls=0, input_tokens=0, output_tokens=0, cost_usd=0.0)
+    assert judge.estimate([]) == Bill()

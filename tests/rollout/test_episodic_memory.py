@@ -289,9 +289,8 @@ async def test_hints_are_shown_in_evaluations_only_where_asked_for(in_evaluation
     engine = ScriptedEngine([decision("answer", "1")] * 3)
     solver = Solver(config, engine, ChatFormat(ScriptedTokenizer()), max_open=1)
     await solver._memory.remember(WOOL_SOLVED)
-    await solver.evaluate([ask(COPPER)], "after")
-    await solver.solve(ask(COPPER), lambda turn: None)
-    await solver.attempt(ask(COPPER), "t", temperature=1.0, seed=1)
+    for temperature in (0.0, 0.0, 1.0):
+        await solver.attempt(ask(COPPER), "t", group_id="g", temperature=temperature, seed=1)
     solver.close()
     prompts = [text_of(request.prompt_token_ids) for request in engine.requests]
     assert len(prompts) == 3

@@ -1,0 +1,87 @@
+"""What an evaluation is, wherever it runs: items are tried, tried again while the infrastructure fails, then scored."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envs.types import Task
+from ray_jobs.phases.rollouts import Attempts
+from reward.answer_judge import JUDGED, AnswerJudge
+from reward.scorers import partial_credit, score_answer
+from rollout.records import trajectory_record
+from rollout.types import Trajectory
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An item under a seed, and what its trajectory is called."""
+
+    task: Task
+    seed: int
+    trajectory_id: str
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """An item whose engine or tools fail at `max_attempts` tries stays unscored: nobody's answer was wrong. `judge` is
+    asked where an exact scorer may be too strict."""
+
+    policy: Attempts
+    phase: str
+    temperature: float
+    max_attempts: int
+    judge: AnswerJudge | None = None
+
+    async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[Record], None]) -> None:
+        """Every item, side by side; `on_result` gets each record as soon as it is there. Raises the first error."""
+        places = asyncio.Semaphore(self.policy.max_open)
+
+        async def attempt(one: Wanted) -> None:
+            async with places:
+                on_result(await self.result_of(one))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in wanted:
+                    group.create_task(attempt(one))
+        except BaseExceptionGroup as errors:
+            # They were cancelled because of the first one; it says what is wrong.
+            raise errors.exceptions[0] from None
+
+    async def result_of(self, wanted: Wanted) -> Record:
+        """A trajectory record with the seed, the number of attempts and what the judge said. Its reward is None for an
+        item that is unscored."""
+        started = time.perf_counter()
+        for attempt in range(1, self.max_attempts + 1):
+            again = f"#{attempt}" if attempt > 1 else ""
+            trajectory = await self.policy.attempt(
+                wanted.task,
+                wanted.trajectory_id + again,
+                group_id=wanted.group_id,
+                temperature=self.temperature,
+                seed=wanted.seed,
+            )
+            if trajectory.stop_reason != "infrastructure":
+                break
+        failed = trajectory.stop_reason == "infrastructure"
+        reward = None if failed else score_answer(wanted.task, trajectory.answer)
+        asked, judged = await self._judged(trajectory, reward)
+        return trajectory_record(trajectory, reward=reward, phase=self.phase, step=None) | {
+            "seed": wanted.seed,
+            "f1": None if failed else partial_credit(wanted.task, trajectory.answer),
+            "judge_asked": asked,
+            "judged": judged,
+            "attempts": attempt,
+            "seconds": round(time.perf_counter() - started, 3),
+        }
+
+    async def _judged(self, trajectory: Trajectory, reward: float | None) -> tuple[bool, bool | None]:
+        task, answer = trajectory.task, trajectory.answer
+        if self.judge is None or task.dataset not in JUDGED or reward != 0.0 or answer is None:
+            return False, None
+        return True, await self.judge.same(task.question, task.answer, answer)

@@ -1,0 +1,102 @@
+"""The phases as commands, in this process: nothing is loaded that is not asked for."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from evaluating import config_for
+
+from ray_jobs.phases.collect import run_collect
+from ray_jobs.phases.label import NothingCollectedError, run_label
+from ray_jobs.phases.train_prm import run_train_prm
+from reward.labels.labels import read_labels
+from rollout.types import TrajectoryGroup
+from tests.reward.test_step_text import decided, make_trajectory
+
+SMALL = ("envs.mix={lookup=1}", "collect.num_tasks=3", "collect.rollouts_per_task=2")
+
+
+class ScriptedRollouts:
+    async def collect_group(self, task, group_id, group_size):
+        turns = decided("think", "a", "Noted."), decided("answer", "1")
+        siblings = (make_trajectory(*turns, task=task, id=f"{group_id}/{number}") for number in range(group_size))
+        return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(siblings))
+
+    async def continue_from(self, trajectory, num_turns, count):
+        return [trajectory] * count
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Which engines were opened."""
+    opened = []
+
+    @contextmanager
+    def open_scripted(config, adapter):
+        opened.append(config.label.labeller)
+        yield ScriptedRollouts()
+
+    monkeypatch.setattr("ray_jobs.phases.local.open_policy", open_scripted)
+    return opened
+
+
+def test_collecting_and_labelling_as_commands_leave_what_the_phases_of_a_run_leave(tmp_path, loaded, capsys):
+    config = config_for(tmp_path, *SMALL, "label.labeller=monte_carlo", "label.continuations=4")
+    run_collect(config, None)
+    run_label(config, None, dry_run=True)
+    assert loaded == ["monte_carlo"]
+    run_label(config, None, dry_run=False)
+    assert loaded == ["monte_carlo"] * 2
+    assert len(list(read_labels(tmp_path / "r" / "labels.jsonl"))) == 12
+    said = capsys.readouterr().out
+    assert f"trajectories: {tmp_path}/r/collected" in said
+    assert "monte_carlo: 12 steps, at most 24 trajectories, no cost" in said
+    assert "monte_carlo: 12 of 12 steps labelled, so far 24 trajectories, no cost" in said
+
+
+def test_labelling_by_the_plan_loads_no_engine(tmp_path, loaded):
+    config = config_for(tmp_path, *SMALL, "label.labeller=plan")
+    run_collect(config, None)
+    run_label(config, None, dry_run=False)
+    assert loaded == ["plan"]
+
+
+def test_labelling_without_trajectories_loads_nothing_and_names_the_command(tmp_path, loaded):
+    with pytest.raises(NothingCollectedError, match="run `agentflow collect` first"):
+        run_label(config_for(tmp_path, "label.labeller=monte_carlo"), None, dry_run=False)
+    assert loaded == []
+
+
+class FakePrm:
+    """Trains in two steps and finds every step half right."""
+
+    def __init__(self, config):
+        self.trained = 0
+
+    def train(self, steps):
+        for loss in (0.5, 0.25):
+            self.trained += 1
+            yield loss
+
+    def save(self, folder, facts):
+        folder.mkdir()
+        return "d1"
+
+    def score(self, steps):
+        return [0.5 for _ in steps]
+
+
+def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks(tmp_path, loaded, monkeypatch, capsys):
+    monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
+    config = config_for(tmp_path, *SMALL, "label.labeller=plan")
+    run_collect(config, None)
+    with pytest.raises(NothingCollectedError, match="holds no labels; run `agentflow label` first"):
+        run_train_prm(config)
+    run_label(config, None, dry_run=False)
+    run_train_prm(config)
+    quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())
+    assert (quality["digest"], quality["num_tasks_held_out"]) == ("d1", 1)
+    assert (tmp_path / "r" / "prm_quality.html").exists()
+    said = capsys.readouterr().out
+    assert "PRM on tasks it never saw: Spearman within group" in said
+    assert f"use it with reward.prm_path={tmp_path}/r/prm" in said

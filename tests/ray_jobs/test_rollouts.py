@@ -1,0 +1,136 @@
+"""A run's workers as one policy: who gets the next piece, and what a death costs."""
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from envs.types import Task
+from ray_jobs.run.actors import NoRoomError
+from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
+from ray_jobs.run.rollouts import RayRollouts
+from rollout.types import Trajectory
+
+TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
+
+
+class FakeWorker:
+    """Answers attempts after `pause_s`. `dies_over` ends it: what is open then fails, as what comes later."""
+
+    def __init__(self, pause_s=0.0, dies_over=()):
+        self.pause_s, self.dies_over = pause_s, dies_over
+        self.answered, self.open, self.most_open, self.dead = [], 0, 0, False
+        self.attempt = SimpleNamespace(remote=self._attempt)
+
+    async def _attempt(self, task, trajectory_id, **options):
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        await asyncio.sleep(self.pause_s)
+        self.open -= 1
+        self.dead = self.dead or task.id in self.dies_over
+        if self.dead:
+            raise ray.exceptions.RayActorError
+        self.answered.append(task.id)
+        group_id = options["group_id"]
+        return Trajectory(id=trajectory_id, group_id=group_id, task=task, turns=(), answer="1", stop_reason="answered")
+
+
+class FakeActors:
+    """`spares` take the places of workers that were lost; without one there is no room. `start_s` is how long one takes
+    to start."""
+
+    def __init__(self, workers, spares=(), start_s=0.0):
+        self.by_index, self.spares, self.start_s = dict(enumerate(workers)), list(spares), start_s
+        self.lost, self.brought_up = [], []
+        self.watch = SimpleNamespace(deaths=Deaths(advice="mend it"))
+        self.starter = None
+
+    @property
+    def worker_indices(self):
+        return tuple(self.by_index)
+
+    @property
+    def workers(self):
+        return tuple(self.by_index.values())
+
+    def worker(self, index):
+        return self.by_index[index]
+
+    def lose_worker(self, index, error):
+        self.lost.append(index)
+        del self.by_index[index]
+        return Death(part=f"rollout worker {index}", reason="it died")
+
+    def start_worker(self, index):
+        if not self.spares:
+            raise NoRoomError("no room")
+        self.by_index[index] = self.spares.pop(0)
+
+    def bring_up(self, index):
+        self.starter = threading.current_thread()
+        time.sleep(self.start_s)
+        self.brought_up.append(index)
+
+
+def rollouts_over(actors, said=None):
+    return RayRollouts(actors, open_each=2, note=[].append if said is None else said.append)
+
+
+async def attempt_all(rollouts, tasks=TASKS):
+    places = asyncio.Semaphore(rollouts.max_open)
+
+    async def attempt(task):
+        async with places:
+            return await rollouts.attempt(task, task.id, group_id="g", temperature=0.0, seed=0)
+
+    return [one.task.id for one in await asyncio.gather(*map(attempt, tasks))]
+
+
+async def test_a_slow_worker_holds_nobody_up():
+    slow, quick = FakeWorker(0.2), FakeWorker(0.01)
+    assert await attempt_all(rollouts_over(FakeActors([slow, quick]))) == [task.id for task in TASKS]
+    assert len(slow.answered) == 2
+    assert len(quick.answered) == 10
+    assert (slow.most_open, quick.most_open) == (2, 2)
+
+
+async def test_a_workers_death_costs_only_what_it_had_open():
+    dying, other, spare = FakeWorker(0.01, dies_over=("t0",)), FakeWorker(0.01), FakeWorker(0.01)
+    actors, said = FakeActors([dying, other], [spare]), []
+    assert await attempt_all(rollouts_over(actors, said)) == [task.id for task in TASKS]
+    assert (actors.lost, actors.brought_up) == ([0], [0])
+    answered = [*dying.answered, *other.answered, *spare.answered]
+    assert sorted(answered) == sorted(task.id for task in TASKS)
+    assert said == ["the rollout worker 0 was lost and is replaced (it died)"]
+
+
+async def test_the_only_worker_is_replaced_once_for_all_who_lost_it():
+    spare = FakeWorker()
+    actors = FakeActors([FakeWorker(0.01, dies_over=("t0",))], [spare], start_s=0.05)
+    await attempt_all(rollouts_over(actors))
+    assert (actors.lost, actors.watch.deaths.total) == ([0], 1)
+    assert actors.starter is not threading.current_thread()
+
+
+async def test_without_room_for_another_the_others_go_on_alone():
+    other, said = FakeWorker(0.01), []
+    actors = FakeActors([FakeWorker(0.01, dies_over=("t0",)), other])
+    await attempt_all(rollouts_over(actors, said))
+    assert len(other.answered) == 12
+    assert "going on without rollout worker 0: no room" in said
+
+
+async def test_with_nobody_left_the_phase_ends_with_the_reason():
+    actors = FakeActors([FakeWorker(0.01, dies_over=("t0",))])
+    with pytest.raises(NoRoomError):
+        await asyncio.wait_for(attempt_all(rollouts_over(actors)), 10)
+
+
+async def test_a_task_that_ends_every_worker_ends_the_phase_as_a_crash_loop():
+    spares = [FakeWorker(dies_over=("t0",)) for _ in range(20)]
+    rollouts = rollouts_over(FakeActors([FakeWorker(dies_over=("t0",))], spares))
+    with pytest.raises(CrashLoopError, match="the rollout worker 0 died 6 times"):
+        await attempt_all(rollouts, TASKS[:1])
