@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cyclopts import (
     App,
@@ -52,12 +52,14 @@ def make_app() -> App:
     on_cluster = App(name="jobs", default_command=jobs.jobs, group="Commands", sort_key=3)
     on_cluster.command(jobs.logs)
     on_cluster.command(jobs.stop)
-    first = (training.train, training.resume, jobs.submit, on_cluster, results.evaluate, results.compare, results.view)
-    also = (results.solve, checks.plan, results.export, checks.doctor)
+    users: tuple[Callable[..., int | None] | App, ...] = (
+        *(training.train, training.resume, jobs.submit, on_cluster, results.evaluate, results.compare, results.view),
+        *(results.solve, checks.plan, results.export, checks.doctor),
+    )
     phases = (training.collect, training.label, training.train_prm)
     others = (results.serve, checks.simulate, checks.chaos, checks.run_code, checks.serve_tools)
-    for place, command in enumerate((*first, *also, *phases, *others)):
-        group = "Commands" if place < len(first + also) else "More commands"
+    for place, command in enumerate((*users, *phases, *others)):
+        group = "Commands" if place < len(users) else "More commands"
         if isinstance(command, App):
             app.command(command)
         else:

@@ -84,8 +84,9 @@ class Catalogue:
 
     @property
     def passages(self) -> tuple[str, ...]:
-        goods = (*self.train.items, *self.eval.items, *self.train.links, *self.eval.links)
-        return (*(one.passage for one in goods), *self.distractors)
+        items = (item.passage for half in (self.train, self.eval) for item in half.items)
+        links = (link.passage for half in (self.train, self.eval) for link in half.links)
+        return (*items, *links, *self.distractors)
 
 
 @lru_cache(maxsize=4)
