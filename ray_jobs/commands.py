@@ -25,7 +25,7 @@ def _backend_overrides(options: argparse.Namespace) -> list[str]:
     if not kind:
         return []
     key = "model.path" if kind == "vllm" else "backend.model"
-    return [f"backend.kind={json.dumps(kind)}", *([f"{key}={json.dumps(model)}"] if model else [])]
+    return [f"backend.type={json.dumps(kind)}", *([f"{key}={json.dumps(model)}"] if model else [])]
 
 
 def _checked_config(options: argparse.Namespace, *, draws_tasks: bool) -> "RunConfig":
@@ -123,7 +123,7 @@ def chaos(options: argparse.Namespace) -> int:
     config = _config(options)
     from ray_jobs.run.preflight import check_before_start
 
-    with_prm = config.reward.credit != "outcome"
+    with_prm = config.reward.prm is not None
     check_before_start(config, with_prm=with_prm, resume=True)
     from ray_jobs.checks.chaos.run import run_chaos
 
@@ -181,10 +181,11 @@ def export(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
+    options.backend = f"ollama:{options.model}"
     config = _config(options)
     from ray_jobs.export.serve import run_serve
 
-    run_serve(config, options.export, options.model)
+    run_serve(config, options.export)
     return 0
 
 

@@ -66,7 +66,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
             "this: it finds the catalogue of the generated tasks and nothing else. Put wikipedia_search into "
             "envs.actions, or set envs.search=tavily"
         )
-    served = config.backend.kind != "vllm"
+    served = config.backend.type != "vllm"
     model_path = None if served else resolve_model(config.model.path)
     identity = identity_of(
         config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
@@ -147,7 +147,8 @@ async def result_of(
         if trajectory.stop_reason != "infrastructure":
             break
     failed = trajectory.stop_reason == "infrastructure"
-    reward = None if failed else score_answer(task, trajectory.answer)
+    # In a thread: a scorer of one's own may take its time.
+    reward = None if failed else await asyncio.to_thread(score_answer, task, trajectory.answer, trajectory.turns)
     asked, judged = await _judged(judge, task, trajectory, reward)
     return trajectory_record(trajectory, reward=reward, phase="evaluate", step=None) | {
         "seed": seed,

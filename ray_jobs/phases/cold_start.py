@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from configs.run import RunConfig
+from envs.datasets.module import OwnSources
 from envs.datasets.sampler import demonstration_tasks, held_out_tasks
 from envs.types import Task
 from ray_jobs.run.run import Run
@@ -26,10 +27,12 @@ class Evaluation:
 
     phase: str
     trajectories: tuple[Trajectory, ...]
+    rewards: tuple[float | None, ...]
+    """One for each; 0 where the infrastructure failed, None where a scorer of one's own could not tell."""
 
     @property
     def right(self) -> list[bool]:
-        return [outcome_of(one) == 1.0 for one in self.trajectories]
+        return [reward == 1.0 for reward in self.rewards]
 
 
 def evaluation_tasks(config: RunConfig) -> list[Task]:
@@ -39,6 +42,7 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
         count=config.evaluation.num_tasks,
         seed=config.seed + EVALUATION_SEED_OFFSET,
         path=Path(config.envs.data_path) if config.envs.data_path else None,
+        own=OwnSources.of(config),
     )
 
 
@@ -49,10 +53,12 @@ def evaluate(run: Run, phase: str) -> Evaluation:
     if phase == "eval_untouched":
         tasks = tasks[: run.config.evaluation.num_untouched_tasks]
     with run.phase(phase, total=len(tasks)):
-        evaluation = Evaluation(phase=phase, trajectories=tuple(run.cast.evaluate(tasks, phase)))
+        trajectories = tuple(run.cast.evaluate(tasks, phase))
+        rewards = tuple(0.0 if one.stop_reason == "infrastructure" else outcome_of(one) for one in trajectories)
+        evaluation = Evaluation(phase=phase, trajectories=trajectories, rewards=rewards)
         run.folder.log_trajectories(
-            trajectory_record(trajectory, reward=float(right), phase=phase, step=None)
-            for trajectory, right in zip(evaluation.trajectories, evaluation.right, strict=True)
+            trajectory_record(trajectory, reward=reward, phase=phase, step=None)
+            for trajectory, reward in zip(trajectories, rewards, strict=True)
         )
     if tasks:
         run.console.note(f"{_POLICIES[phase]}: {sum(evaluation.right)} of {len(tasks)} held-out tasks right")
@@ -79,8 +85,12 @@ def load_cold_start(run: Run) -> None:
 
 
 def _recorded_evaluation(run: Run, phase: str) -> Evaluation:
-    records = (row for row in read_records(run.folder.path / "trajectories.jsonl") if row["phase"] == phase)
-    return Evaluation(phase=phase, trajectories=tuple(map(trajectory_of, records)))
+    records = [row for row in read_records(run.folder.path / "trajectories.jsonl") if row["phase"] == phase]
+    return Evaluation(
+        phase=phase,
+        trajectories=tuple(map(trajectory_of, records)),
+        rewards=tuple(row["reward"] for row in records),
+    )
 
 
 def _imitate(run: Run) -> Mapping[str, Any]:

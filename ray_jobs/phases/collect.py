@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.reward import CollectConfig
 from configs.run import RunConfig
+from envs.datasets.module import OwnSources
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
 from ray_jobs.phases.local import open_policy
@@ -64,7 +65,9 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes."""
     console, folder = Console(), run_path(config)
     store = CollectedGroups(folder / "collected")
-    tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=folder / "leaks.json")
+    tasks = collection_tasks(
+        config.envs, config.collect, seed=config.seed, leak_report=folder / "leaks.json", own=OwnSources.of(config)
+    )
     with open_policy(config, adapter) as worker, console.phase("collect", total=len(tasks)) as progress:
         asyncio.run(collect_groups(tasks, store, config.collect, worker.collect_group, progress.advance))
     console.note(sentence("collected", collection_facts(list(store.trajectories()))))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from configs.reward import LabelConfig
+from configs.reward import LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from ray_jobs.phases.local import open_policy
 from ray_jobs.run.console import Console, sentence
@@ -55,9 +55,13 @@ def labelling_passes(
     the steps of a share of the tasks."""
     steps = [step for trajectory in collected for step in step_texts(trajectory)]
     monte_carlo = MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
-    if config.labeller == "monte_carlo":
+    if isinstance(config, MonteCarloLabelConfig):
         return [(monte_carlo, steps)]
-    main: Labeller = PlanLabeller(collected) if config.labeller == "plan" else _build_judge(config, receipts)
+    main: Labeller
+    if isinstance(config, PlanLabelConfig):
+        main = PlanLabeller(collected)
+    else:
+        main = StepJudge(config.judge, receipts=receipts)
     if not config.check_share:
         return [(main, steps)]
     checked = held_out_tasks((step.task_id for step in steps), share=config.check_share)
@@ -68,7 +72,7 @@ def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list
     """The main labeller's labels, and those of the second opinion."""
     sides: tuple[list[StepLabel], list[StepLabel]] = ([], [])
     for label in labels:
-        second = label.labeller == MonteCarloLabeller.name and config.labeller != "monte_carlo"
+        second = label.labeller == MonteCarloLabeller.name and config.type != "monte_carlo"
         sides[second].append(label)
     return sides
 
@@ -80,12 +84,7 @@ def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequ
     scores, others = (
         {(one.task_id, one.trajectory_id, one.step): one.score for one in side} for side in (main, checks)
     )
-    return {f"{config.labeller}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
-
-
-def _build_judge(config: LabelConfig, receipts: Path) -> StepJudge:
-    assert config.judge is not None
-    return StepJudge(config.judge, receipts=receipts)
+    return {f"{config.type}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
 
 
 async def label_steps(
@@ -198,7 +197,7 @@ def read_collected(folder: Path) -> list[Trajectory]:
 
 def _engine(config: RunConfig, adapter: Path | None, dry_run: bool) -> AbstractContextManager[Any]:
     """Only Monte-Carlo needs an engine, to go on from a step."""
-    needed = config.label.labeller == "monte_carlo" or config.label.check_share > 0
+    needed = config.label.type == "monte_carlo" or config.label.check_share > 0
     return open_policy(config, adapter) if needed and not dry_run else nullcontext()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from envs.datasets.module import OwnSources
 from envs.datasets.sampler import collection_tasks
 from ray_jobs.phases.collect import collect_groups, collection_facts
 from ray_jobs.phases.label import label_agreement, label_steps, labelling_passes, split_checks
@@ -30,7 +31,9 @@ def collect(run: Run) -> list[Trajectory]:
     store = CollectedGroups(run.folder.collected)
     if run.finished("collect") is None:
         config, workers = run.config, run.cast.workers
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks)
+        tasks = collection_tasks(
+            config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks, own=OwnSources.of(config)
+        )
         with run.phase("collect", total=len(tasks)) as phase:
             asyncio.run(
                 collect_groups(
@@ -57,7 +60,7 @@ def label(run: Run, collected: Sequence[Trajectory]) -> list[StepLabel]:
                 asyncio.run(label_steps(steps, labeller, path, phase.progress.advance)) for labeller, steps in passes
             ]
             failures = [failure for one in done for failure in one.failures]
-            phase.facts.update(labeller=config.labeller, num_labels=sum(len(one.labels) for one in done))
+            phase.facts.update(labeller=config.type, num_labels=sum(len(one.labels) for one in done))
             phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
         run.console.note(sentence("labelled", phase.facts))
     return list(read_labels(path))
@@ -96,13 +99,13 @@ def learn_prm(run: Run, collected: Sequence[Trajectory], labels: Sequence[StepLa
 def watch_prm(run: Run, groups: Iterable[ScoredGroup], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms, over every group of the batch that the PRM scored: its weight, the junk that it must see
     through, its error against the plan. Without a PRM no group is asked for."""
-    if run.cast.prm is None:
+    if run.cast.prm is None or run.config.reward.prm is None:
         return {}
     scored = [group for group in groups if group.step_scores is not None]
     if not scored:
         return {}
     metrics = {"prm/weight": prm_weight}
-    if step % run.config.reward.alarms.window == 0:
+    if step % run.config.reward.prm.alarms.window == 0:
         firsts = [step_texts(group.group.trajectories[0])[0] for group in scored]
         # A PRM that died is being started again; its canaries wait for the next window.
         with suppress(ray.exceptions.RayActorError):

@@ -35,5 +35,5 @@ def run_train_prm(config: RunConfig) -> None:
         quality = evaluate_prm(data, collected, score=prm.score, seed=config.seed)
     quality |= {"digest": prm.digest, "labels": label_agreement(config.label, main, checks)}
     write_json(folder / "prm_quality.json", quality)
-    console.note(f"PRM: {folder / 'prm'}; use it with reward.prm_path={folder / 'prm'}")
+    console.note(f"PRM: {folder / 'prm'}; use it with reward.credit.prm_path={folder / 'prm'}")
     console.note(f"quality: {write_prm_page(folder, quality)}")

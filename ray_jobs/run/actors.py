@@ -91,7 +91,7 @@ class Cast:
     @property
     def prm_judges(self) -> bool:
         """Whether the recipe's credit asks a process reward model that is there."""
-        return self.prm is not None and self._config.reward.credit != "outcome"
+        return self.prm is not None and self._config.reward.prm is not None
 
     @property
     def prm_digest(self) -> str | None:

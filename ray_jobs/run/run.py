@@ -80,8 +80,11 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool, resume: bool) -
     console = Console()
     for note in notes_before_start(config):
         console.note(note)
-    if prm_path is None and config.reward.credit != "outcome":
-        console.note(f"no PRM (reward.prm_path is not set): credit '{config.reward.credit}' is that of outcomes alone")
+    if prm_path is None and config.reward.prm is not None:
+        console.note(
+            f"no PRM (reward.credit.prm_path is not set): credit '{config.reward.credit.type}' is that of outcomes "
+            "alone"
+        )
     with console.waiting("the run folder's lock"):
         opened = RunFolder.open(config, with_prm=with_prm, resume=resume, sandbox=ready.sandbox, tell=console.note)
     with opened as folder:

@@ -71,7 +71,7 @@ def summarize(
         **facts,
         "cold_start": {**cold_start, "wall_s": phases["cold_start"]},
         "pipeline_depth": run.config.pipeline_depth,
-        "credit": run.config.reward.credit,
+        "credit": run.config.reward.credit.type,
         "seed": run.config.seed,
     }
     if run.folder.quality.exists():

@@ -48,10 +48,11 @@ def answered(dataset, index, answer):
 
 def test_summary_tells_each_family_apart_and_which_was_never_trained_on():
     places = [("lookup", index) for index in range(8)] + [("branch", index) for index in range(4)]
-    before = Evaluation(phase="b", trajectories=tuple(answered(*place, "0") for place in places))
-    after = Evaluation(
-        phase="a", trajectories=tuple(answered(*place, "1" if place[1] < 6 else "0") for place in places)
+    right = tuple(float(index < 6) for _, index in places)
+    before = Evaluation(
+        phase="b", trajectories=tuple(answered(*place, "0") for place in places), rewards=(0.0,) * len(places)
     )
+    after = Evaluation(phase="a", trajectories=tuple(answered(*place, "1") for place in places), rewards=right)
     table = _by_dataset(before, after, {"lookup": 1.0})
     assert [(row["num"], row["before"], row["after"], row["trained"]) for row in table.values()] == [
         (8, 0.0, 0.75, True),

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from configs.reward import LabelConfig
+from configs.reward import MonteCarloLabelConfig, PlanLabelConfig
+from configs.run import RunConfig
 from ray_jobs.phases.label import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
@@ -287,34 +288,34 @@ async def no_engine(*_):
 
 
 def passes_of(receipts, **settings):
-    return labelling_passes(LabelConfig(**settings), collected(), continue_from=no_engine, receipts=receipts)
+    return labelling_passes(RunConfig(label=settings).label, collected(), continue_from=no_engine, receipts=receipts)
 
 
 def test_one_labeller_labels_every_step(receipts):
     for name in ("plan", "monte_carlo"):
-        [(labeller, steps)] = passes_of(receipts, labeller=name)
+        [(labeller, steps)] = passes_of(receipts, type=name)
         assert (labeller.name, len(steps)) == (name, 8)
 
 
 def test_a_second_opinion_is_asked_on_all_steps_of_a_share_of_the_tasks(receipts):
-    (main, steps), (other, checked) = passes_of(receipts, labeller="plan", check_share=0.5)
+    (main, steps), (other, checked) = passes_of(receipts, type="plan", check_share=0.5)
     assert (main.name, other.name, len(steps), len(checked)) == ("plan", "monte_carlo", 8, 4)
     assert len({one.task_id for one in checked}) == 2
 
 
 def test_monte_carlo_is_not_checked_by_itself(receipts):
-    assert len(passes_of(receipts, labeller="monte_carlo", check_share=0.5)) == 1
+    assert len(passes_of(receipts, type="monte_carlo")) == 1
 
 
 async def test_the_judge_of_the_recipe_writes_its_receipts_where_it_is_told(receipts):
-    [(judge, _)] = passes_of(receipts, labeller="judge", judge={"model": "judge-1"})
+    [(judge, _)] = passes_of(receipts, type="judge", judge={"model": "judge-1"})
     assert isinstance(judge, StepJudge)
     assert receipts.exists()
     await judge.close()
 
 
 def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
-    config = LabelConfig(labeller="plan", check_share=0.5)
+    config = PlanLabelConfig(check_share=0.5)
     steps = [step for one in collected() for step in step_texts(one)]
     main = [make_label(one, "plan", 0.1 * number) for number, one in enumerate(steps)]
     # On four steps, each 0.1 above: the same order, 0.1 apart.
@@ -328,4 +329,4 @@ def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
 
 def test_labels_of_monte_carlo_as_the_main_labeller_are_no_checks():
     labels = [make_label(step(0), "monte_carlo")]
-    assert split_checks(LabelConfig(labeller="monte_carlo"), labels) == (labels, [])
+    assert split_checks(MonteCarloLabelConfig(), labels) == (labels, [])
