@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reward.paired import compare_paired, wilson_interval
@@ -74,9 +75,23 @@ def summarize(
         "credit": run.config.reward.credit.type,
         "seed": run.config.seed,
     }
+    if means := mean_scores(before, after):
+        summary["mean_scores"] = means
     if run.folder.quality.exists():
         summary["prm"] = json.loads(run.folder.quality.read_text())
     return summary
+
+
+def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
+    """What a scorer of one's own gave on average, where it gave something between 0 and 1; such a task is not solved,
+    and one without a score is left out."""
+    scores = {
+        name: [reward for reward in evaluation.rewards if reward is not None]
+        for name, evaluation in (("before", before), ("after", after))
+    }
+    if not any(0 < score < 1 for found in scores.values() for score in found):
+        return {}
+    return {name: fmean(found) for name, found in scores.items() if found}
 
 
 def _rate(right: list[bool]) -> float | None:

@@ -6,7 +6,7 @@ from configs.loading import ConfigError, load_run_config
 from envs.types import Task
 from ray_jobs.phases.cold_start import Evaluation, evaluation_tasks
 from ray_jobs.run.preflight import PreflightError, check_before_acting
-from ray_jobs.run.summary import _by_dataset
+from ray_jobs.run.summary import _by_dataset, mean_scores
 from rollout.types import Trajectory
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"
@@ -44,6 +44,15 @@ def test_unknown_family_in_the_held_out_mix_is_named():
 def answered(dataset, index, answer):
     task = Task(id=f"{dataset}-{index}", dataset=dataset, question="?", answer="1")
     return Trajectory(id="t", group_id="g", task=task, turns=(), answer=answer, stop_reason="answered")
+
+
+def test_mean_scores_are_told_where_a_scorer_gave_something_between():
+    def evaluation(*rewards):
+        return Evaluation(phase="e", trajectories=(), rewards=rewards)
+
+    assert mean_scores(evaluation(0.0, 1.0), evaluation(1.0, 1.0)) == {}
+    assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.75}
+    assert evaluation(0.5, 1.0, None).right == [False, True, False]
 
 
 def test_summary_tells_each_family_apart_and_which_was_never_trained_on():
