@@ -88,10 +88,10 @@ def _typed(field: FieldInfo, types: dict[str, type[Config]], path: tuple[str, ..
         for key, inner in model.model_fields.items():
             if key != "type" and _model_of(inner.annotation) is None:
                 settings.setdefault((key, *_row(inner)), []).append(kind)
-    if settings:
-        yield "\n| key | of type | type | default | meaning |\n| --- | --- | --- | --- | --- |"
-        for (key, shown, standard, meaning), kinds in settings.items():
-            yield f"| `{key}` | {', '.join(f'`{kind}`' for kind in kinds)} | {shown} | {standard} | {meaning} |"
+    yield "\n| key | of type | is | default | meaning |\n| --- | --- | --- | --- | --- |"
+    yield f"| `type` | all | {' or '.join(f'`{kind}`' for kind in types)} | `{json.dumps(default)}` | Which of these. |"
+    for (key, shown, standard, meaning), kinds in settings.items():
+        yield f"| `{key}` | {', '.join(f'`{kind}`' for kind in kinds)} | {shown} | {standard} | {meaning} |"
     for model in types.values():
         for key, inner in model.model_fields.items():
             if (found := _model_of(inner.annotation)) is not None:

@@ -320,7 +320,7 @@ def settings_of(model, path=""):
         if types := types_of(inner):
             for one in types.values():
                 found |= settings_of(one, f"{path}{name}.")
-            del found[f"{path}{name}.type"]
+            found[f"{path}{name}.type"] = field
         elif isinstance(inner, type) and hasattr(inner, "model_fields"):
             found |= settings_of(inner, f"{path}{name}.")
         elif not f"{path}{name}.".startswith(OPEN_TABLES[1:]):

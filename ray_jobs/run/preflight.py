@@ -390,9 +390,13 @@ def _check_own_scorers(names: set[str], own: "OwnSources") -> None:
             if ":" in task.scorer and task.scorer in asked:
                 continue
             asked.add(task.scorer)
-            score = score_answer(task, task.answer.split("\n")[0])
+            wrong = f"{task.id} has the answer {task.answer!r:.80}, which is none for '{task.scorer}'"
+            try:
+                score = score_answer(task, task.answer.split("\n")[0])
+            except ValueError as error:
+                raise ValueError(wrong) from error
             if ":" not in task.scorer and score != 1.0:
-                raise ValueError(f"{task.id} has the answer {task.answer!r:.80}, which is none for '{task.scorer}'")
+                raise ValueError(wrong)
 
 
 def _shown(mix: dict[str, Any]) -> str:
