@@ -28,7 +28,7 @@ from rollout.types import Trajectory
 
 MEMORY = Path("/dev/shm")
 IN_PROCESS = ":memory:"
-OWN_COLLECTION = "experience"
+OWN_COLLECTION = "agentflow_experience"
 MAX_ENTRY_CHARS = 300
 """Length limit of one hint."""
 _LOCK = ".lock"
@@ -159,6 +159,13 @@ class EpisodicMemory:
             self._opened.close()
 
     @property
+    def _where(self) -> tuple[str, str]:
+        """The setting that says it, and what it says."""
+        if isinstance(self._config, FolderMemoryConfig):
+            return "path", self._config.path
+        return ("url", self._config.url) if isinstance(self._config, ServerMemoryConfig) else ("type", IN_PROCESS)
+
+    @property
     def in_evaluation(self) -> bool:
         """Whether evaluations see hints."""
         return self._config.in_evaluation
@@ -191,11 +198,9 @@ class EpisodicMemory:
         try:
             return work()
         except Exception as error:
-            place = self._place()
-            where = place.get("url") or place.get("path") or IN_PROCESS
             # A server's words may quote a key, and are an outsider's.
             raise MemoryUnavailableError(
-                f"the memory at {where} failed ({type(error).__name__}); check [memory]"
+                f"the memory at {self._where[1]} failed ({type(error).__name__}); check memory.{self._where[0]}"
             ) from None
 
     def _open(self) -> "QdrantClient":

@@ -204,7 +204,7 @@ async def test_a_folder_outlives_the_process_and_is_used_by_one_at_a_time(tmp_pa
     config = FolderMemoryConfig(path=str(tmp_path / "qdrant"))
     first, second = EpisodicMemory(config), EpisodicMemory(config)
     await first.remember(WOOL_SOLVED)
-    with pytest.raises(MemoryUnavailableError, match=r"check memory\.location"):
+    with pytest.raises(MemoryUnavailableError, match=r"check memory\.path"):
         await second.hints(ask(COPPER))
     first.close()
     second.close()
@@ -259,7 +259,7 @@ async def test_all_siblings_of_a_group_read_the_same_hints():
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_no_recipe_remembers_unless_it_says_so(recipe):
     config = load_run_config(recipe).memory
-    assert (config.enabled, config.in_evaluation) == (False, False)
+    assert config.type == "none"
 
 
 def test_a_folder_for_several_workers_is_refused(tmp_path):

@@ -120,7 +120,7 @@ async def test_a_full_context_is_told_from_other_refusals():
         await engine.generate(request())
     with (
         engine_over(400, {"error": {"message": "unknown field seed"}}) as (engine, _),
-        pytest.raises(BackendError, match=r"unknown field seed.*check backend\.kind and backend\.form"),
+        pytest.raises(BackendError, match=r"unknown field seed.*check backend\.type and backend\.form"),
     ):
         await engine.generate(request())
 
