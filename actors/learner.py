@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 
+from configs.own import search_in
 from configs.run import RunConfig
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner
@@ -50,7 +51,7 @@ class LearnerCalls:
         config = self._config
         groups = [scored_group_of(payload) for payload in ray.get(payloads[0])]
         credit = {
-            scored.group.id: credit_parts(scored, credit=config.reward.credit, prm_weight=prm_weight)
+            scored.group.id: credit_parts(scored, credit=config.reward.credit.type, prm_weight=prm_weight)
             for scored in groups
         }
         samples = [
@@ -95,6 +96,7 @@ class LearnerActor(LearnerCalls):
     """A learner in one process."""
 
     def __init__(self, config: RunConfig, build_learner: Callable[[], Learner]) -> None:
+        search_in(config.code_path)
         self._config = config
         self._learner = build_learner()
 

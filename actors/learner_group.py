@@ -11,6 +11,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.learner import LearnerCalls
+from configs.own import search_in
 from configs.run import RunConfig
 from learner.learner import Learner
 from learner.optim import Ranks
@@ -27,6 +28,7 @@ GRACE_S = 15.0
 @ray.remote
 class LearnerRankActor(LearnerCalls):
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        search_in(config.code_path)
         self._config = config
         self._ranks = ranks
         self._meeting: Any = None

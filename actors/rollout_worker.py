@@ -4,16 +4,16 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from actors.cluster import WORKER_GAUGES, set_gauges
 from actors.weight_follower import WeightFollower
+from configs.own import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
-from envs.datasets.sampler import TaskSampler
+from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, failed_result, group_result
 from reward.outcome import OutcomeReward
@@ -34,6 +34,7 @@ class RolloutWorkerActor:
     def __init__(
         self, config: RunConfig, index: int, store: Any, prm: Any | None, build_worker: Callable[[], Worker]
     ) -> None:
+        search_in(config.code_path)
         self._config = config
         self._index = index
         self._store = store
@@ -45,8 +46,7 @@ class RolloutWorkerActor:
             self._scored if prm else None,
             transient=(PrmError, ray.exceptions.RayActorError),
         )
-        data_path = Path(config.envs.data_path) if config.envs.data_path else None
-        self._tasks = TaskSampler(config.envs.mix, seed=config.seed, path=data_path)
+        self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, store, index)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
         self._running: dict[Lease, asyncio.Task[None]] = {}
@@ -176,8 +176,11 @@ class RolloutWorkerActor:
             self._end_with_the_engine()
             judging = time.monotonic()
             scored = await self._judge.judge(group)
-            if self._config.memory.enabled:
+            if self._config.memory.type != "none":
                 await self._worker.remember(scored.solved)
+        except OwnCodeError:
+            # No other worker's scorer would do better: the run ends with what is wrong with it.
+            raise
         except Exception as error:
             # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
             return failed_result(error)

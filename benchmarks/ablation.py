@@ -45,7 +45,10 @@ ABLATIONS = {
         Arm("random PRM", prm="random"),
         Arm("lenient PRM", prm="lenient"),
     ),
-    "trust-region": (AS_SHIPPED, Arm("no trust region", ("learner.clip_low=0.999", "learner.clip_high=1000"))),
+    "trust-region": (
+        AS_SHIPPED,
+        Arm("no trust region", ("learner.loss.clip_low=0.999", "learner.loss.clip_high=1000")),
+    ),
 }
 WINDOW = 3
 

@@ -51,6 +51,7 @@ from trl_environment import foreign_environment, trl_python
 from trl_peer import coin
 
 from actors.cluster import start_ray, stop_ray
+from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
@@ -81,7 +82,7 @@ JOB = (
     "rollout.max_turn_tokens=40",
     "rollout.temperature=1.0",
     "reward.credit=outcome",
-    "learner.objective=dapo",
+    "learner.loss.type=dapo",
     "learner.schedule=constant",
     "learner.warmup_steps=0",
     "cold_start.num_demonstrations=0",
@@ -223,8 +224,8 @@ def measure_trl(options: argparse.Namespace, repeat: int, variant: str) -> Rate:
         "temperature": config.rollout.temperature,
         "learning_rate": config.learner.learning_rate,
         "max_grad_norm": config.learner.max_grad_norm,
-        "clip_low": config.learner.clip_low,
-        "clip_high": config.learner.clip_high,
+        "clip_low": DapoConfig().clip_low,
+        "clip_high": DapoConfig().clip_high,
         "lora_rank": config.model.lora_rank,
         "lora_alpha": config.model.lora_alpha,
         "lora_targets": config.model.lora_targets,

@@ -39,7 +39,7 @@ from ray_jobs.plan.plan import make_plan, plan_facts
 GENERATED = (
     "envs.mix={ lookup = 1.0 }",
     'envs.search="offline"',
-    "label.labeller=plan",
+    "label.type=plan",
     "cold_start.num_demonstrations=104",
     "cold_start.learning_rate=1e-3",
     "evaluation.num_tasks=8",
@@ -285,7 +285,7 @@ def main() -> None:
         "plan": lambda: plan_step(options),
         "async": lambda: run_step(options, "async", "pipeline_depth=2"),
         "sync": lambda: run_step(
-            options, "sync", "pipeline_depth=0", f"reward.prm_path={json.dumps(proof['async']['prm_path'])}"
+            options, "sync", "pipeline_depth=0", f"reward.credit.prm_path={json.dumps(proof['async']['prm_path'])}"
         ),
         "adapters": lambda: adapters_step(options),
     }

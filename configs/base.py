@@ -1,7 +1,34 @@
 """The base of every configuration model: frozen, and a key nobody declared is an error."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def typed(default: str) -> BeforeValidator:
+    """For a union that a `type` tells apart: a text is a table with this `type` alone, and a table without one has
+    `default`. A setting exists only in the types in which it has an effect."""
+
+    def with_type(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"type": value}
+        return {"type": default, **value} if isinstance(value, Mapping) else value
+
+    return BeforeValidator(with_type)
+
+
+def types_of(annotation: Any) -> dict[str, type[Config]]:
+    """The models of such a union by their `type`; empty for any other annotation."""
+    models = [part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, Config)]
+    found = {
+        name: model
+        for model in models
+        if "type" in model.model_fields
+        for name in get_args(model.model_fields["type"].annotation)
+    }
+    return found if len(found) > 1 else {}

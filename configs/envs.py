@@ -9,6 +9,7 @@ from configs.api_keys import exposed_key
 from configs.base import Config
 from configs.errors import did_you_mean
 from configs.judge import LOOPBACK
+from configs.own import ImportPath
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
@@ -115,6 +116,15 @@ class OwnToolConfig(Config):
         return self
 
 
+class OwnDatasetConfig(Config):
+    source: ImportPath
+    """`module:name` of a function without arguments that returns the tasks: `envs.types.Task`s, or tables with
+    `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns."""
+    scorer: str | None = None
+    """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a function of one's own. None:
+    by what a task names itself, else by reward.scorer."""
+
+
 class RecordingConfig(Config):
     path: str | None = None
     """File of tool results as JSON lines; none: nothing is recorded. Not for tools that remember earlier calls."""
@@ -148,6 +158,8 @@ class EnvsConfig(Config):
     mix: dict[str, float] = {"lookup": 0.6, "two_lookup": 0.4}
     """Data set name -> share of the tasks. Generated: arith, lookup, two_lookup, three_lookup, chain, branch,
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
+    datasets: dict[str, OwnDatasetConfig] = {}
+    """Further data sets by name, which `mix` can name: tasks that a function of one's own returns."""
     data_path: str | None = None
     """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines of one's own (`own_text`,
     `own_integer`, `own_math`, `own_choice`)."""

@@ -1,4 +1,4 @@
-"""The step judge: which model grades planner decisions, how often it is asked, and what it may cost."""
+"""Language models that judge steps and answers: which is asked, how often, and what it may cost."""
 
 from typing import Self
 
@@ -20,9 +20,7 @@ class JudgeConfig(Config):
     temperature: float = Field(default=0.7, ge=0, le=2)
     """Sampling temperature; several votes need one above 0, or they would be copies of one another."""
     num_votes: int = Field(default=3, ge=1, le=9)
-    """Blind verdicts per step, an odd number: the score is their median."""
-    max_spread: float = Field(default=0.4, ge=0, le=1)
-    """Votes that lie further apart than this disagree, and the step gets no label."""
+    """Blind verdicts per step or answer, an odd number: their median or majority counts."""
     request_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """Wall-clock limit of one request."""
     max_retries: int = Field(default=4, ge=0, le=10)
@@ -36,7 +34,7 @@ class JudgeConfig(Config):
     price_per_million_output_tokens: float = Field(default=0.0, ge=0, le=10_000)
     """US dollars; 0 for a local server."""
     max_cost_usd: float = Field(default=1.0, ge=0, le=100_000)
-    """Labelling stops before the request that could exceed this, earlier runs on the same receipts included."""
+    """Judging stops before the request that could exceed this, earlier runs on the same receipts included."""
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
     """Longest reply, a reasoning model's thoughts included."""
 
@@ -73,3 +71,8 @@ class JudgeConfig(Config):
                 "a remote server with a key bills its tokens: set both prices, or max_cost_usd sees nothing"
             )
         return self
+
+
+class StepJudgeConfig(JudgeConfig):
+    max_spread: float = Field(default=0.4, ge=0, le=1)
+    """Votes that lie further apart than this disagree, and the step gets no label."""

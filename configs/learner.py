@@ -1,10 +1,11 @@
 """The policy and its update: base model, adapter, objective, optimizer, microbatches, the supervised cold start."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import Config
+from configs.base import Config, typed
+from configs.own import ImportPath
 from configs.processor import Precision, fastest_precision
 
 
@@ -27,21 +28,117 @@ class ModelConfig(Config):
     """Linear layers that carry the adapter (Qwen3 and Llama names)."""
 
 
-CorrectionKind = Literal["tis", "icepop", "sequence_reject", "none"]
+class TisConfig(Config):
+    """A token weighs the ratio of the learner's probability to the sampler's, truncated above (truncated importance
+    sampling)."""
 
-
-class CorrectionConfig(Config):
-    kind: CorrectionKind = "tis"
-    """What a token weighs, by the ratio of the learner's probability to the sampler's. `tis`: the ratio, truncated
-    above. `icepop`: the ratio, and 0 outside a band. `sequence_reject`: as `tis`, and a trajectory whose mean ratio is
-    outside the band trains nothing. `none`: the ratio itself, as in PPO."""
+    type: Literal["tis"] = "tis"
     max_weight: float = Field(default=2.0, ge=1)
-    """Largest weight of `tis` and `sequence_reject`."""
+    """Largest weight of a token; 1 is the weight of an on-policy token."""
+
+
+class IcepopConfig(Config):
+    """The ratio inside a band, 0 outside (arXiv 2510.18855, section 2.3.2)."""
+
+    type: Literal["icepop"] = "icepop"
     low: float = Field(default=0.5, gt=0, le=1)
-    """Lower end of the band of `icepop` (of a token's ratio) and `sequence_reject` (of the geometric mean of a
-    trajectory's ratios, which is close to 1: there a narrower band, such as 0.9 to 1.1, is the one that rejects)."""
+    """Lower end of the band of a token's ratio."""
     high: float = Field(default=5.0, ge=1)
     """Upper end of that band."""
+
+
+class SequenceRejectConfig(Config):
+    """As `tis`, and a trajectory whose mean ratio is outside a band trains nothing."""
+
+    type: Literal["sequence_reject"] = "sequence_reject"
+    max_weight: float = Field(default=2.0, ge=1)
+    """Largest weight of a token of a trajectory that is kept."""
+    low: float = Field(default=0.5, gt=0, le=1)
+    """Lower end of the band of the geometric mean of a trajectory's ratios. The mean is close to 1: a narrower band,
+    such as 0.9 to 1.1, is the one that rejects."""
+    high: float = Field(default=5.0, ge=1)
+    """Upper end of that band."""
+
+
+class NoCorrectionConfig(Config):
+    """The ratio itself, as in PPO."""
+
+    type: Literal["none"] = "none"
+
+
+CorrectionConfig = Annotated[
+    TisConfig | IcepopConfig | SequenceRejectConfig | NoCorrectionConfig, Field(discriminator="type"), typed("tis")
+]
+
+
+class DapoConfig(Config):
+    """Token mean over the whole step, clip-higher (arXiv 2503.14476)."""
+
+    type: Literal["dapo"] = "dapo"
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """How far below 1 the ratio of a stale token may fall before a negative advantage stops pushing it."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """How far above 1 the ratio of a stale token may rise before a positive advantage stops pushing it."""
+
+
+class GrpoConfig(Config):
+    """Mean per trajectory first, without a KL term (arXiv 2402.03300)."""
+
+    type: Literal["grpo"] = "grpo"
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far from 1 the ratio of a stale token may be, on either side, before its advantage stops pushing it on."""
+
+
+class FlowGrpoConfig(Config):
+    """Mean per turn, then per trajectory, with a KL term to the policy that RL starts with (arXiv 2510.05592)."""
+
+    type: Literal["flow_grpo"] = "flow_grpo"
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far from 1 the ratio of a stale token may be, on either side, before its advantage stops pushing it on."""
+    kl_weight: float = Field(default=0.001, ge=0)
+    """Weight of the KL term; 0 computes none."""
+
+
+class CustomLossConfig(Config):
+    """A function of one's own from `learner.losses.LossInputs` to `learner.losses.LossOutput`."""
+
+    type: Literal["custom"] = "custom"
+    function: ImportPath
+    """`module:name`, looked for in the recipe's folder too; it is called as name(inputs, **settings)."""
+    settings: dict[str, float | str] = {}
+    """Further arguments of the function, by name."""
+    reference: bool = False
+    """Compute the log-probs of the policy that RL starts with, `inputs.ref_logprobs`."""
+
+
+LossConfig = Annotated[
+    DapoConfig | GrpoConfig | FlowGrpoConfig | CustomLossConfig, Field(discriminator="type"), typed("dapo")
+]
+
+
+class NoOverlongConfig(Config):
+    """Length changes nothing."""
+
+    type: Literal["none"] = "none"
+
+
+class SoftOverlongConfig(Config):
+    """DAPO's length penalty."""
+
+    type: Literal["soft"] = "soft"
+    cache_tokens: int = Field(default=16, ge=0)
+    """Length before the limit over which the penalty grows from 0 to -1."""
+
+
+class FilterOverlongConfig(Config):
+    """Cut trajectories leave the loss and the statistics."""
+
+    type: Literal["filter"] = "filter"
+
+
+OverlongConfig = Annotated[
+    NoOverlongConfig | SoftOverlongConfig | FilterOverlongConfig, Field(discriminator="type"), typed("none")
+]
 
 
 class GuardConfig(Config):
@@ -56,11 +153,13 @@ class GuardConfig(Config):
 
 
 class LearnerConfig(Config):
-    objective: Literal["dapo", "grpo", "flow_grpo"] = "dapo"
-    """`dapo`: token mean over the whole step, clip-higher. `grpo`: mean per trajectory first. `flow_grpo`: mean per
-    turn, then per trajectory, with a KL term to the policy that RL starts with."""
-    kl_weight: float = Field(default=0.001, ge=0)
-    """Weight of the KL term of `flow_grpo`."""
+    loss: LossConfig = DapoConfig()
+    """What an update makes smaller."""
+    correction: CorrectionConfig = TisConfig()
+    """What a token that other weights sampled weighs."""
+    overlong: OverlongConfig = NoOverlongConfig()
+    """What the length of a trajectory's turns changes in its reward."""
+    guard: GuardConfig = GuardConfig()
     learning_rate: float = Field(default=3e-4, gt=0)
     """AdamW's step size."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -71,17 +170,6 @@ class LearnerConfig(Config):
     """AdamW's decay of the adapter's weights."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm beyond which the gradient is scaled down."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """How far below 1 the ratio of a stale token may fall before a negative advantage stops pushing it; in `grpo` and
-    `flow_grpo` also how far above 1 it may rise."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """How far above 1 the ratio of a stale token may rise before a positive advantage stops pushing it (`dapo`)."""
-    correction: CorrectionConfig = CorrectionConfig()
-    guard: GuardConfig = GuardConfig()
-    overlong: Literal["none", "soft", "filter"] = "none"
-    """`soft`: DAPO's length penalty. `filter`: cut trajectories leave the loss and the statistics."""
-    overlong_cache_tokens: int = Field(default=16, ge=0)
-    """Length before the limit over which the soft penalty grows from 0 to -1."""
     microbatch_tokens: int = Field(default=1024, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once. A longer trajectory goes alone."""
     gradient_checkpointing: bool = False
@@ -114,8 +202,10 @@ class LearnerConfig(Config):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the objective has a KL term."""
-        return self.objective == "flow_grpo" and self.kl_weight > 0
+        """Whether the loss compares with the policy that RL starts with."""
+        if isinstance(self.loss, CustomLossConfig):
+            return self.loss.reference
+        return isinstance(self.loss, FlowGrpoConfig) and self.loss.kl_weight > 0
 
 
 class ColdStartConfig(Config):

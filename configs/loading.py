@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.errors import UserError, did_you_mean
+from configs.older import as_today
+from configs.own import search_in
 from configs.run import RunConfig
 from configs.wording import describe, reason
 
@@ -24,13 +26,18 @@ class ConfigError(UserError):
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read `recipe` (a file, a run's config.json, or the name of a built-in one), apply `a.b=value` overrides in order,
     validate. Raises ConfigError."""
-    values = _read(find_recipe(recipe)) if recipe else {}
+    found = find_recipe(recipe) if recipe else None
+    values = _today(_read(found)) if found else {}
     for override in overrides:
         _apply(values, override)
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(describe(detail, RunConfig) for detail in error.errors())) from None
+    if found and found.suffix != ".json" and config.names_code and config.code_path is None:
+        config = config.model_copy(update={"code_path": str(found.parent)})
+    search_in(config.code_path)
+    return config
 
 
 def find_recipe(recipe: Path) -> Path:
@@ -95,6 +102,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 
 
+def _today(values: dict[str, Any]) -> dict[str, Any]:
+    """Under today's keys, which are those that overrides name."""
+    try:
+        return as_today(values, RunConfig)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
@@ -110,6 +125,9 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     table = values
     for parent in parents:
         child = table.setdefault(parent, {})
+        if isinstance(child, str):
+            # What a `type` alone stands for.
+            child = table[parent] = {"type": child}
         if not isinstance(child, dict):
             raise ConfigError(f"'{parent}' is a value, not a table")
         table = child

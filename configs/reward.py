@@ -1,14 +1,12 @@
 """Judging: how steps are credited, the process reward model (PRM), its data and its training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import Config
-from configs.judge import JudgeConfig
-
-Credit = Literal["outcome", "outcome_gated"]
-LabellerName = Literal["plan", "monte_carlo", "judge"]
+from configs.base import Config, typed
+from configs.judge import StepJudgeConfig
+from configs.own import ImportPath
 
 
 class CollectConfig(Config):
@@ -23,22 +21,43 @@ class CollectConfig(Config):
     envs.data_path, or the public data set."""
 
 
-class LabelConfig(Config):
-    labeller: LabellerName = "plan"
-    """`plan`: the generator's own plan (no key, generated tasks only). `monte_carlo`: the share of continuations
-    from the step that end right (no key). `judge`: a language model over the OpenAI chat protocol."""
-    continuations: int = Field(default=4, ge=1, le=64)
-    """Continuations per step of the Monte-Carlo labeller (K)."""
+class PlanLabelConfig(Config):
+    """The generator's own plan: no key, generated tasks only."""
+
+    type: Literal["plan"] = "plan"
     check_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the tasks that the Monte-Carlo labeller judges besides, to measure agreement."""
-    judge: JudgeConfig | None = None
-    """The language model that judges; only the labeller `judge` needs it."""
+    continuations: int = Field(default=4, ge=1, le=64)
+    """Its continuations per step (K)."""
 
-    @model_validator(mode="after")
-    def _judge_is_known(self) -> "LabelConfig":
-        if self.labeller == "judge" and self.judge is None:
-            raise ValueError("label.labeller = 'judge' needs a [label.judge] table with at least its model")
-        return self
+
+class MonteCarloLabelConfig(Config):
+    """The share of continuations from the step that end right: no key."""
+
+    type: Literal["monte_carlo"] = "monte_carlo"
+    continuations: int = Field(default=4, ge=1, le=64)
+    """Continuations per step (K)."""
+
+    @property
+    def check_share(self) -> float:
+        """There is no second opinion."""
+        return 0.0
+
+
+class JudgeLabelConfig(Config):
+    """A language model over the OpenAI chat protocol."""
+
+    type: Literal["judge"] = "judge"
+    judge: StepJudgeConfig
+    check_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the tasks that the Monte-Carlo labeller judges besides, to measure agreement."""
+    continuations: int = Field(default=4, ge=1, le=64)
+    """Its continuations per step (K)."""
+
+
+LabelConfig = Annotated[
+    PlanLabelConfig | MonteCarloLabelConfig | JudgeLabelConfig, Field(discriminator="type"), typed("plan")
+]
 
 
 class PrmConfig(Config):
@@ -92,12 +111,41 @@ class AlarmConfig(Config):
     """Mean squared error of the PRM on fresh rollouts, against the generator's plan where a task has one."""
 
 
-class RewardConfig(Config):
-    credit: Credit = "outcome_gated"
-    """What a step is credited with. `outcome`: its trajectory's outcome alone. `outcome_gated`: that and the step's PRM
-    score, in groups whose outcomes differ; without a PRM it is `outcome`."""
+class OutcomeConfig(Config):
+    """A step is credited with its trajectory's outcome alone; no PRM is asked."""
+
+    type: Literal["outcome"] = "outcome"
+
+
+class OutcomeGatedConfig(Config):
+    """The outcome and the step's PRM score, in groups whose outcomes differ; without a PRM it is `outcome`."""
+
+    type: Literal["outcome_gated"] = "outcome_gated"
     prm_path: str | None = None
-    """A trained PRM's folder; without one the run trains its own first, where `credit` asks for one."""
+    """A trained PRM's folder; without one the run trains its own first."""
     prm_weight: float = Field(default=0.5, ge=0)
-    """Weight of the step scores in `outcome_gated`; alarms lower it, and it never rises above this."""
+    """Weight of the step scores; alarms lower it, and it never rises above this."""
     alarms: AlarmConfig = AlarmConfig()
+
+
+CreditConfig = Annotated[OutcomeConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome_gated")]
+Credit = Literal["outcome", "outcome_gated"]
+
+
+class RewardConfig(Config):
+    credit: CreditConfig = OutcomeGatedConfig()
+    """What a step is credited with."""
+    scorer: ImportPath | None = None
+    """`module:name` of a function of one's own that says how good an answer is, for all tasks that name no scorer
+    themselves; it is called as name(task, answer) or name(task, answer, turns). None: the data set's comparison."""
+    timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """Wall-clock limit of one call of a scorer of one's own; beyond it the run ends."""
+
+    @property
+    def prm(self) -> OutcomeGatedConfig | None:
+        """What the recipe says of the PRM that scores steps in training; None where none is asked."""
+        return self.credit if isinstance(self.credit, OutcomeGatedConfig) else None
+
+    @property
+    def prm_path(self) -> str | None:
+        return self.prm.prm_path if self.prm else None

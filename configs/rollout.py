@@ -1,20 +1,30 @@
 """The agent acting: groups, turns, the engine that samples, the frozen modules, memory across episodes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, HttpUrl, TypeAdapter, model_validator
 
 from configs.api_keys import exposed_key
-from configs.base import Config
+from configs.base import Config, typed
 from configs.judge import LOOPBACK
 from configs.processor import Precision, fastest_precision
 
 
-class ModuleConfig(Config):
-    kind: Literal["rule", "model"] = "rule"
-    """`rule` needs no model; `model` asks the frozen base model (never the trained adapter)."""
+class RuleConfig(Config):
+    """Needs no model."""
+
+    type: Literal["rule"] = "rule"
+
+
+class FrozenModelConfig(Config):
+    """Asks the frozen base model, never the trained adapter."""
+
+    type: Literal["model"] = "model"
     max_tokens: int = Field(default=64, ge=1)
-    """Length limit of a model's verdict or answer."""
+    """Length limit of its verdict or answer."""
+
+
+ModuleConfig = Annotated[RuleConfig | FrozenModelConfig, Field(discriminator="type"), typed("rule")]
 
 
 class EngineConfig(Config):
@@ -83,54 +93,71 @@ class RolloutConfig(Config):
     """Tries at one group whose worker died or that could not be scored, before it has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Wall-clock limit of one trajectory; beyond it the trajectory is unscorable, not wrong."""
-    verifier: ModuleConfig = ModuleConfig()
-    generator: ModuleConfig = ModuleConfig()
+    verifier: ModuleConfig = RuleConfig()
+    """Decides after each step whether the task is done."""
+    generator: ModuleConfig = RuleConfig()
+    """Writes the answer where the planner gave none."""
     engine: EngineConfig = EngineConfig()
 
 
-IN_PROCESS = ":memory:"
+class NoMemoryConfig(Config):
+    """Nothing is remembered."""
+
+    type: Literal["none"] = "none"
 
 
-class MemoryConfig(Config):
-    enabled: bool = False
-    """Remember trajectories that were right in training, and show what they did as hints for similar tasks."""
-    location: str = Field(default=IN_PROCESS, min_length=1)
-    """Where Qdrant keeps them: `:memory:` (each worker its own, gone with it), a folder (for one worker), or the
-    address of a Qdrant server, http://host:port (for all workers together)."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the server's API key; none sends no key."""
-    collection: str = Field(default="agentflow_experience", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """Name of the Qdrant collection."""
+class HintsConfig(Config):
+    """Trajectories that were right in training are kept, and show what they did as hints for similar tasks."""
+
     top_k: int = Field(default=3, ge=1, le=20)
     """Hints per task at most."""
     min_similarity: float = Field(default=0.5, ge=-1, le=1)
     """Cosine similarity of two questions from which on one is a hint for the other."""
-    max_entry_chars: int = Field(default=300, ge=50, le=4000)
-    """Length limit of one hint."""
     max_entries: int = Field(default=10_000, ge=1)
     """When so many are kept, further ones are not added."""
     in_evaluation: bool = False
     """Show hints in evaluations and to `solve` too. Without it they measure the policy alone."""
 
-    @property
-    def is_server(self) -> bool:
-        return self.location.startswith(("http://", "https://"))
 
-    @property
-    def serves_one_worker(self) -> bool:
-        return not self.is_server and self.location != IN_PROCESS
+class InProcessMemoryConfig(HintsConfig):
+    """Each worker has a memory of its own, gone with it."""
+
+    type: Literal["in_process"] = "in_process"
+
+
+class FolderMemoryConfig(HintsConfig):
+    """Qdrant in a folder, for one worker."""
+
+    type: Literal["folder"] = "folder"
+    path: str = Field(min_length=1)
+    """The folder."""
+    collection: str = Field(default="agentflow_experience", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Name of the Qdrant collection."""
+
+
+class ServerMemoryConfig(HintsConfig):
+    """A Qdrant server, for all workers together."""
+
+    type: Literal["server"] = "server"
+    url: str = Field(pattern=r"^https?://\S+$")
+    """Its address, http://host:port."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the server's API key; none sends no key."""
+    collection: str = Field(default="agentflow_experience", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Name of the Qdrant collection."""
 
     @model_validator(mode="after")
-    def _key_goes_to_a_server_and_safely(self) -> "MemoryConfig":
-        if self.is_server and (where := exposed_key(self.location)):
-            raise ValueError(
-                f"location holds what looks like a key, {where}; name its variable with api_key_env instead"
-            )
-        if self.api_key_env is None:
-            return self
-        if not self.is_server:
-            raise ValueError(f"api_key_env is for a Qdrant server, but location is '{self.location}'")
-        url = TypeAdapter(HttpUrl).validate_python(self.location)
-        if url.scheme != "https" and url.host not in LOOPBACK:
-            raise ValueError(f"location {self.location} would send the key in clear text: use https")
+    def _key_goes_safely(self) -> "ServerMemoryConfig":
+        if where := exposed_key(self.url):
+            raise ValueError(f"url holds what looks like a key, {where}; name its variable with api_key_env instead")
+        url = TypeAdapter(HttpUrl).validate_python(self.url)
+        if self.api_key_env is not None and url.scheme != "https" and url.host not in LOOPBACK:
+            raise ValueError(f"url {self.url} would send the key in clear text: use https")
         return self
+
+
+MemoryConfig = Annotated[
+    NoMemoryConfig | InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
+    Field(discriminator="type"),
+    typed("none"),
+]

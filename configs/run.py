@@ -1,15 +1,19 @@
 """A whole run: what a recipe describes."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field, field_validator, model_validator
 
-from configs.backend import BackendConfig
+from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config
 from configs.cluster import CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig
 from configs.judge import JudgeConfig
-from configs.learner import ColdStartConfig, LearnerConfig, ModelConfig
-from configs.reward import CollectConfig, LabelConfig, PrmConfig, RewardConfig
-from configs.rollout import MemoryConfig, RolloutConfig
+from configs.learner import ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
+from configs.older import as_today
+from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
+from configs.rollout import FolderMemoryConfig, MemoryConfig, NoMemoryConfig, RolloutConfig
 
 
 class EvaluationConfig(Config):
@@ -54,12 +58,16 @@ class RunConfig(Config):
     """Tasks to draw at most: the run ends when all of them are trained or dropped, however few steps that took."""
     max_empty_batches: int = Field(default=10, ge=1)
     """Abort when so many batches' worth of groups in a row carried no signal."""
+    code_path: str | None = None
+    """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. Where the command is
+    called they are looked for besides."""
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     collect: CollectConfig = CollectConfig()
-    label: LabelConfig = LabelConfig()
+    label: LabelConfig = PlanLabelConfig()
+    """Who says how good a step is that the PRM learns from."""
     prm: PrmConfig = PrmConfig()
     learner: LearnerConfig = LearnerConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
@@ -67,8 +75,9 @@ class RunConfig(Config):
     card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
     liveness: LivenessConfig = LivenessConfig()
-    memory: MemoryConfig = MemoryConfig()
-    backend: BackendConfig = BackendConfig()
+    memory: MemoryConfig = NoMemoryConfig()
+    """What is remembered from one task to the next."""
+    backend: BackendConfig = VllmConfig()
     """What `solve` and `evaluate` ask; training always samples in its own engines."""
 
     @property
@@ -81,23 +90,35 @@ class RunConfig(Config):
     @property
     def trains_prm(self) -> bool:
         """Whether a run trains a process reward model of its own first: its credit asks for one, and none is named."""
-        return self.reward.credit != "outcome" and self.reward.prm_path is None
+        return self.reward.prm is not None and self.reward.prm_path is None
+
+    @property
+    def names_code(self) -> bool:
+        """Whether it names modules of one's own."""
+        tools = any(not tool.is_mcp for tool in self.envs.tools.values())
+        scorers = self.reward.scorer or self.envs.datasets
+        return bool(tools or scorers or isinstance(self.learner.loss, CustomLossConfig))
 
     @property
     def evaluation_mix(self) -> dict[str, float]:
         """The shares of the held-out tasks."""
         return self.envs.mix if self.evaluation.mix is None else self.evaluation.mix
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_today(cls, values: Any) -> Any:
+        return as_today(values, cls) if isinstance(values, Mapping) else values
+
     @model_validator(mode="after")
     def _frozen_modules_have_frozen_weights(self) -> "RunConfig":
-        kinds = (self.rollout.verifier.kind, self.rollout.generator.kind)
-        if "model" in kinds and self.rollout.engine.adapter_mode == "merged":
+        types = (self.rollout.verifier.type, self.rollout.generator.type)
+        if "model" in types and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
-                "rollout.verifier/generator.kind = 'model' needs rollout.engine.adapter_mode = 'native': "
+                "rollout.verifier/generator.type = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
             )
         asks_base = "base_generator" in self.envs.actions and self.envs.base_generator.base_url is None
-        if asks_base and self.backend.kind == "vllm" and self.rollout.engine.adapter_mode == "merged":
+        if asks_base and self.backend.type == "vllm" and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
                 "envs.actions with 'base_generator' needs envs.base_generator.base_url, or rollout.engine.adapter_mode "
                 "= 'native': a merged engine holds no frozen weights to ask"
@@ -107,10 +128,10 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _memory_serves_all_workers(self) -> "RunConfig":
         most = max(self.rollout.num_workers, self.rollout.max_workers or 0)
-        if self.memory.enabled and self.memory.serves_one_worker and most > 1:
+        if isinstance(self.memory, FolderMemoryConfig) and most > 1:
             raise ValueError(
-                f"memory.location = '{self.memory.location}' is a folder, which one rollout worker can use, and there "
-                f"may be {most}: give the address of a Qdrant server"
+                f"memory.type = 'folder' is for one rollout worker, and there may be {most}: use memory.type=server "
+                "with the url of a Qdrant server"
             )
         return self
 

@@ -1,12 +1,13 @@
 """What Python and pydantic say of an error, in words for a person."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from configs.base import Config, types_of
 from configs.errors import did_you_mean
 
 _SAID = {
@@ -30,32 +31,39 @@ _SAID = {
     "list_type": "must be a list",
     "dict_type": "must be a table",
     "model_type": "must be a table",
+    "model_attributes_type": "must be a type or a table",
     "missing": "is missing",
     "url_parsing": "must be an address such as http://127.0.0.1:8000/v1",
     "url_scheme": "must be an address that begins with http:// or https://",
 }
 FORMS = {
+    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "module:name, such as my_reward:score",
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, '.', '_' and '-', with a letter or a digit first",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable, such as OPENAI_API_KEY",
     r"^[A-Za-z0-9_-]{1,64}$": "at most 64 letters, digits, '_' and '-'",
-    r"^-?\d+(ms|s|m|h)?$": "a time such as 30s, 5m or 1h",
     r"^https?://\S+$": "an address that begins with http:// or https://",
     r"^https?://[^\s@?#]+[^\s@?#/]$": "an address such as http://127.0.0.1:8000/v1, without user, query and last slash",
 }
 """What the patterns of the settings mean."""
 
-_NEVER_QUOTED = {"api_key_env", "base_url", "location", "source", "wikipedia_url"}
+_NEVER_QUOTED = {"api_key_env", "base_url", "source", "url", "wikipedia_url"}
 """Settings in which a key may stand by mistake."""
 
 
 def describe(detail: Any, model: type[BaseModel]) -> str:
     """One of a ValidationError's details. A setting that does not exist is compared with those of `model`."""
-    key = ".".join(str(part) for part in detail["loc"]) or "recipe"
+    place, types = _placed(detail["loc"], model)
+    key = ".".join(place) or "recipe"
     if detail["type"] == "extra_forbidden":
+        if said := _of_another_type(place[-1], types):
+            return f"unknown key '{key}': {said}"
         near = did_you_mean(key, setting_names(model))
         if not near:
             near = "; `agentflow train --dry-run` prints every key that exists"
         return f"unknown key '{key}'{near}"
+    if detail["type"] == "union_tag_invalid":
+        given = str(detail["ctx"]["tag"])
+        return f"{key}.type: must be {listed(types)} (got {json.dumps(given)}){did_you_mean(given, types)}"
     value = detail.get("input")
     if detail["loc"][-1:] and detail["loc"][-1] in _NEVER_QUOTED:
         return f"{key}: {_message(detail)}"
@@ -87,9 +95,48 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         inner = [one for one in (field.annotation, *get_args(field.annotation)) if _is_model(one)]
         below = f"{prefix}{name}.NAME." if get_origin(field.annotation) is dict else f"{prefix}{name}."
-        yield from (setting for one in inner for setting in setting_names(one, below))
+        yield from dict.fromkeys(setting for one in inner for setting in setting_names(one, below))
         if not inner:
             yield prefix + name
+
+
+def listed(names: Iterable[str], word: str = "or") -> str:
+    """'a', 'b' or 'c'."""
+    *most, last = (repr(name) for name in names)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
+def _placed(location: tuple[str | int, ...], model: type[BaseModel]) -> tuple[list[str], dict[str, type[Config]]]:
+    """The keys on the way to a setting, without the types that pydantic names between them; and the types of the
+    innermost table that has some."""
+    keys: list[str] = []
+    at: type[BaseModel] | None = model
+    types: dict[str, type[Config]] = {}
+    chosen = ""
+    for part in map(str, location):
+        if keys and part in types and not chosen:
+            chosen, at = part, types[part]
+            continue
+        keys.append(part)
+        field = at.model_fields.get(part) if at else None
+        if field is None:
+            continue
+        if found := types_of(field.annotation):
+            types, chosen, at = found, "", None
+        else:
+            at = next((one for one in (field.annotation, *get_args(field.annotation)) if _is_model(one)), None)
+            types = {} if at else types
+    return keys, {name: types[name] for name in sorted(types, key=lambda name: name != chosen)}
+
+
+def _of_another_type(key: str, types: Mapping[str, type[Config]]) -> str:
+    """What to do with a key that the first of these types does not have; nothing where none has it."""
+    has = [name for name, found in types.items() if key in found.model_fields]
+    if not has:
+        return ""
+    chosen = next(iter(types))
+    own = [name for name in types[chosen].model_fields if name != "type"]
+    return f"type = '{chosen}' has {listed(own, 'and') if own else 'no settings'}, {listed(has)} has it"
 
 
 def _is_model(annotation: Any) -> bool:

@@ -14,7 +14,7 @@ import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App
 from cyclopts.help.formatters import PlainFormatter
@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "configs" / "recipes"
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
+
+from configs.base import Config, types_of  # noqa: E402
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _PLACE = re.compile(r"(<!-- (generated|recipe): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -63,15 +65,45 @@ def _component(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[str]:
     if plain:
         yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
         for key, field in plain.items():
-            said = " ".join((field.description or "").split())
-            yield f"| `{key}` | {_type(field)} | {_default(field)} | {said.replace('|', chr(92) + '|')} |"
+            yield f"| `{key}` | {' | '.join(_row(field))} |"
     for key, field in model.model_fields.items():
         inner = _model_of(field.annotation)
-        if inner is not None:
+        if types := types_of(field.annotation):
+            yield from _typed(field, types, (*path, key))
+        elif inner is not None:
             shown = f"{key}.NAME" if get_origin(field.annotation) is dict else key
             if field.description:
                 yield f"\n`[{'.'.join((*path, shown))}]`: {' '.join(field.description.split())}"
             yield from _component(inner, (*path, shown))
+
+
+def _typed(field: FieldInfo, types: dict[str, type[Config]], path: tuple[str, ...]) -> Iterator[str]:
+    """A component whose `type` decides what else it has: what each type is, and one table of all settings."""
+    name = ".".join(path)
+    said = " ".join((field.description or "").split())
+    yield f"\n## `[{name}]`\n\n{said} `type` is one of:\n".replace("\n\n `type`", "\n\n`type`")
+    default = field.get_default(call_default_factory=True).type
+    for kind, model in types.items():
+        note = " (the default)" if kind == default else ""
+        yield f"- `{kind}`{note}: {' '.join(inspect.cleandoc(model.__doc__ or '').split())}"
+    settings: dict[tuple[str, ...], list[str]] = {}
+    for kind, model in types.items():
+        for key, inner in model.model_fields.items():
+            if key != "type" and _model_of(inner.annotation) is None:
+                settings.setdefault((key, *_row(inner)), []).append(kind)
+    yield "\n| key | of type | is | default | meaning |\n| --- | --- | --- | --- | --- |"
+    yield f"| `type` | all | {' or '.join(f'`{kind}`' for kind in types)} | `{json.dumps(default)}` | Which of these. |"
+    for (key, shown, standard, meaning), kinds in settings.items():
+        yield f"| `{key}` | {', '.join(f'`{kind}`' for kind in kinds)} | {shown} | {standard} | {meaning} |"
+    for model in types.values():
+        for key, inner in model.model_fields.items():
+            if (found := _model_of(inner.annotation)) is not None:
+                yield from _component(found, (*path, key))
+
+
+def _row(field: FieldInfo) -> tuple[str, str, str]:
+    said = " ".join((field.description or "").split())
+    return _type(field), _default(field), said.replace("|", chr(92) + "|")
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
@@ -95,6 +127,8 @@ def _shown_type(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         named = [_shown_type(part) for part in parts if part is not type(None)]
         return " or ".join(named) + (" or none" if type(None) in parts else "")
+    if origin is Annotated:
+        return _shown_type(parts[0])
     if origin is Literal:
         return " or ".join(f"`{part}`" for part in parts)
     if origin is tuple:
@@ -123,8 +157,8 @@ def recipes() -> str:
         run = load_run_config(path)
         lines.append(
             f"| [`{path.stem}`](#{path.stem}) | {run.model.path.rpartition('/')[2]} | {run.num_steps} | "
-            f"{run.batch_groups}, {run.rollout.group_size} | {run.pipeline_depth} | `{run.learner.objective}` | "
-            f"`{run.reward.credit}` |"
+            f"{run.batch_groups}, {run.rollout.group_size} | {run.pipeline_depth} | `{run.learner.loss.type}` | "
+            f"`{run.reward.credit.type}` |"
         )
     return "\n".join(lines)
 

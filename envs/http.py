@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set
-from configs.backend import BackendConfig
+from configs.backend import ServedConfig
 from configs.judge import JudgeConfig
 from envs.types import ToolUnavailableError
 
@@ -289,7 +289,7 @@ def _words(content: bytes) -> str:
 
 
 def chat_service(
-    base_url: str, config: JudgeConfig | BackendConfig, *, section: str, sleep: Sleep, **limits: Any
+    base_url: str, config: JudgeConfig | ServedConfig, *, section: str, sleep: Sleep, **limits: Any
 ) -> Service:
     """The server that the table `section` of a recipe configures, asked as often as it takes. Raises ApiKeyError."""
     key = ""

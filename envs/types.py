@@ -1,7 +1,8 @@
 """What the world exchanges with the agent: tasks, tool calls, tool results."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -9,13 +10,18 @@ class Task:
     """A question with its reference answer.
 
     `answer` is what the data set's scorer compares with: the exact answer, or for Game of 24 the four
-    numbers separated by spaces. It never reaches a prompt, a tool or the sandbox.
+    numbers separated by spaces. It never reaches a prompt, a tool or the sandbox; nor does `metadata`, JSON values
+    that a scorer of one's own may read. `scorer` says who compares: None is the data set's comparison, else `text`,
+    `integer`, `math`, `choice` or a `module:name`, which may take `scoring_limit_s` seconds.
     """
 
     id: str
     dataset: str
     question: str
     answer: str
+    scorer: str | None = None
+    scoring_limit_s: float = 10.0
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

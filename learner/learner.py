@@ -6,15 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from configs.learner import LearnerConfig, ModelConfig
-from learner.corrections import Correction, off_policy_metrics, off_policy_sums, refusal
-from learner.losses import LossOutput, dapo_loss, flow_grpo_loss, grpo_loss
+from learner.corrections import off_policy_metrics, off_policy_sums, refusal
+from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks
 from learner.packing import pack, split_microbatches
 from learner.policy import Policy
@@ -46,7 +45,7 @@ class Learner:
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config = config
-        self._correction = Correction(**config.correction.model_dump())
+        self._loss = policy_loss(config.loss)
         self.policy = Policy(
             model_path,
             model,
@@ -189,30 +188,20 @@ class Learner:
             for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
         ref = self._ref_logprobs(rows)
-        tensors = (learner, rollout, advantages, mask)
-        output = self._objective(tensors, batch, ages=ages, turn_ids=turn_ids, ref_logprobs=ref)
-        return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
-
-    def _objective(
-        self,
-        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-        batch: TrainBatch,
-        *,
-        ages: Tensor,
-        turn_ids: Tensor,
-        ref_logprobs: Tensor | None,
-    ) -> LossOutput:
-        """The configured loss of learner and rollout log-probs, advantages and loss mask."""
-        config = self.config
-        shared: dict[str, Any] = {"clip_low": config.clip_low, "correction": self._correction, "ages": ages}
-        if config.objective == "dapo":
-            return dapo_loss(*tensors, num_loss_tokens=batch.num_loss_tokens, clip_high=config.clip_high, **shared)
-        shared |= {"clip_high": config.clip_low, "num_trajectories": batch.num_trajectories}
-        if config.objective == "grpo":
-            return grpo_loss(*tensors, **shared)
-        return flow_grpo_loss(
-            *tensors, turn_ids=turn_ids, ref_logprobs=ref_logprobs, kl_weight=config.kl_weight, **shared
+        inputs = LossInputs(
+            learner_logprobs=learner,
+            rollout_logprobs=rollout,
+            advantages=advantages,
+            loss_mask=mask,
+            num_loss_tokens=batch.num_loss_tokens,
+            num_trajectories=batch.num_trajectories,
+            correction=self.config.correction,
+            ages=ages,
+            turn_ids=turn_ids,
+            ref_logprobs=ref,
         )
+        output = self._loss(inputs)
+        return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
 
     def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:
         """Log-probs of the reference; None where the objective has no KL term."""

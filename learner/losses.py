@@ -1,21 +1,24 @@
-"""Policy losses: pure functions of tensors. The denominator is an argument, so accumulation over
+"""Policy losses: pure functions of tensors. Denominators are inputs, so accumulation over
 microbatches equals one large batch.
 
 Every batch gives one optimizer step, so the gradient is taken at the learner's own weights, and PPO's clipped term
 min(r A, clip(r) A), with r = learner / rollout, is r times plain REINFORCE inside a one-sided trust region around the
 sampler and nothing outside: a token whose probability has already risen beyond 1 + clip_high is not pushed further up,
-one that has fallen below 1 - clip_low not further down (PPO, arXiv 1707.06347, eq. 7). A `Correction` bounds r where
+one that has fallen below 1 - clip_low not further down (PPO, arXiv 1707.06347, eq. 7). A correction bounds r where
 it is a weight. All losses below take this term.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.learner import CorrectionKind
-from learner.corrections import Correction, correction_weights, masked_log_ratio
+from configs.learner import CorrectionConfig, CustomLossConfig, DapoConfig, FlowGrpoConfig, GrpoConfig, LossConfig
+from configs.own import OwnCodeError, check_call, failure, load_own
+from learner.corrections import correction_weights, masked_log_ratio
 
 MAX_REFERENCE_K3 = 10.0
 """Nats. One token that the learner finds far less likely than the reference does would outweigh a whole batch."""
@@ -31,112 +34,129 @@ class LossOutput:
     metrics: dict[str, float]
 
 
-def dapo_loss(
-    learner_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    num_loss_tokens: int,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    correction: Correction | str = "none",
-    ages: Tensor | None = None,
-) -> LossOutput:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """One microbatch of an optimizer step. A row is a trajectory; all tensors are `[B, T]`.
+
+    `learner_logprobs` carry the gradient; `rollout_logprobs` are the sampler's. `advantages` may be `[B, 1]`. Only the
+    tokens of `loss_mask` train. `ages` are the train steps since the weights that sampled each token: at age 0 learner
+    and sampler hold the same weights and their ratio differs from 1 by rounding only (None: all tokens are of other
+    weights). `turn_ids` numbers a row's planner turns from 0 (None: a row is one turn). `ref_logprobs` are those of the
+    policy that RL starts with, where the loss asks for them. `num_loss_tokens` and `num_trajectories` count those of
+    the whole optimizer step, so that sums over microbatches equal one large batch. `correction` weighs tokens.
+    """
+
+    learner_logprobs: Tensor
+    rollout_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    num_loss_tokens: int
+    num_trajectories: int
+    correction: CorrectionConfig
+    ages: Tensor | None = None
+    turn_ids: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+
+
+PolicyLoss = Callable[[LossInputs], LossOutput]
+
+
+def policy_loss(config: LossConfig) -> PolicyLoss:
+    """The loss that a recipe names. Raises OwnCodeError where one's own cannot be used."""
+    match config:
+        case DapoConfig():
+            return partial(dapo_loss, clip_low=config.clip_low, clip_high=config.clip_high)
+        case GrpoConfig():
+            return partial(grpo_loss, clip=config.clip)
+        case FlowGrpoConfig():
+            return partial(flow_grpo_loss, clip=config.clip, kl_weight=config.kl_weight)
+        case CustomLossConfig():
+            return partial(_own_loss, _own_function(config), config)
+
+
+def _own_function(config: CustomLossConfig) -> Callable[..., Any]:
+    key = "learner.loss.function"
+    function = load_own(config.function, key=key)
+    check_call(function, config.function, key=key, takes="inputs", **config.settings)
+    return function
+
+
+def _own_loss(function: Callable[..., Any], config: CustomLossConfig, inputs: LossInputs) -> LossOutput:
+    try:
+        output = function(inputs, **config.settings)
+    except Exception as error:
+        raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from error
+    if not isinstance(output, LossOutput) or not isinstance(output.loss, Tensor) or output.loss.dim():
+        raise OwnCodeError(
+            f"learner.loss.function: '{config.function}' must return a learner.losses.LossOutput whose loss is a "
+            f"tensor of one number, it returned {_in_words(output)}"
+        )
+    return output
+
+
+def _in_words(output: object) -> str:
+    if isinstance(output, LossOutput):
+        loss: object = output.loss
+        return f"one with a loss of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"one with {loss!r:.80}"
+    return f"a {type(output).__name__}"
+
+
+def dapo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.28) -> LossOutput:
     """DAPO: minus the token mean of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). No KL term.
 
-    arXiv 2503.14476, eq. 8, with the batch form of the normaliser: `num_loss_tokens` counts the loss mask
-    over every microbatch of the optimizer step. All tensors `[B, T]`; `advantages` may be `[B, 1]`.
-
-    `correction` (a Correction, or the name of one with its default bounds) is the token's weight inside the trust
-    region. `ages` are the train steps since the weights that sampled each token: at age 0 learner and sampler hold the
-    same weights, r differs from 1 by rounding only, and the trust region leaves such tokens alone (None: all tokens
-    are of other weights). Tokens without a gradient stay in the denominator. Raises ValueError for an unknown name.
+    arXiv 2503.14476, eq. 8, with the batch form of the normaliser: the tokens of the whole optimizer step, those
+    without a gradient included.
     """
-    token_losses, metrics = _token_losses(
-        learner_logprobs,
-        rollout_logprobs,
-        advantages,
-        loss_mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        correction=correction,
-        ages=ages,
-    )
-    return LossOutput(loss=token_losses.sum() / max(num_loss_tokens, 1), metrics=metrics)
+    losses, metrics = clipped_losses(inputs, clip_low=clip_low, clip_high=clip_high)
+    return LossOutput(loss=losses.sum() / max(inputs.num_loss_tokens, 1), metrics=metrics)
 
 
-def grpo_loss(
-    learner_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    num_trajectories: int,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    correction: Correction | str = "none",
-    ages: Tensor | None = None,
-) -> LossOutput:
+def grpo_loss(inputs: LossInputs, *, clip: float = 0.2) -> LossOutput:
     """GRPO: the clipped objective averaged over each trajectory's tokens, then over trajectories.
 
-    arXiv 2402.03300, eq. 3, without its KL term. A row is a trajectory; `num_trajectories` counts those of
-    the whole optimizer step. `correction` and `ages` as in `dapo_loss`.
+    arXiv 2402.03300, eq. 3, without its KL term.
     """
-    token_losses, metrics = _token_losses(
-        learner_logprobs,
-        rollout_logprobs,
-        advantages,
-        loss_mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        correction=correction,
-        ages=ages,
-    )
-    row_means = token_losses.sum(-1) / loss_mask.sum(-1).clamp(min=1)
-    return LossOutput(loss=row_means.sum() / max(num_trajectories, 1), metrics=metrics)
+    losses, metrics = clipped_losses(inputs, clip_low=clip, clip_high=clip)
+    row_means = losses.sum(-1) / inputs.loss_mask.sum(-1).clamp(min=1)
+    return LossOutput(loss=row_means.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
 
 
-def flow_grpo_loss(
-    learner_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    num_trajectories: int | None = None,
-    turn_ids: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    kl_weight: float = 0.001,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    correction: Correction | str = "none",
-    ages: Tensor | None = None,
-) -> LossOutput:
-    """Flow-GRPO: the mean over trajectories of the mean over turns of the mean over a turn's tokens, of the
-    clipped objective minus `kl_weight` times `reference_k3`.
+def flow_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, kl_weight: float = 0.001) -> LossOutput:
+    """Flow-GRPO: the mean over trajectories of the mean over turns of the mean over a turn's tokens, of the clipped
+    objective minus `kl_weight` times `reference_k3`.
 
-    arXiv 2510.05592, eq. 5. A row is a trajectory; `turn_ids` `[B, T]` numbers its turns from 0 (ignored
-    outside the loss mask); without it a row is one turn. `num_trajectories` counts those of the whole
-    optimizer step (default: the rows given). Without `ref_logprobs` there is no KL term. `correction` and `ages` as in
-    `dapo_loss`; the KL term is not weighted by them.
+    arXiv 2510.05592, eq. 5. Without `ref_logprobs` there is no KL term; neither correction nor trust region weigh it.
     """
-    token_losses, metrics = _token_losses(
-        learner_logprobs,
-        rollout_logprobs,
-        advantages,
-        loss_mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        correction=correction,
-        ages=ages,
-    )
-    if ref_logprobs is not None:
-        k3 = reference_k3(learner_logprobs, ref_logprobs, loss_mask)
-        token_losses = token_losses + kl_weight * k3
+    losses, metrics = clipped_losses(inputs, clip_low=clip, clip_high=clip)
+    if inputs.ref_logprobs is not None:
+        k3 = reference_k3(inputs.learner_logprobs, inputs.ref_logprobs, inputs.loss_mask)
+        losses = losses + kl_weight * k3
         metrics["kl_ref_k3"] = float(k3.detach().sum())
-    count = loss_mask.shape[0] if num_trajectories is None else num_trajectories
-    loss = (token_losses * _turn_weights(loss_mask, turn_ids)).sum() / max(count, 1)
-    return LossOutput(loss=loss, metrics=metrics)
+    weighted = losses * _turn_weights(inputs.loss_mask, inputs.turn_ids)
+    return LossOutput(loss=weighted.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
+
+
+def clipped_losses(inputs: LossInputs, *, clip_low: float, clip_high: float) -> tuple[Tensor, dict[str, float]]:
+    """PPO's clipped term with the correction's weights: the loss of each token, zero outside the mask, and the sums
+    that `LossOutput.metrics` holds. Works in float32 or better."""
+    mask, advantages = inputs.loss_mask.bool(), inputs.advantages
+    with torch.no_grad():
+        log_ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask)
+        ratio = log_ratio.exp()
+        bound = ratio.clamp(1 - clip_low, 1 + clip_high)
+        older = mask if inputs.ages is None else mask & (inputs.ages > 0)
+        too_high = older & (ratio > bound) & (advantages > 0)
+        too_low = older & (ratio < bound) & (advantages < 0)
+        clipped = too_high | too_low
+        weights = correction_weights(inputs.correction, log_ratio, mask)
+    # 1 in value; carries the gradient of the log-prob.
+    unit = masked_log_ratio(inputs.learner_logprobs, inputs.learner_logprobs.detach(), mask).exp()
+    losses = torch.where(mask, -advantages * torch.where(clipped, bound, weights * unit), 0.0)
+    return losses, {
+        "clip_high": float(too_high.sum()),
+        "clip_low": float(too_low.sum()),
+        "correction_masked": float((mask & ~clipped & (weights == 0)).sum()),
+    }
 
 
 def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
@@ -151,39 +171,6 @@ def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tens
 
 def _k3(log_ratio: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
-
-
-def _token_losses(
-    learner_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    correction: Correction | str,
-    ages: Tensor | None,
-) -> tuple[Tensor, dict[str, float]]:
-    """Loss per token, zero outside the mask, and metric sums. Works in float32 or better."""
-    mask = loss_mask.bool()
-    chosen = correction if isinstance(correction, Correction) else Correction(kind=cast(CorrectionKind, correction))
-    with torch.no_grad():
-        log_ratio = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
-        ratio = log_ratio.exp()
-        bound = ratio.clamp(1 - clip_low, 1 + clip_high)
-        older = mask if ages is None else mask & (ages > 0)
-        too_high = older & (ratio > bound) & (advantages > 0)
-        too_low = older & (ratio < bound) & (advantages < 0)
-        clipped = too_high | too_low
-        weights = correction_weights(chosen, log_ratio, mask)
-    # 1 in value; carries the gradient of the log-prob.
-    unit = masked_log_ratio(learner_logprobs, learner_logprobs.detach(), mask).exp()
-    losses = torch.where(mask, -advantages * torch.where(clipped, bound, weights * unit), 0.0)
-    return losses, {
-        "clip_high": float(too_high.sum()),
-        "clip_low": float(too_low.sum()),
-        "correction_masked": float((mask & ~clipped & (weights == 0)).sum()),
-    }
 
 
 def _turn_weights(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:

@@ -44,7 +44,7 @@ class CollectedGroups:
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:
-    """The raw accuracy; None where the infrastructure failed."""
+    """The raw score; None where the infrastructure failed, or a scorer of one's own cannot tell."""
     if trajectory.stop_reason == "infrastructure":
         return None
-    return score_answer(trajectory.task, trajectory.answer)
+    return score_answer(trajectory.task, trajectory.answer, trajectory.turns)

@@ -52,7 +52,7 @@ def _token_versions(trajectories: tuple[Trajectory, ...]) -> dict[int, int]:
 
 def _why_unscorable(scored: ScoredGroup) -> str:
     stops = Counter(
-        one.stop_reason
+        one.stop_reason if one.stop_reason == "infrastructure" else f"{one.stop_reason}, without a score"
         for one, outcome in zip(scored.group.trajectories, scored.outcomes, strict=True)
         if outcome is None
     )

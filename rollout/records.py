@@ -51,6 +51,7 @@ def trajectory_record(
         "dataset": trajectory.task.dataset,
         "question": trajectory.task.question,
         "gold": trajectory.task.answer,
+        **_own_scoring(trajectory.task),
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason,
         "reward": reward,
@@ -83,11 +84,20 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
             dataset=record["dataset"],
             question=record["question"],
             answer=record["gold"],
+            **record.get("scoring", {}),
         ),
         turns=tuple(turns),
         answer=record["answer"],
         stop_reason=record["stop_reason"],
     )
+
+
+def _own_scoring(task: Task) -> dict[str, Any]:
+    """What a task has beyond those of the built-in data sets."""
+    if task.scorer is None and not task.metadata:
+        return {}
+    metadata = dict(task.metadata)
+    return {"scoring": {"scorer": task.scorer, "scoring_limit_s": task.scoring_limit_s, "metadata": metadata}}
 
 
 def readable(record: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from configs.rollout import NoMemoryConfig
 from configs.run import RunConfig
 from envs.tools.base_generator import AskModel
 from envs.tools.toolbox import Toolbox
@@ -28,7 +29,7 @@ class Solver:
         self._engine = engine
         self._chat = chat
         self._toolbox = Toolbox(config.envs, own_model=own_model)
-        self._memory = EpisodicMemory(config.memory) if config.memory.enabled else None
+        self._memory = None if isinstance(config.memory, NoMemoryConfig) else EpisodicMemory(config.memory)
         self.max_open = max_open
 
     @property
@@ -61,7 +62,7 @@ class Solver:
     async def _hints(self, task: Task) -> str:
         """What an evaluation shows of earlier successes: nothing, unless the recipe asks for it. Raises
         MemoryUnavailableError, because an evaluation that sometimes has hints compares with nothing."""
-        if self._memory is None or not self._config.memory.in_evaluation:
+        if self._memory is None or not self._memory.in_evaluation:
             return ""
         return await self._memory.hints(task)
 

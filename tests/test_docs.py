@@ -8,22 +8,27 @@ import tomllib
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
+from configs.base import types_of
 from configs.envs import EnvsConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from docs import generated
 from envs.datasets import families
+from envs.datasets.module import OwnSources
 from envs.datasets.own import own_tasks
 from envs.tools.toolbox import Toolbox
+from learner.losses import LossInputs, policy_loss
 from ray_jobs.cli import make_app
 from ray_jobs.commands.given import run_config
+from reward.scorers import score_answer
 from tests.documented import NEEDS, PAGES, ROOT, RUNS, SHELLS, blocks, blocks_of, environment, files_of, fill, words_of
 
 DOCS = ROOT / "docs"
 SHOWN = [block for block in blocks() if block.shows_commands]
 QUICK = [block for block in SHOWN if block.marks.get("runs") == "quick"]
-OPEN_TABLES = ("envs.mix", "envs.tools.", "label.judge", "evaluation.judge")
+OPEN_TABLES = ("envs.mix", "envs.tools.", "envs.datasets.", "label.judge", "evaluation.judge")
 """Tables with keys, or components, of their own."""
 APP = make_app()
 COMMANDS = list(generated.commands_of(APP))
@@ -166,6 +171,27 @@ def test_own_questions_of_the_page_are_tasks(tmp_path):
     assert sum(map(len, found.values())) == 2
 
 
+def test_own_tasks_reward_and_loss_of_the_page_do_what_it_says(tmp_path, monkeypatch):
+    fill(tmp_path, DOCS / "tasks.md")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_run_config(tmp_path / "fields.toml")
+    own = OwnSources.of(config)
+    [task] = [task for task in own.tasks("fields", "eval") if task.answer == "121"]
+    assert [score_answer(task, answer) for answer in ("121", "119", "118", "many")] == [1.0, 0.5, 0.0, 0.0]
+    ones = torch.ones(2, 3)
+    inputs = LossInputs(
+        learner_logprobs=-ones,
+        rollout_logprobs=-ones,
+        advantages=ones,
+        loss_mask=ones,
+        num_loss_tokens=6,
+        num_trajectories=2,
+        correction=config.learner.correction,
+    )
+    # Six tokens of advantage 1 over two trajectories of 120.
+    assert policy_loss(config.learner.loss)(inputs).loss.item() == pytest.approx(-6 / 240)
+
+
 async def test_own_tool_of_the_page_is_one(tmp_path, monkeypatch):
     (tmp_path / "my_tools.py").write_text(files_of(DOCS / "tools.md")["my_tools.py"])
     monkeypatch.syspath_prepend(tmp_path)
@@ -294,7 +320,11 @@ def settings_of(model, path=""):
     found = {}
     for name, field in model.model_fields.items():
         inner = field.annotation
-        if isinstance(inner, type) and hasattr(inner, "model_fields"):
+        if types := types_of(inner):
+            for one in types.values():
+                found |= settings_of(one, f"{path}{name}.")
+            found[f"{path}{name}.type"] = field
+        elif isinstance(inner, type) and hasattr(inner, "model_fields"):
             found |= settings_of(inner, f"{path}{name}.")
         elif not f"{path}{name}.".startswith(OPEN_TABLES[1:]):
             found[f"{path}{name}"] = field

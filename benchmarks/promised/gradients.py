@@ -3,11 +3,11 @@
 import random
 from dataclasses import replace
 from itertools import product
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
-from configs.learner import LearnerConfig
+from configs.learner import FilterOverlongConfig, LearnerConfig, NoOverlongConfig, SoftOverlongConfig
 from configs.reward import Credit
 from envs.types import Task
 from learner.policy import token_logprobs
@@ -55,9 +55,9 @@ def _signal(seed: int) -> Measured:
     of these have no sample with an advantage."""
     rng = random.Random(seed)
     ready = empty = 0
-    overlong_rules: tuple[Literal["none", "soft", "filter"], ...] = ("none", "soft", "filter")
+    overlong_rules = (NoOverlongConfig(), SoftOverlongConfig(cache_tokens=6), FilterOverlongConfig())
     for overlong, credit, _ in product(overlong_rules, get_args(Credit), range(500)):
-        config = LearnerConfig(overlong=overlong, overlong_cache_tokens=6)
+        config = LearnerConfig(overlong=overlong)
         attempts = tuple(_attempt(index, rng) for index in range(rng.randint(1, 6)))
         group = TrajectoryGroup(id="g", task=TASK, trajectories=attempts)
         scored = OutcomeReward(config, max_turn_tokens=MAX_TURN_TOKENS).score_group(group)

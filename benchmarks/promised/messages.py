@@ -54,7 +54,7 @@ train --dry-run envs.mix={{lokup=1}}
 train {ANSWER} output_dir=notes.txt/runs
 train {ANSWER} name=run output_dir=.
 train {ANSWER} model.path=run
-train {ANSWER} reward.prm_path=run
+train {ANSWER} reward.credit.prm_path=run
 train {ANSWER} envs.data_path=nothing
 train {ANSWER} envs.mix={{own_text=1}} envs.data_path=half.jsonl cold_start.num_demonstrations=0
 train {ANSWER} envs.mix={{own_text=1}} envs.data_path=binary cold_start.num_demonstrations=0
@@ -63,7 +63,7 @@ train 'envs.actions=["sync","answer"]' envs.tools.sync.source=my_tools:Sync
 train 'envs.actions=["x","answer"]' envs.tools.x.source=rollout.mine:X
 train 'envs.actions=["code","answer"]' envs.recording.path=run envs.recording.mode=record \
     envs.tools.x.source=nothing:X
-train label.labeller=judge
+train label.type=judge
 resume nothing
 resume notes.txt
 resume run

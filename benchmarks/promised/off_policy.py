@@ -1,13 +1,19 @@
 """What asynchronous runs promise of stale tokens: the guard refuses a policy that is elsewhere, the clip binds."""
 
-from typing import get_args
-
 import torch
 from torch import Tensor
 
-from configs.learner import CorrectionKind, GuardConfig, LearnerConfig
+from configs.learner import (
+    CorrectionConfig,
+    DapoConfig,
+    GuardConfig,
+    IcepopConfig,
+    NoCorrectionConfig,
+    SequenceRejectConfig,
+    TisConfig,
+)
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
-from learner.losses import dapo_loss
+from learner.losses import LossInputs, policy_loss
 from learner.types import TrainBatch
 from promised.promise import Measured, Promise
 
@@ -53,27 +59,26 @@ def trust_region(seed: int) -> Measured:
     rollout = _planner_tokens(generator)
     moved = rollout + 0.5 * torch.randn(SHAPE, generator=generator)
     advantages = torch.randn(32, 1, generator=generator)
-    config = LearnerConfig()
     taken = {}
-    for kind in get_args(CorrectionKind):
+    for correction in (TisConfig(), IcepopConfig(), SequenceRejectConfig(), NoCorrectionConfig()):
 
-        def gradient(clip_low: float, clip_high: float, kind: str = kind) -> Tensor:
+        def gradient(loss: DapoConfig, correction: CorrectionConfig = correction) -> Tensor:
             learner = moved.clone().requires_grad_()
-            dapo_loss(
-                learner,
-                rollout,
-                advantages,
-                torch.ones(SHAPE, dtype=torch.bool),
+            inputs = LossInputs(
+                learner_logprobs=learner,
+                rollout_logprobs=rollout,
+                advantages=advantages,
+                loss_mask=torch.ones(SHAPE, dtype=torch.bool),
                 num_loss_tokens=learner.numel(),
-                clip_low=clip_low,
-                clip_high=clip_high,
-                correction=kind,
+                num_trajectories=len(learner),
+                correction=correction,
                 ages=torch.ones(SHAPE, dtype=torch.long),
-            ).loss.backward()
+            )
+            policy_loss(loss)(inputs).loss.backward()
             return learner.grad
 
-        free, bound = gradient(0.999, 1000.0), gradient(config.clip_low, config.clip_high)
-        taken[kind] = float((free - bound).abs().sum() / free.abs().sum())
+        free, bound = gradient(DapoConfig(clip_low=0.999, clip_high=1000.0)), gradient(DapoConfig())
+        taken[correction.type] = float((free - bound).abs().sum() / free.abs().sum())
     text = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in taken.items())
     return Measured(f"gradient taken by the clip: {text}", all(share > 0 for share in taken.values()))
 

@@ -36,8 +36,8 @@ def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
         raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
     rows = local_rows(path)
     tasks = [_task(dataset, row, f"{path}, row {number}", number) for number, row in enumerate(rows, start=1)]
-    _check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
-    _check_distinct("id", [task.id for task in tasks], path)
+    check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
+    check_distinct("id", [task.id for task in tasks], path)
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
     for task, split in zip(tasks, _halves(rows, path), strict=True):
         found[split].append(task)
@@ -54,7 +54,7 @@ def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task
         raise ValueError(f"{place}: 'question' must be a text, got {question!r}")
     answers = row.get("answer")
     texts = answers if isinstance(answers, list) and dataset == "own_text" else [answers]
-    if not texts or not all(_is_answer(text) for text in texts):
+    if not texts or not all(is_answer(text) for text in texts):
         several = ", or a list of such" if dataset == "own_text" else ""
         raise ValueError(f"{place}: 'answer' must be a text or a whole number{several}, got {answers!r}")
     # One alias a line is what the scorer reads.
@@ -62,11 +62,13 @@ def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task
     return Task(id=f"{dataset}-{row.get('id', number)}", dataset=dataset, question=question, answer="\n".join(aliases))
 
 
-def _is_answer(value: object) -> bool:
+def is_answer(value: object) -> bool:
+    """A text, or a whole number."""
     return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _check_distinct(name: str, values: list[str], path: Path) -> None:
+def check_distinct(name: str, values: list[str], path: Path | str) -> None:
+    """Raises ValueError, which names the file or function, for a value that stands twice."""
     [(value, times)] = Counter(values).most_common(1) or [("", 0)]
     if times > 1:
         raise ValueError(f"{path}: the {name} {value[:80]!r} stands in {times} rows; keep one of them")

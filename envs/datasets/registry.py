@@ -9,6 +9,7 @@ from envs.datasets import game24
 from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import sample_tasks
+from envs.datasets.module import NO_SOURCES, OwnSources
 from envs.datasets.own import OWN, load_own
 from envs.datasets.split import Split, TooFewTasksError
 from envs.types import Task
@@ -17,16 +18,26 @@ LoadTasks = Callable[[Split, int | None, int, Path | None], list[Task]]
 
 
 def load_tasks(
-    dataset: str, *, split: Split, count: int | None, seed: int, path: str | Path | None = None
+    dataset: str,
+    *,
+    split: Split,
+    count: int | None,
+    seed: int,
+    path: str | Path | None = None,
+    own: OwnSources = NO_SOURCES,
 ) -> list[Task]:
     """`count` different tasks of one split, the same for the same arguments; None asks for all of them.
 
     `path` is a local file for "game24" (generated without one), "aime" (downloaded without one) and the data sets of
-    one's own, which need it. Raises TooFewTasksError, and ValueError for what is no data set.
+    one's own, which need it. `own` are the recipe's own, besides. Raises TooFewTasksError, ValueError for what is no
+    data set, and OwnCodeError.
     """
+    if dataset in own.datasets:
+        return _pick(dataset, own.tasks(dataset, split), split, count, seed)
     if dataset not in LOADERS:
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(LOADERS)}")
-    return LOADERS[dataset](split, count, seed, Path(path) if path is not None else None)
+    tasks = LOADERS[dataset](split, count, seed, Path(path) if path is not None else None)
+    return [own.scored(task) for task in tasks]
 
 
 def _load_family(family: str, split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:

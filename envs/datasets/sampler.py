@@ -7,9 +7,11 @@ from pathlib import Path
 
 from configs.envs import EnvsConfig
 from configs.reward import CollectConfig
+from configs.run import RunConfig
 from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
+from envs.datasets.module import NO_SOURCES, OwnSources
 from envs.datasets.registry import load_tasks
 from envs.datasets.split import TooFewTasksError, question_key
 from envs.leakage import write_leak_report
@@ -27,7 +29,9 @@ class TaskSampler:
     small to come once in a block, and as `load_tasks`.
     """
 
-    def __init__(self, mix: Mapping[str, float], *, seed: int, path: Path | None = None) -> None:
+    def __init__(
+        self, mix: Mapping[str, float], *, seed: int, path: Path | None = None, own: OwnSources = NO_SOURCES
+    ) -> None:
         self._quotas = {name: quota for name, quota in shared_out(mix, BLOCK).items() if mix[name] > 0}
         if missing := [name for name, quota in self._quotas.items() if quota == 0]:
             raise ValueError(
@@ -35,8 +39,9 @@ class TaskSampler:
                 "leave it out"
             )
         self._seed = seed
+        self._own = own
         self._files = {
-            name: load_tasks(name, split="train", count=None, seed=seed, path=path)
+            name: load_tasks(name, split="train", count=None, seed=seed, path=path, own=own)
             for name in self._quotas
             if name not in FAMILIES
         }
@@ -48,11 +53,17 @@ class TaskSampler:
         names = _block(tuple(self._quotas.items()), self._seed, block)
         name = names[place]
         if name in FAMILIES:
-            return rl_task(name, ordinal=ordinal, seed=self._seed).task
+            return self._own.scored(rl_task(name, ordinal=ordinal, seed=self._seed).task)
         tasks = self._files[name]
         draws_before = block * self._quotas[name] + names[:place].count(name)
         number, position = divmod(draws_before, len(tasks))
         return tasks[_round(name, len(tasks), self._seed, number)[position]]
+
+
+def training_tasks(config: RunConfig) -> TaskSampler:
+    """Those of a recipe."""
+    path = Path(config.envs.data_path) if config.envs.data_path else None
+    return TaskSampler(config.envs.mix, seed=config.seed, path=path, own=OwnSources.of(config))
 
 
 @lru_cache(maxsize=2)
@@ -71,20 +82,23 @@ def _round(name: str, size: int, seed: int, number: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def held_out_tasks(mix: Mapping[str, float], *, count: int, seed: int, path: Path | None = None) -> list[Task]:
+def held_out_tasks(
+    mix: Mapping[str, float], *, count: int, seed: int, path: Path | None = None, own: OwnSources = NO_SOURCES
+) -> list[Task]:
     """`count` evaluation tasks in the shares of `mix`, none of which can occur in training. Raises ValueError."""
     generated = {name: share for name, share in mix.items() if name in FAMILIES}
     total = sum(mix.values())
     num_generated = round(count * sum(generated.values()) / total)
     tasks = (
-        [one.task for one in sample_tasks(generated, split="eval", count=num_generated, seed=seed)]
+        [own.scored(one.task) for one in sample_tasks(generated, split="eval", count=num_generated, seed=seed)]
         if num_generated
         else []
     )
     for name, share in mix.items():
         if name not in FAMILIES:
             try:
-                tasks += load_tasks(name, split="eval", count=round(count * share / total), seed=seed, path=path)
+                wanted = round(count * share / total)
+                tasks += load_tasks(name, split="eval", count=wanted, seed=seed, path=path, own=own)
             except TooFewTasksError as error:
                 most = _most(error.found, share / total)
                 advice = [f"set evaluation.num_tasks={most}"] * (most > 0) + ["add rows"] * (path is not None)
@@ -112,10 +126,13 @@ def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> l
     return sample_tasks(generated, split="train", count=count, seed=seed, purpose="demonstrations")
 
 
-def collection_tasks(envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path) -> list[Task]:
+def collection_tasks(
+    envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path, own: OwnSources = NO_SOURCES
+) -> list[Task]:
     """`collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
 
-    Generated tasks are those that neither RL nor the demonstrations ever draw. AIME problems that leak the evaluation's
+    Generated tasks are those that neither RL nor the demonstrations ever draw; tasks of a function of one's own those
+    that RL does not. AIME problems that leak the evaluation's
     questions are dropped, and `leak_report` says which and why. Raises ValueError where a data set cannot be read.
     """
     path = Path(envs.data_path) if envs.data_path else None
@@ -126,9 +143,12 @@ def collection_tasks(envs: EnvsConfig, collect: CollectConfig, *, seed: int, lea
         drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed, purpose="prm")
         tasks = [one.task for one in drawn]
     for name in quotas.keys() - generated.keys():
-        found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)
+        if name in own.datasets:
+            found = own.tasks(name, "prm")
+        else:
+            found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)
         tasks += _some(found, quotas[name], seed)
-    return tasks
+    return [own.scored(task) for task in tasks]
 
 
 def _aime(path: Path | None, collect: CollectConfig, leak_report: Path) -> list[Task]:
@@ -153,7 +173,10 @@ def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
     anybody else asks. Raises ValueError and OSError as `load_tasks`."""
     path = Path(envs.data_path) if envs.data_path else None
     names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    met = {_key(task) for name in names for task in load_tasks(name, split="train", count=None, seed=0, path=path)}
+    own = OwnSources(datasets=envs.datasets)
+    met = {
+        _key(task) for name in names for task in load_tasks(name, split="train", count=None, seed=0, path=path, own=own)
+    }
     return [task for task in tasks if _key(task) not in met]
 
 

@@ -1,17 +1,13 @@
 """Tools of one's own: from the `source` that a recipe names to an object that can be called."""
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from configs.envs import OwnToolConfig
+from configs.own import OwnCodeError, load_own
 from envs.tools.keys import ToolSetupError, read_key
-
-OUR_PACKAGES = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
 
 
 def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
@@ -27,19 +23,10 @@ def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
         if variable := config.api_key_env:
             key = McpKey(variable, read_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
         return partial(McpTool, address, name=name, description=config.description, key=key)
-    module, _, attribute = config.source.partition(":")
-    if os.getcwd() not in sys.path:
-        # A command's own folder is on the path, not the one it is called in; last, so that it hides no module.
-        sys.path.append(os.getcwd())
     try:
-        made: Any = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        # A module of somebody else may fail in any way while it is imported.
-        said = f"{type(error).__name__}: {error}{_taken(module, error)}"
-        raise ToolSetupError(f"envs.tools.{name}: '{config.source}' cannot be imported: {said}") from error
-    if not callable(made):
-        raise ToolSetupError(f"envs.tools.{name}: '{config.source}' is a {type(made).__name__}; name a class")
-    return made
+        return load_own(config.source, key=f"envs.tools.{name}", kind="class")
+    except OwnCodeError as error:
+        raise ToolSetupError(str(error)) from error
 
 
 def make_first(name: str, make: Callable[[], Any]) -> Any:
@@ -80,12 +67,3 @@ def check_own(name: str, tool: Any) -> None:
             f"envs.tools.{name}: `call` of {kind} takes one text, the planner's action_input ({error}); write "
             "`async def call(self, arguments)`"
         ) from None
-
-
-def _taken(module: str, error: Exception) -> str:
-    """Our packages hide a module of the same name in the user's folder."""
-    name = (error.name if isinstance(error, ModuleNotFoundError) else None) or module
-    package = name.partition(".")[0]
-    if package not in OUR_PACKAGES:
-        return ""
-    return f"; '{package}' is a package of agentflow and hides your own of this name: give yours another"

@@ -70,4 +70,4 @@ def _backend_overrides(backend: str | None) -> list[str]:
     if not kind:
         return []
     key = "model.path" if kind == "vllm" else "backend.model"
-    return [f"backend.kind={json.dumps(kind)}", *([f"{key}={json.dumps(model)}"] if model else [])]
+    return [f"backend.type={json.dumps(kind)}", *([f"{key}={json.dumps(model)}"] if model else [])]

@@ -112,7 +112,7 @@ def serve(
     recipe: Recipe = None,
 ) -> None:
     """Make an export a model of a running Ollama, and try it."""
-    config = run_config([*filter(None, (recipe, *given))])
+    config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
     from ray_jobs.export.serve import run_serve
 
-    run_serve(config, export, model)
+    run_serve(config, export)

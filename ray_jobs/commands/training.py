@@ -18,7 +18,7 @@ def train(
 ) -> None:
     """Train a planner as a recipe says, and report; goes on with an unfinished run.
 
-    Where reward.credit asks for a process reward model and reward.prm_path
+    Where reward.credit asks for a process reward model and reward.credit.prm_path
     names none, one is trained first: collect, label, train-prm. A run of the
     same name and settings is continued where it was cut off; of one that has
     ended the report is shown. For a new run: another name=...

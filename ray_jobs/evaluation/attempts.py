@@ -69,7 +69,10 @@ class Evaluator:
             if trajectory.stop_reason != "infrastructure":
                 break
         failed = trajectory.stop_reason == "infrastructure"
-        reward = None if failed else score_answer(wanted.task, trajectory.answer)
+        # In a thread: a scorer of one's own may take its time.
+        reward = (
+            None if failed else await asyncio.to_thread(score_answer, wanted.task, trajectory.answer, trajectory.turns)
+        )
         asked, judged = await self._judged(trajectory, reward)
         return trajectory_record(trajectory, reward=reward, phase=self.phase, step=None) | {
             "seed": wanted.seed,

@@ -64,7 +64,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
             "this: it finds the catalogue of the generated tasks and nothing else. Put wikipedia_search into "
             "envs.actions, or set envs.search=tavily"
         )
-    served = config.backend.kind != "vllm"
+    served = config.backend.type != "vllm"
     model_path = None if served else resolve_model(config.model.path)
     identity = identity_of(
         config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds

@@ -42,7 +42,8 @@ class ItemKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """The result of one item under one seed. `solved` is the exact scorer's word alone.
+    """The result of one item under one seed. `score` is the scorer's word alone, None for an item that is unscored;
+    1 is solved.
 
     `f1` is None where there is no partial credit; `judged` is what the judge said, None where it was not asked or gave
     no verdict. `attempts` counts the tries that the infrastructure needed. `foreign_calls` are those of the verifier
@@ -53,7 +54,7 @@ class Item:
     question: str
     gold: str
     answer: str | None
-    solved: bool
+    score: float | None
     f1: float | None
     judge_asked: bool
     judged: bool | None
@@ -66,9 +67,18 @@ class Item:
     retrieved: tuple[str, ...]
 
     @property
-    def failed(self) -> bool:
-        """The engine or a tool broke, every time: nobody's answer was wrong, and the item is unscored."""
+    def solved(self) -> bool:
+        return self.score == 1.0
+
+    @property
+    def broke_off(self) -> bool:
+        """The engine or a tool broke, every time."""
         return self.stop_reason == "infrastructure"
+
+    @property
+    def failed(self) -> bool:
+        """It broke off, or a scorer of one's own cannot tell: nobody's answer was wrong, and the item is unscored."""
+        return self.broke_off or self.score is None
 
 
 class EvaluationFolder:
@@ -82,7 +92,7 @@ class EvaluationFolder:
         else:
             facts = {"schema": SCHEMA, "identity": dict(identity), "provenance": provenance(seed=seed)}
             write_json(path / IDENTITY, facts)
-        self.done = {item.key for item in items_of(path) if not item.failed}
+        self.done = {item.key for item in items_of(path) if not item.broke_off}
 
     def add(self, record: Mapping[str, Any]) -> None:
         append_record(self.path / ITEMS, record)
@@ -166,7 +176,7 @@ def item_of(record: Mapping[str, Any]) -> Item:
         question=record["question"],
         gold=record["gold"],
         answer=record["answer"],
-        solved=record["reward"] == 1.0,
+        score=record["reward"],
         f1=record.get("f1"),
         judge_asked=record.get("judge_asked", False),
         judged=record.get("judged"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
+from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
 from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
@@ -52,6 +53,7 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
         count=config.evaluation.num_tasks,
         seed=config.seed + EVALUATION_SEED_OFFSET,
         path=Path(config.envs.data_path) if config.envs.data_path else None,
+        own=OwnSources.of(config),
     )
 
 

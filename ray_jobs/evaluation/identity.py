@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.rollout import ModuleConfig
+from configs.backend import OllamaConfig, VllmConfig
+from configs.rollout import FrozenModelConfig, ModuleConfig, NoMemoryConfig
 from configs.run import RunConfig
 from envs.types import Task
 from reward.answer_judge import RUBRIC
@@ -61,7 +62,7 @@ def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequ
     its phases have the one base model that the run loaded, so none is named by a digest."""
     code = f"commit {commit}"
     frozen = {
-        name: {"kind": module.kind, "max_tokens": module.max_tokens, "code": code}
+        name: {"kind": module.type, "max_tokens": getattr(module, "max_tokens", 64), "code": code}
         for name, module in (("verifier", config.rollout.verifier), ("generator", config.rollout.generator))
     }
     identity = {
@@ -120,12 +121,13 @@ def _own_weights(config: RunConfig) -> dict[str, Any]:
 def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     backend = config.backend
     row: Mapping[str, Any] = {}
-    if backend.kind == "ollama":
+    assert not isinstance(backend, VllmConfig)
+    if isinstance(backend, OllamaConfig):
         reply = asyncio.run(ChatServer(backend).request("GET", "/api/tags"))
         names = {backend.model, f"{backend.model}:latest"}
         row = next((one for one in reply.get("models", []) if one.get("name") in names), {})
     policy = {
-        "backend": backend.kind,
+        "backend": backend.type,
         "model": backend.model,
         "model_digest": row.get("digest"),
         "adapter": None,
@@ -138,10 +140,10 @@ def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _module(config: ModuleConfig, source: Any, base_digest: str | None) -> dict[str, Any]:
     """A rule is its code; a model is its code with its prompt, and the base weights that never change."""
-    asks = config.kind == "model"
+    asks = isinstance(config, FrozenModelConfig)
     return {
-        "kind": config.kind,
-        "max_tokens": config.max_tokens if asks else None,
+        "kind": config.type,
+        "max_tokens": config.max_tokens if isinstance(config, FrozenModelConfig) else None,
         "code": _code_digest(source),
         "weights": base_digest if asks else None,
     }
@@ -163,13 +165,13 @@ def _sampling(config: RunConfig, num_seeds: int) -> dict[str, Any]:
 
 def _tools(config: RunConfig) -> dict[str, Any]:
     """Without the tasks; and whether results are recorded or replayed does not change what a tool is."""
-    return config.envs.model_dump(mode="json", exclude={"mix", "data_path", "recording"})
+    return config.envs.model_dump(mode="json", exclude={"mix", "datasets", "data_path", "recording"})
 
 
 def _memory(config: RunConfig) -> dict[str, Any] | None:
     """None where no hints of earlier tasks are shown."""
     memory = config.memory
-    return memory.model_dump(mode="json") if memory.enabled and memory.in_evaluation else None
+    return None if isinstance(memory, NoMemoryConfig) or not memory.in_evaluation else memory.model_dump(mode="json")
 
 
 def _judge(config: RunConfig) -> dict[str, Any] | None:
@@ -183,7 +185,8 @@ def _judge(config: RunConfig) -> dict[str, Any] | None:
 def _items(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
     rows: dict[str, list[list[str]]] = {}
     for task in tasks:
-        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer])
+        own = [task.scorer] if task.scorer else []
+        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer, *own])
     return {name: {"count": len(rows[name]), "digest": digest_of(sorted(rows[name]))} for name in sorted(rows)}
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from configs.wording import reason
+from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
@@ -136,7 +137,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     if not count:
         return []
     path = Path(config.envs.data_path) if config.envs.data_path else None
-    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path)
+    own = OwnSources.of(config)
+    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, own=own)
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
         return [opening(tools, task, config.rollout.max_steps) for task in tasks]
 

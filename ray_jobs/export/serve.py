@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.backend import BackendConfig
+from configs.backend import OllamaConfig
 from configs.run import RunConfig
 from ray_jobs.export.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
@@ -14,22 +14,25 @@ from rollout.engines.served import ChatServer, OllamaEngine
 from rollout.types import Message
 
 
-def run_serve(config: RunConfig, folder: Path, model: str) -> None:
-    """`config` says the tools of the planner that is tried. Raises ExportError and BackendError."""
+def run_serve(config: RunConfig, folder: Path) -> None:
+    """`config` says the tools of the planner that is tried, and the Ollama that serves it. Raises ExportError and
+    BackendError."""
     console = Console()
     gguf = read_export(folder, ()).get("gguf")
     if gguf is None:
         raise ExportError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
     manifest = read_export(folder, (gguf["file"],))
-    backend = BackendConfig.model_validate(config.backend.model_dump() | {"kind": "ollama", "model": model})
+    backend = config.backend
+    if not isinstance(backend, OllamaConfig):
+        raise ExportError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
     engine = OllamaEngine(ChatServer(backend), backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     digest = manifest["files"][gguf["file"]]
-    with console.status(f"giving {gguf['file']} to {backend.url}"):
+    with console.status(f"giving {gguf['file']} to {backend.base_url}"):
         asyncio.run(engine.create(folder / gguf["file"], digest, gguf["template"], gguf["parameters"]))
     with console.status("asking it for a decision"):
         text = asyncio.run(_first_decision(engine, config))
-    console.print(f"{backend.url} serves '{model}'; to a held-out task it answers {text}", markup=False)
-    console.print(f"try it: agentflow solve QUESTION --backend ollama:{model}", markup=False)
+    console.print(f"{backend.base_url} serves '{backend.model}'; to a held-out task it answers {text}", markup=False)
+    console.print(f"try it: agentflow solve QUESTION --backend ollama:{backend.model}", markup=False)
 
 
 async def _first_decision(engine: OllamaEngine, config: RunConfig) -> str:

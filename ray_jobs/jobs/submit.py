@@ -134,7 +134,7 @@ def _check(config: RunConfig, request: SubmitRequest) -> None:
             f"envs.data_path = '{data}' is not in the working directory '{request.working_dir}'; copy it there, or "
             "give the absolute path that it has on every machine of the cluster"
         )
-    for key, path in (("reward.prm_path", config.reward.prm_path), ("model.path", config.model.path)):
+    for key, path in (("reward.credit.prm_path", config.reward.prm_path), ("model.path", config.model.path)):
         # A model hub's id has no file here.
         if path and not Path(path).expanduser().is_absolute() and Path(path).exists():
             raise JobError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from configs.reward import CollectConfig
 from configs.run import RunConfig
+from envs.datasets.module import OwnSources
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
 from ray_jobs.phases.local import LocalRun, local_run
@@ -67,7 +68,9 @@ def collect(run: "Run | LocalRun") -> list[Trajectory]:
     """Trajectories of the current policy on training tasks, from the run folder where they are there already."""
     config, store = run.config, CollectedGroups(run.folder.collected)
     if run.finished("collect") is None:
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks)
+        tasks = collection_tasks(
+            config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks, own=OwnSources.of(config)
+        )
         ask = run.rollouts.collect_group
         with run.phase("collect", total=len(tasks)) as phase:
             asyncio.run(collect_groups(tasks, store, config.collect, ask, phase.progress.advance))

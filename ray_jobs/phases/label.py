@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
-from configs.reward import LabelConfig
+from configs.reward import LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
@@ -57,9 +57,13 @@ def labelling_passes(
     the steps of a share of the tasks."""
     steps = [step for trajectory in collected for step in step_texts(trajectory)]
     monte_carlo = MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
-    if config.labeller == "monte_carlo":
+    if isinstance(config, MonteCarloLabelConfig):
         return [(monte_carlo, steps)]
-    main: Labeller = PlanLabeller(collected) if config.labeller == "plan" else _build_judge(config, receipts)
+    main: Labeller
+    if isinstance(config, PlanLabelConfig):
+        main = PlanLabeller(collected)
+    else:
+        main = StepJudge(config.judge, receipts=receipts)
     if not config.check_share:
         return [(main, steps)]
     checked = held_out_tasks((step.task_id for step in steps), share=config.check_share)
@@ -70,7 +74,7 @@ def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list
     """The main labeller's labels, and those of the second opinion."""
     sides: tuple[list[StepLabel], list[StepLabel]] = ([], [])
     for label in labels:
-        second = label.labeller == MonteCarloLabeller.name and config.labeller != "monte_carlo"
+        second = label.labeller == MonteCarloLabeller.name and config.type != "monte_carlo"
         sides[second].append(label)
     return sides
 
@@ -82,12 +86,7 @@ def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequ
     scores, others = (
         {(one.task_id, one.trajectory_id, one.step): one.score for one in side} for side in (main, checks)
     )
-    return {f"{config.labeller}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
-
-
-def _build_judge(config: LabelConfig, receipts: Path) -> StepJudge:
-    assert config.judge is not None
-    return StepJudge(config.judge, receipts=receipts)
+    return {f"{config.type}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
 
 
 async def label_steps(
@@ -167,7 +166,7 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bo
     config = run.config.label
     if run.finished("label") is None:
         # Only Monte Carlo needs an engine, to go on from a step.
-        needed = not dry_run and (config.labeller == "monte_carlo" or config.check_share > 0)
+        needed = not dry_run and (config.type == "monte_carlo" or config.check_share > 0)
         continue_from = run.rollouts.continue_from if needed else _no_engine
         passes = labelling_passes(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
         if dry_run:
@@ -187,7 +186,7 @@ def _label_all(run: "Run | LocalRun", passes: Sequence[tuple[Labeller, list[Step
             for labeller, steps in passes
         ]
         failures = [failure for one in done for failure in one.failures]
-        phase.facts.update(labeller=config.labeller, num_labels=sum(len(one.labels) for one in done))
+        phase.facts.update(labeller=config.type, num_labels=sum(len(one.labels) for one in done))
         phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
         for judge in (labeller for labeller, _ in passes if isinstance(labeller, StepJudge)):
             phase.facts["spent"] = asdict(judge.meter.spent)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
 from ray_jobs.phases.rollouts import Rollouts
 from ray_jobs.run.console import Console, PhaseRecord
@@ -115,7 +116,7 @@ class LocalPrm:
 @contextmanager
 def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
     """What `config.backend` names, ready to act. Raises CheckpointError and BackendError."""
-    if config.backend.kind == "vllm":
+    if config.backend.type == "vllm":
         with open_policy(config, adapter) as worker:
             yield worker
         return
@@ -132,9 +133,9 @@ def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
     trained on. Raises CheckpointError and BackendError before an engine is loaded."""
     from actors.cluster import QUIET
 
-    if config.backend.kind != "vllm":
+    if config.backend.type != "vllm":
         raise BackendError(
-            f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so what "
+            f"backend.type = '{config.backend.type}' is for solve and evaluate: a server tells no log-probs, so what "
             "it samples can never be trained on; leave it out"
         )
     os.environ.update(QUIET | {"OMP_NUM_THREADS": str(config.rollout.engine.num_threads)})
@@ -175,18 +176,19 @@ def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[in
 
 def _served(config: RunConfig, adapter: Path | None) -> Solver:
     backend = config.backend
+    assert not isinstance(backend, VllmConfig)
     if adapter is not None:
         raise BackendError(
-            f"--adapter {adapter} needs backend.kind = 'vllm': a server answers with the model that it serves; export "
+            f"--adapter {adapter} needs backend.type = 'vllm': a server answers with the model that it serves; export "
             "the checkpoint (`agentflow export`) and serve that"
         )
-    if "model" in (config.rollout.verifier.kind, config.rollout.generator.kind):
+    if "model" in (config.rollout.verifier.type, config.rollout.generator.type):
         raise BackendError(
-            f"rollout.verifier/generator.kind = 'model' asks the frozen base model, which backend.kind = "
-            f"'{backend.kind}' does not serve; set them to 'rule'"
+            f"rollout.verifier/generator.type = 'model' asks the frozen base model, which backend.type = "
+            f"'{backend.type}' does not serve; set them to 'rule'"
         )
     server = ChatServer(backend)
-    if backend.kind == "ollama":
+    if isinstance(backend, OllamaConfig):
         engine: OllamaEngine | OpenAiEngine = OllamaEngine(
             server, backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed
         )

@@ -17,13 +17,13 @@ from reward.types import ScoredGroup
 def watch_prm(run: Run, groups: Iterable[ScoredGroup], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms, over every group of the batch that the PRM scored: its weight, the junk that it must see
     through, its error against the plan. Without a PRM no group is asked for."""
-    if run.actors.prm is None:
+    if run.actors.prm is None or run.config.reward.prm is None:
         return {}
     scored = [group for group in groups if group.step_scores is not None]
     if not scored:
         return {}
     metrics = {"prm/weight": prm_weight}
-    if step % run.config.reward.alarms.window == 0:
+    if step % run.config.reward.prm.alarms.window == 0:
         firsts = [step_texts(group.group.trajectories[0])[0] for group in scored]
         # A PRM that died is being started again; its canaries wait for the next window.
         with suppress(ray.exceptions.RayActorError):

@@ -51,7 +51,7 @@ def run_train_prm(config: RunConfig) -> None:
         if not split_checks(config.label, labels)[0]:
             raise NothingCollectedError(f"'{folder.labels}' holds no labels; run `agentflow label` first")
         learn_prm(run, collected, labels)
-    run.console.note(f"PRM: {folder.prm}; use it with reward.prm_path={folder.prm}")
+    run.console.note(f"PRM: {folder.prm}; use it with reward.credit.prm_path={folder.prm}")
     run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
 
 

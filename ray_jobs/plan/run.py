@@ -84,7 +84,7 @@ class Shapes:
 def find_shapes(config: RunConfig, model_config: Path | None) -> Shapes:
     """`model_config` stands in for the policy's. Raises PlanError."""
     prm = None
-    if config.reward.credit != "outcome":
+    if config.reward.prm is not None:
         prm = find_shape(config.prm.model_path).cut(config.prm.num_layers)
     return Shapes(policy=find_shape(config.model.path, model_config), prm=prm)
 

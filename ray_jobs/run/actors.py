@@ -92,7 +92,7 @@ class RunActors:
     @property
     def uses_prm(self) -> bool:
         """Whether a process reward model is there and the recipe's credit asks it."""
-        return self.prm is not None and self._config.reward.credit != "outcome"
+        return self.prm is not None and self._config.reward.prm is not None
 
     @property
     def prm_digest(self) -> str | None:

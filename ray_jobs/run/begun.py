@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+from configs.own import search_in
 from configs.run import RunConfig
 from configs.wording import reason
 from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint
@@ -55,6 +56,7 @@ def begun_run(path: Path) -> tuple[RunConfig, bool]:
     """Configuration of the run in this folder, and whether it trains a PRM of its own. A run that was moved writes
     where it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
     config = _written_config(path)
+    search_in(config.code_path)
     try:
         with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
     except (OSError, ValueError, KeyError) as error:

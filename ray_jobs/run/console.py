@@ -224,6 +224,9 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     ):
         table.add_row(name, *_rate_cells(summary.get(f"solve_rate_{kind}"), summary.get(count_key)))
     console.print(table)
+    if means := summary.get("mean_scores"):
+        said = ", ".join(f"{value:.3f} {name} RL" for name, value in means.items())
+        _print_plain(console, f"mean score: {said}; solved is a score of 1")
     _print_plain(console, f"RL against cold start: {summary.get('verdict', 'not measured')}")
     _print_plain(console, _work_line(summary))
     if limit := summary.get("bottleneck"):

@@ -80,6 +80,6 @@ def check_prm(folder: Path) -> None:
     """Raises PreflightError."""
     if not (folder / "prm.json").is_file():
         raise PreflightError(
-            f"reward.prm_path = '{folder}' holds no process reward model; name the prm/ folder of a run that trained "
-            "one (`agentflow train` or `agentflow train-prm`), or leave it out"
+            f"reward.credit.prm_path = '{folder}' holds no process reward model; name the prm/ folder of a run that "
+            "trained one (`agentflow train` or `agentflow train-prm`), or leave it out"
         )

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
 from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
+from configs.learner import CustomLossConfig
+from configs.own import check_call, load_own
+from configs.reward import JudgeLabelConfig
 from configs.run import RunConfig
 from configs.wording import reason
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
@@ -34,7 +37,7 @@ def key_variables(config: RunConfig) -> tuple[str, ...]:
 
 def check_judge_key(config: RunConfig) -> None:
     """Whether this machine has the key of the judge that labels. Raises ApiKeyError."""
-    if config.label.labeller == "judge" and config.label.judge:
+    if isinstance(config.label, JudgeLabelConfig):
         check_key("label.judge.api_key_env", config.label.judge.api_key_env)
 
 
@@ -81,7 +84,7 @@ def check_machine(config: RunConfig) -> None:
         return
     ranks, engines = config.learner.num_workers, config.rollout.num_workers
     devices = [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
-    with_prm = config.reward.credit != "outcome"
+    with_prm = config.reward.prm is not None
     cores = len(os.sched_getaffinity(0))
     for name, threads in (
         ("rollout.engine.num_threads", config.rollout.engine.num_threads),
@@ -129,6 +132,7 @@ def _num_gpus() -> int:
 
 
 if TYPE_CHECKING:
+    from envs.datasets.module import OwnSources
     from envs.sandbox import SandboxState
 
 # What vLLM can reserve for adapters that stay unmerged.
@@ -151,9 +155,9 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     PreflightError and ApiKeyError.
     """
     _check_run_folder(config)
-    if config.backend.kind != "vllm":
+    if config.backend.type != "vllm":
         raise PreflightError(
-            f"backend.kind = '{config.backend.kind}' is for solve and evaluate: a server tells no log-probs, so "
+            f"backend.type = '{config.backend.type}' is for solve and evaluate: a server tells no log-probs, so "
             "nothing it samples can be trained on; leave it out"
         )
     sandbox = _check_settings(config)
@@ -189,7 +193,7 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxStat
     sandbox = _check_settings(config)
     if draws_tasks:
         _check_tasks(config, training=False)
-    if config.backend.kind == "vllm":
+    if config.backend.type == "vllm":
         check_model(config)
     return sandbox
 
@@ -198,11 +202,11 @@ def check_labelling(config: RunConfig) -> None:
     """Whether the recipe's labeller can label the recipe's tasks. Raises PreflightError."""
     from envs.datasets.families import FAMILIES
 
-    labeller = config.label.labeller
+    labeller = config.label.type
     foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
     if labeller == "plan" and foreign:
         raise PreflightError(
-            f"label.labeller = 'plan' knows the right steps of generated tasks only ({', '.join(FAMILIES)}), not of "
+            f"label.type = 'plan' knows the right steps of generated tasks only ({', '.join(FAMILIES)}), not of "
             f"'{foreign[0]}' in envs.mix; use 'monte_carlo' or 'judge', or outcomes alone: reward.credit=outcome"
         )
 
@@ -224,11 +228,12 @@ def check_sandbox(config: EnvsConfig) -> "SandboxState | None":
 
 def _check_settings(config: RunConfig) -> "SandboxState | None":
     """What the configuration and the machine say by themselves."""
-    if config.backend.kind == "vllm":
+    if config.backend.type == "vllm":
         check_machine(config)
     check_recipe(config)
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
+    _check_own_code(config)
     sandbox = check_sandbox(config.envs)
     _check_tools(config)
     return sandbox
@@ -238,12 +243,15 @@ def check_recipe(config: RunConfig) -> None:
     """What the configuration says by itself, wherever it will run. Raises PreflightError and ApiKeyError."""
     from envs.datasets.registry import LOADERS
 
+    known = (*config.envs.datasets, *LOADERS)
+    if taken := [name for name in config.envs.datasets if name in LOADERS]:
+        raise PreflightError(f"envs.datasets.{taken[0]}: '{taken[0]}' is a built-in data set; give yours another name")
     for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
-        unknown = [name for name in mix if name not in LOADERS]
+        unknown = [name for name in mix if name not in LOADERS and name not in config.envs.datasets]
         if unknown:
             raise PreflightError(
-                f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(LOADERS)}"
-                f"{did_you_mean(unknown[0], LOADERS)}"
+                f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(known)}"
+                f"{did_you_mean(unknown[0], known)}"
             )
     check_nothing_secret_is_written(config)
     rank = config.model.lora_rank
@@ -265,7 +273,7 @@ def _check_tools(config: RunConfig) -> None:
     others = config.envs.model_copy(update={"actions": tuple(set(config.envs.actions) - {"code"})})
     try:
         # The engine that `base_generator` may ask is there only once the run has begun.
-        Toolbox(others, own_model=nobody if config.backend.kind == "vllm" else None).close()
+        Toolbox(others, own_model=nobody if config.backend.type == "vllm" else None).close()
     except ToolSetupError as error:
         raise PreflightError(str(error)) from error
 
@@ -291,7 +299,7 @@ def _work(config: RunConfig) -> RunConfig:
     """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
     is: a run may be moved."""
     learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
-    return config.model_copy(update={"learner": learner, "output_dir": "", "name": ""})
+    return config.model_copy(update={"learner": learner, "output_dir": "", "name": "", "code_path": None})
 
 
 def _check_run_folder(config: RunConfig) -> None:
@@ -309,15 +317,18 @@ def _check_run_folder(config: RunConfig) -> None:
 
 def _check_tasks(config: RunConfig, *, training: bool) -> None:
     """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
-    from envs.datasets.sampler import TaskSampler, demonstration_tasks, held_out_tasks
+    from envs.datasets.module import OwnSources
+    from envs.datasets.sampler import demonstration_tasks, held_out_tasks, training_tasks
 
     mix, seed = config.envs.mix, config.seed
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
-        held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path)
+        own = OwnSources.of(config)
+        held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path, own=own)
         if training:
-            TaskSampler(mix, seed=seed, path=path)
+            training_tasks(config)
         _check_own_answers({*mix, *config.evaluation_mix}, path)
+        _check_own_scorers({*mix, *config.evaluation_mix}, own)
         if training and config.cold_start.num_demonstrations:
             demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)
     except (ValueError, OSError, KeyError) as error:
@@ -336,6 +347,43 @@ def _check_own_answers(names: set[str], path: Path | None) -> None:
         for task in (task for half in own_tasks(name, path).values() for task in half):
             if score_answer(task, task.answer.split("\n")[0]) != 1.0:
                 raise ValueError(f"{path}: {task.id} has the answer {task.answer!r}, which is none for '{name}'")
+
+
+def _check_own_code(config: RunConfig) -> None:
+    """Whether there is what the recipe names as module:name, and can be called. Raises OwnCodeError."""
+    loss = config.learner.loss
+    if isinstance(loss, CustomLossConfig):
+        key = "learner.loss.function"
+        check_call(load_own(loss.function, key=key), loss.function, key=key, takes="inputs", **loss.settings)
+    if config.reward.scorer:
+        from reward.scorers.own import scorer_of
+
+        scorer_of(config.reward.scorer)
+
+
+def _check_own_scorers(names: set[str], own: "OwnSources") -> None:
+    """Every scorer is asked once, about a reference answer; a built-in comparison takes each for right. Raises
+    ValueError and OwnCodeError."""
+    from envs.datasets.module import module_tasks
+    from reward.scorers import score_answer
+
+    asked: set[str] = set()
+    for name in sorted(names.intersection(own.datasets)):
+        for task in (own.scored(one) for part in module_tasks(name, own.datasets[name]).values() for one in part):
+            if task.scorer is None:
+                raise ValueError(
+                    f"nobody scores {task.id}: set envs.datasets.{name}.scorer or reward.scorer, or give the task one"
+                )
+            if ":" in task.scorer and task.scorer in asked:
+                continue
+            asked.add(task.scorer)
+            wrong = f"{task.id} has the answer {task.answer!r:.80}, which is none for '{task.scorer}'"
+            try:
+                score = score_answer(task, task.answer.split("\n")[0])
+            except ValueError as error:
+                raise ValueError(wrong) from error
+            if ":" not in task.scorer and score != 1.0:
+                raise ValueError(wrong)
 
 
 def _shown(mix: dict[str, Any]) -> str:

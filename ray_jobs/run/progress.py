@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 
+from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from learner.types import StepResult
 from ray_jobs.metrics.advice import hints
@@ -91,7 +92,8 @@ class Training:
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> "Training":
         """As if these rows had just been added one by one, after so many train steps."""
-        training = cls(monitor=HackingMonitor(config.reward.alarms, config.reward.prm_weight), hints=hints(config))
+        prm = config.reward.prm or OutcomeGatedConfig()
+        training = cls(monitor=HackingMonitor(prm.alarms, prm.prm_weight), hints=hints(config))
         for row in rows:
             training.add(row)
         training.num_steps = num_steps

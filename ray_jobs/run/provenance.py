@@ -20,10 +20,13 @@ stands, and another machine may keep its copy elsewhere."""
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The recipe for actors: their processes may have been started in another folder."""
     envs, reward = config.envs, config.reward
-    reward = reward.model_copy(update={"prm_path": _absolute(reward.prm_path)})
+    if reward.prm:
+        credit = reward.prm.model_copy(update={"prm_path": _absolute(reward.prm_path)})
+        reward = reward.model_copy(update={"credit": credit})
     if _SUBMITTED not in os.environ:
         recording = envs.recording.model_copy(update={"path": _absolute(envs.recording.path)})
         envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "recording": recording})
+        config = config.model_copy(update={"code_path": _absolute(config.code_path)})
     return config.model_copy(update={"output_dir": _absolute(config.output_dir), "envs": envs, "reward": reward})
 
 

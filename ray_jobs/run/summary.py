@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reward.paired import PairedComparison, wilson_interval
@@ -55,7 +55,7 @@ def summarize(
     facts = dict(training)
     sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
     summary = {
-        "solve_rate_untouched": mean(untouched.solved.values()) if untouched.solved else None,
+        "solve_rate_untouched": fmean(untouched.solved.values()) if untouched.solved else None,
         "num_untouched_tasks": len(untouched.solved),
         "solve_rate_before": comparison and comparison.before,
         "solve_rate_after": comparison and comparison.after,
@@ -74,9 +74,11 @@ def summarize(
         **facts,
         "cold_start": {**cold_start, "wall_s": phases["cold_start"]},
         "pipeline_depth": run.config.pipeline_depth,
-        "credit": run.config.reward.credit,
+        "credit": run.config.reward.credit.type,
         "seed": run.config.seed,
     }
+    if means := mean_scores(before, after):
+        summary["mean_scores"] = means
     if run.folder.quality.exists():
         summary["prm"] = json.loads(run.folder.quality.read_text())
     return summary
@@ -87,6 +89,18 @@ def _verdict(comparison: PairedComparison | None, left_out: Sequence[str]) -> st
     if not left_out:
         return said
     return f"{said}; {len(left_out)} tasks are left out, which could not be scored before, after or in both"
+
+
+def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
+    """What a scorer of one's own gave on average, where it gave something between 0 and 1; such a task is not solved,
+    and one without a score is left out."""
+    scores = {
+        name: [item.score for item in evaluation.items if item.score is not None]
+        for name, evaluation in (("before", before), ("after", after))
+    }
+    if not any(0 < score < 1 for found in scores.values() for score in found):
+        return {}
+    return {name: fmean(found) for name, found in scores.items() if found}
 
 
 def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from configs.judge import JudgeConfig
+from configs.judge import StepJudgeConfig
 from reward.labels.labels import LabelError, StepLabel
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message
 from reward.prm.step_text import StepText
@@ -170,7 +170,7 @@ class StepJudge:
     What `receipts` holds is never asked again, and its cost counts against the budget.
     """
 
-    def __init__(self, config: JudgeConfig, *, receipts: Path, client: ChatClient | None = None) -> None:
+    def __init__(self, config: StepJudgeConfig, *, receipts: Path, client: ChatClient | None = None) -> None:
         self.name = f"judge:{config.model}"
         self._config = config
         self._client = client or ChatClient(config, section="label.judge")

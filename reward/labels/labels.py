@@ -99,7 +99,10 @@ class MonteCarloLabeller:
         broken = sum(end.stop_reason == "infrastructure" for end in ends)
         if broken:
             raise LabelError(f"{broken} of {len(ends)} continuations of {trajectory.id} broke off; label it again")
-        votes = tuple(score_answer(end.task, end.answer) for end in ends)
+        scores = [score_answer(end.task, end.answer, end.turns) for end in ends]
+        votes = tuple(score for score in scores if score is not None)
+        if len(votes) < len(ends):
+            raise LabelError(f"{len(ends) - len(votes)} of {len(ends)} continuations of {trajectory.id} have no score")
         score = sum(votes) / len(votes)
         spread = max(votes) - min(votes)
         return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=votes, spread=spread)

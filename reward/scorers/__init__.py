@@ -1,17 +1,21 @@
-"""Exact scorers: 1.0 for a right final answer, 0.0 for anything else.
+"""Scorers: 1.0 for a right final answer, 0.0 for anything else; one's own may say what is between.
 
-The text comes from a policy that is paid for fooling them: no scorer evaluates it, raises on it, or takes more than
-linear time, but for the one of AMC, whose library works in a process that is killed. A malformed reference is the
-data set's fault and does raise.
+The text comes from a policy that is paid for fooling them: no scorer of ours evaluates it, raises on it, or takes
+more than linear time, but for the one of AMC, whose library works in a process that is killed. A malformed reference is
+the data set's fault and does raise.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
+from configs.errors import did_you_mean
+from configs.own import OwnCodeError
 from envs.types import Task
 from reward.scorers.game24 import is_solution
 from reward.scorers.math import score_math
+from reward.scorers.own import own_score
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
+from rollout.types import Turn
 
 SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
@@ -57,13 +61,22 @@ def score_game24(text: str, numbers: Sequence[int]) -> float:
     return float(is_solution(text, numbers))
 
 
-def score_answer(task: Task, answer: str | None) -> float:
-    """The score of a trajectory's answer; no answer scores 0."""
-    if task.dataset not in _SCORERS:
+def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> float | None:
+    """The score of a trajectory's answer; no answer scores 0. None: a scorer of one's own, which may look at the
+    trajectory's `turns`, cannot tell. Raises OwnCodeError where it fails."""
+    if task.scorer is None and task.dataset not in _SCORERS:
         raise ValueError(f"no scorer for data set {task.dataset!r}; known: {', '.join(_SCORERS)}")
+    if task.scorer is not None and ":" in task.scorer:
+        return 0.0 if answer is None else own_score(task, answer, turns)
+    if task.scorer is not None and task.scorer not in NAMED:
+        raise OwnCodeError(
+            f"scorer '{task.scorer}' of task '{task.id}' is none; use {', '.join(NAMED)}, or module:name"
+            f"{did_you_mean(task.scorer, NAMED)}"
+        )
     if answer is None:
         return 0.0
-    return _SCORERS[task.dataset](answer, task.answer)
+    compare = _SCORERS[task.dataset] if task.scorer is None else NAMED[task.scorer]
+    return compare(answer, task.answer)
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:
@@ -76,6 +89,14 @@ def partial_credit(task: Task, answer: str | None) -> float | None:
 def _score_game24_task(text: str, gold: str) -> float:
     return score_game24(text, [int(number) for number in gold.split()])
 
+
+NAMED: dict[str, Callable[[str, str], float]] = {
+    "text": exact_match,
+    "integer": score_integer,
+    "math": score_math,
+    "choice": score_choice,
+}
+"""The comparisons that a task can name."""
 
 _SCORERS: dict[str, Callable[[str, str], float]] = {
     "arith": score_integer,
@@ -92,8 +113,5 @@ _SCORERS: dict[str, Callable[[str, str], float]] = {
     "gpqa": score_choice,
     "medqa": score_choice,
     **dict.fromkeys(SHORT_ANSWERS, exact_match),
-    "own_text": exact_match,
-    "own_integer": score_integer,
-    "own_math": score_math,
-    "own_choice": score_choice,
+    **{f"own_{name}": compare for name, compare in NAMED.items()},
 }

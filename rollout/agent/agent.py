@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.rollout import ModuleConfig
+from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.modules import (
@@ -239,8 +239,8 @@ def build_agent(
 
 
 def _build_verifier(config: ModuleConfig, engine: Engine, chat: Chat) -> Verifier:
-    return RuleVerifier() if config.kind == "rule" else ModelVerifier(engine, chat, config.max_tokens)
+    return RuleVerifier() if isinstance(config, RuleConfig) else ModelVerifier(engine, chat, config.max_tokens)
 
 
 def _build_generator(config: ModuleConfig, engine: Engine, chat: Chat) -> Generator:
-    return RuleGenerator() if config.kind == "rule" else ModelGenerator(engine, chat, config.max_tokens)
+    return RuleGenerator() if isinstance(config, RuleConfig) else ModelGenerator(engine, chat, config.max_tokens)

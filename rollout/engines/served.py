@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.api_keys import ApiKeyError
-from configs.backend import BackendConfig
+from configs.backend import OllamaConfig, OpenAiConfig, ServedConfig
 from envs.http import (
     HttpError,
     RefusedError,
@@ -31,10 +31,10 @@ _CONTROL = re.compile(r"<(?=\||/?(?:s|think|start_of_turn|end_of_turn)>)")
 class ChatServer:
     """One server of chat messages. Any event loop may ask it."""
 
-    def __init__(self, config: BackendConfig, *, sleep: Sleep = asyncio.sleep) -> None:
-        self.url = config.url
+    def __init__(self, config: ServedConfig, *, sleep: Sleep = asyncio.sleep) -> None:
+        self.url = config.base_url
         try:
-            self._service = chat_service(config.url, config, section="backend", sleep=sleep)
+            self._service = chat_service(config.base_url, config, section="backend", sleep=sleep)
         except ApiKeyError as error:
             raise BackendError(str(error)) from None
 
@@ -47,7 +47,7 @@ class ChatServer:
         try:
             return await self._service.ask(lambda: self._attempt(method, path, body))
         except HttpError as error:
-            advice = chat_advice(error, "backend", "check backend.kind and backend.form: the request is not taken")
+            advice = chat_advice(error, "backend", "check backend.type and backend.form: the request is not taken")
             said = f"{self._said(error)}; {advice}"
             if isinstance(error, UnreachableError | RefusedError):
                 raise BackendError(said) from None
@@ -105,7 +105,7 @@ class _ServedEngine:
 
     _path: str
 
-    def __init__(self, server: ChatServer, config: BackendConfig, *, seed: int) -> None:
+    def __init__(self, server: ChatServer, config: ServedConfig, *, seed: int) -> None:
         self._server = server
         self._config = config
         self._seed = seed
@@ -113,7 +113,7 @@ class _ServedEngine:
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """As `ChatServer.request`. Raises BackendError, too, for a request that no server can answer."""
         if not request.use_adapter:
-            raise BackendError("a served model has no frozen base to ask: set rollout.verifier/generator.kind=rule")
+            raise BackendError("a served model has no frozen base to ask: set rollout.verifier/generator.type=rule")
         body = {"model": self._config.model, "messages": chat_messages(request.messages), "stream": False}
         seed = self._seed if request.seed is None else request.seed
         return self._read(await self._server.request("POST", self._path, body | self._further(request, seed)), request)
@@ -128,6 +128,8 @@ class _ServedEngine:
         raise NotImplementedError
 
 
+KEEP_ALIVE = "5m"
+"""How long Ollama keeps the model loaded after a request."""
 PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 """Ollama's own defaults cut and bend the distribution; the policy was trained, and is compared, without."""
 
@@ -138,7 +140,7 @@ class OllamaEngine(_ServedEngine):
 
     _path = "/api/chat"
 
-    def __init__(self, server: ChatServer, config: BackendConfig, *, num_ctx: int, seed: int) -> None:
+    def __init__(self, server: ChatServer, config: OllamaConfig, *, num_ctx: int, seed: int) -> None:
         super().__init__(server, config, seed=seed)
         self._num_ctx = num_ctx
 
@@ -165,7 +167,7 @@ class OllamaEngine(_ServedEngine):
     def _further(self, request: GenerationRequest, seed: int) -> dict[str, Any]:
         fields = {
             "think": False,
-            "keep_alive": self._config.keep_alive,
+            "keep_alive": KEEP_ALIVE,
             # Ollama would drop the oldest messages, or what was written first, without a word.
             "truncate": False,
             "shift": False,
@@ -213,6 +215,10 @@ class OpenAiEngine(_ServedEngine):
 
     _path = "/chat/completions"
 
+    def __init__(self, server: ChatServer, config: OpenAiConfig, *, seed: int) -> None:
+        super().__init__(server, config, seed=seed)
+        self._form = config.form
+
     async def check(self) -> None:
         """Whether the server lists the model. Raises BackendError."""
         reply = await self._server.request("GET", "/models")
@@ -226,7 +232,7 @@ class OpenAiEngine(_ServedEngine):
 
     def _further(self, request: GenerationRequest, seed: int) -> dict[str, Any]:
         fields: dict[str, Any] = {"temperature": request.temperature, "max_tokens": request.max_tokens, "seed": seed}
-        if self._config.form == "vllm_grammar":
+        if self._form == "vllm_grammar":
             grammar = {"structured_outputs": {"grammar": request.grammar}} if request.grammar else {}
             return fields | grammar | {"chat_template_kwargs": {"enable_thinking": False}}
         if request.json_schema is None:

@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 
 from configs.api_keys import find_key
 from configs.errors import UserError
-from configs.rollout import IN_PROCESS, MemoryConfig
+from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
 from envs.datasets.split import question_key
 from envs.types import Task
 from rollout.memory.hints import Experience, experience_of, is_about, read_experience, render_hints
 from rollout.types import Trajectory
 
 MEMORY = Path("/dev/shm")
+IN_PROCESS = ":memory:"
+OWN_COLLECTION = "agentflow_experience"
+MAX_ENTRY_CHARS = 300
+"""Length limit of one hint."""
 _LOCK = ".lock"
 _NAME = re.compile(r"agentflow-(\d+)-")
 
@@ -143,8 +147,9 @@ class EpisodicMemory:
     folder is in use.
     """
 
-    def __init__(self, config: MemoryConfig) -> None:
+    def __init__(self, config: InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
         self._config = config
+        self._collection = OWN_COLLECTION if isinstance(config, InProcessMemoryConfig) else config.collection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")
         self._opened: QdrantClient | None = None
 
@@ -152,6 +157,18 @@ class EpisodicMemory:
         self._thread.shutdown()
         if self._opened is not None:
             self._opened.close()
+
+    @property
+    def _where(self) -> tuple[str, str]:
+        """The setting that says it, and what it says."""
+        if isinstance(self._config, FolderMemoryConfig):
+            return "path", self._config.path
+        return ("url", self._config.url) if isinstance(self._config, ServerMemoryConfig) else ("type", IN_PROCESS)
+
+    @property
+    def in_evaluation(self) -> bool:
+        """Whether evaluations see hints."""
+        return self._config.in_evaluation
 
     @property
     def _client(self) -> "QdrantClient":
@@ -163,7 +180,7 @@ class EpisodicMemory:
         """The part of the planner's prompt with what similar tasks were solved by; empty where there is none. The task
         itself is never among them, under its id or its question."""
         entries = await self._in_thread(lambda: self._similar(task))
-        return render_hints(entries, self._config.max_entry_chars)
+        return render_hints(entries, MAX_ENTRY_CHARS)
 
     async def remember(self, trajectory: Trajectory) -> bool:
         """Keep what a right trajectory did; False where it teaches nothing new. Of two ways to solve one question the
@@ -183,31 +200,31 @@ class EpisodicMemory:
         except Exception as error:
             # A server's words may quote a key, and are an outsider's.
             raise MemoryUnavailableError(
-                f"the memory at {self._config.location} failed ({type(error).__name__}); check memory.location"
+                f"the memory at {self._where[1]} failed ({type(error).__name__}); check memory.{self._where[0]}"
             ) from None
 
     def _open(self) -> "QdrantClient":
         from qdrant_client import QdrantClient, models
 
         client = QdrantClient(**self._place())
-        if not client.collection_exists(self._config.collection):
+        if not client.collection_exists(self._collection):
             vectors = models.VectorParams(size=DIMENSIONS, distance=models.Distance.COSINE)
             try:
-                client.create_collection(self._config.collection, vectors_config=vectors)
+                client.create_collection(self._collection, vectors_config=vectors)
             except Exception:
                 # Another worker may have been faster.
-                if not client.collection_exists(self._config.collection):
+                if not client.collection_exists(self._collection):
                     raise
         return client
 
     def _place(self) -> dict[str, Any]:
         config = self._config
-        if config.location == IN_PROCESS:
+        if isinstance(config, InProcessMemoryConfig):
             return {"location": IN_PROCESS}
-        if not config.is_server:
-            return {"path": config.location}
+        if isinstance(config, FolderMemoryConfig):
+            return {"path": config.path}
         key = find_key(config.api_key_env) if config.api_key_env else None
-        return {"url": config.location, "api_key": key, "timeout": _TIMEOUT_S, "check_compatibility": False}
+        return {"url": config.url, "api_key": key, "timeout": _TIMEOUT_S, "check_compatibility": False}
 
     def _similar(self, task: Task) -> list[Experience]:
         from qdrant_client import models
@@ -217,7 +234,7 @@ class EpisodicMemory:
             models.FieldCondition(key="task_id", match=models.MatchValue(value=task.id)),
         ]
         found = self._client.query_points(
-            self._config.collection,
+            self._collection,
             query=shared_embedder().embed(task.question).tolist(),
             query_filter=models.Filter(must_not=own),
             score_threshold=self._config.min_similarity,
@@ -236,7 +253,7 @@ class EpisodicMemory:
         from qdrant_client import models
 
         point_id = str(uuid.uuid5(_ID_NAMESPACE, experience.key))
-        known = self._client.retrieve(self._config.collection, ids=[point_id], with_payload=True)
+        known = self._client.retrieve(self._collection, ids=[point_id], with_payload=True)
         earlier = read_experience(known[0].payload or {}) if known else None
         if earlier is not None and len(earlier.steps) <= len(experience.steps):
             return False
@@ -244,8 +261,8 @@ class EpisodicMemory:
             return False
         vector = shared_embedder().embed(experience.question).tolist()
         point = models.PointStruct(id=point_id, vector=vector, payload=experience.payload())
-        self._client.upsert(self._config.collection, points=[point], wait=True)
+        self._client.upsert(self._collection, points=[point], wait=True)
         return True
 
     def _count(self) -> int:
-        return self._client.count(self._config.collection, exact=True).count
+        return self._client.count(self._collection, exact=True).count

@@ -50,8 +50,8 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
         ("seed=abc", 'seed: must be a whole number (got "abc")'),
         ("seed.x=1", "seed: must be a whole number (got a table)"),
         ("learner=1", "learner: must be a table (got 1)"),
-        ("learner.objective=x", "learner.objective: must be 'dapo', 'grpo' or 'flow_grpo' (got \"x\")"),
-        ("backend.base_url=here", "must be an address such as http://127.0.0.1:8000/v1"),
+        ("learner.loss.type=x", "learner.loss.type: must be 'dapo', 'grpo', 'flow_grpo' or 'custom' (got \"x\")"),
+        ('backend={type="openai", model="m", base_url="here"}', "must be an address such as http://127.0.0.1:8000/v1"),
         ("rollout.group_size=1", "rollout.group_size: must be at least 2 (got 1)"),
         ("learner.learning_rate=-1", "must be above 0 (got -1)"),
         ("name=../elsewhere", "name: must be letters, digits"),
@@ -61,7 +61,7 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
         ("envs.tools.x.source=no_class", "envs.tools.x.source: must be module:Class"),
         ("envs.mix={}", "positive sum"),
         ("rollout.max_turn_tokens=900", "leaves no room for prompts"),
-        ("rollout.verifier.kind=model", "needs rollout.engine.adapter_mode = 'native'"),
+        ("rollout.verifier.type=model", "needs rollout.engine.adapter_mode = 'native'"),
         ("seed", "must look like learner.learning_rate=2e-6"),
         ("seed.x.y=1", "seed"),
     ],
@@ -90,7 +90,8 @@ def test_tools_of_ones_own_survive_the_way_through_a_printed_recipe(tmp_path):
     config = load_run_config(None, [actions, "envs.tools.weather.source=my_tools:Weather", lookup])
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(render_config(config))
-    assert load_run_config(recipe) == config
+    # Their modules are looked for beside the recipe.
+    assert load_run_config(recipe) == config.model_copy(update={"code_path": str(tmp_path)})
     assert config.envs.tools["lookup"].description == "look it up"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiny import UNGUARDED, make_samples
+from tiny import LOSSES, UNGUARDED, make_samples
 
 from configs.learner import LearnerConfig, ModelConfig
 from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
@@ -19,7 +19,7 @@ from learner.learner import Learner
 from learner.optim import Ranks
 from learner.packing import build_batch
 
-OBJECTIVES = ("dapo", "grpo", "flow_grpo")
+OBJECTIVES = tuple(LOSSES)
 STAGES = (1, 2, 3)
 MICROBATCH_TOKENS = 12
 """Makes three microbatches of the samples: two processes get unequal numbers of them, one of four gets none."""
@@ -38,8 +38,7 @@ def make_batch(age=0, broken=()):
 def make_learner(model_path, objective, *, zero_stage=1, ranks=None, dtype="float32"):
     """With weights that no other seed gives, and a gradient norm that is cut."""
     config = LearnerConfig(
-        objective=objective,
-        kl_weight=0.1,
+        loss=LOSSES[objective],
         learning_rate=1e-2,
         weight_decay=0.1,
         max_grad_norm=0.02,

@@ -1,16 +1,18 @@
 import math
-from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import loss_inputs
 
-from configs.learner import CorrectionConfig, CorrectionKind
-from learner.corrections import Correction, correction_weights, masked_log_ratio
+from configs.base import types_of
+from configs.learner import LearnerConfig, SequenceRejectConfig
+from learner.corrections import correction_weights, masked_log_ratio
 from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss
 
-KINDS = get_args(CorrectionKind)
+CORRECTIONS = types_of(LearnerConfig.model_fields["correction"].annotation)
+KINDS = tuple(CORRECTIONS)
 # Probabilities of the sampled tokens; ratios 6, 0.2, 1 / 0.6, 2.5 (the last is masked), advantages +1 / -1.
 ROLLOUT = torch.tensor([[0.1, 0.5, 0.4], [0.75, 0.2, 0.5]], dtype=torch.float64).log()
 LEARNER = torch.tensor([[0.6, 0.1, 0.4], [0.45, 0.5, 0.5]], dtype=torch.float64).log()
@@ -28,16 +30,24 @@ EXPECTED = {
     "sequence_reject": (-1.68, [[0.0, -0.2, -1.0], [0.0, 0.0, 0.0]], 1),
 }
 LOSSES = {
-    "dapo": lambda *tensors, rows, **options: dapo_loss(*tensors, num_loss_tokens=5, **options),
-    "grpo": lambda *tensors, rows, **options: grpo_loss(*tensors, num_trajectories=2, **options),
-    "flow_grpo": lambda *tensors, rows, **options: flow_grpo_loss(
-        *tensors, num_trajectories=2, ref_logprobs=ROLLOUT[rows], kl_weight=0.1, **options
-    ),
+    "dapo": lambda inputs, clip=0.2: dapo_loss(inputs, clip_low=clip, clip_high=clip),
+    "grpo": lambda inputs, clip=0.2: grpo_loss(inputs, clip=clip),
+    "flow_grpo": lambda inputs, clip=0.2: flow_grpo_loss(inputs, clip=clip, kl_weight=0.1),
 }
 
 
+def inputs_of(learner, rollout, advantages, mask, *, rows=slice(None), **options):
+    return loss_inputs(
+        learner[rows],
+        rollout[rows],
+        advantages[rows],
+        mask[rows],
+        **({"num_trajectories": 2, "ref_logprobs": ROLLOUT[rows]} | options),
+    )
+
+
 def make_correction(kind):
-    return Correction(kind=kind, low=0.8, high=1.2) if kind == "sequence_reject" else Correction(kind=kind)
+    return {"type": kind, "low": 0.8, "high": 1.2} if kind == "sequence_reject" else kind
 
 
 def weights_of(correction, ratios, *, mask=None):
@@ -50,19 +60,12 @@ def weights_of(correction, ratios, *, mask=None):
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradient_of_every_correction_match_the_hand_computed_example(kind):
     learner = LEARNER.clone().requires_grad_()
-    output = dapo_loss(learner, ROLLOUT, ADVANTAGES, MASK, num_loss_tokens=5, correction=make_correction(kind))
+    output = dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, correction=make_correction(kind)))
     output.loss.backward()
     total, gradient, masked = EXPECTED[kind]
     assert output.loss.item() == pytest.approx(total / 5, abs=1e-9)
     assert torch.allclose(learner.grad, torch.tensor(gradient, dtype=torch.float64) / 5, atol=1e-9)
     assert output.metrics == {"clip_high": 1, "clip_low": 1, "correction_masked": masked}
-
-
-def test_correction_may_be_given_by_name_and_an_unknown_name_lists_the_known_ones():
-    by_name = dapo_loss(LEARNER, ROLLOUT, ADVANTAGES, MASK, num_loss_tokens=5, correction="tis")
-    assert by_name.loss.item() == pytest.approx(0.32 / 5)
-    with pytest.raises(ValueError, match="'tsi' is unknown; use one of tis, icepop, sequence_reject, none"):
-        dapo_loss(LEARNER, ROLLOUT, ADVANTAGES, MASK, num_loss_tokens=5, correction="tsi")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,19 +74,23 @@ def test_clip_bounds_change_the_gradient_of_stale_tokens_under_every_correction_
     """Regression: with the learner itself as proximal policy the clipped ratio was always 1, and no bound did
     anything."""
 
-    def gradient_of(**options):
+    correction = {"type": kind, "high": 10.0} if kind in ("icepop", "sequence_reject") else kind
+
+    def gradient_of(clip):
         learner = LEARNER.clone().requires_grad_()
         ages = torch.ones_like(MASK, dtype=torch.long)
-        LOSSES[loss](
-            learner,
-            ROLLOUT,
-            ADVANTAGES,
-            MASK,
-            rows=slice(None),
-            correction=Correction(kind=kind, high=10.0),
-            ages=ages,
-            **options,
-        ).loss.backward()
+        inputs = inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, correction=correction, ages=ages)
+        LOSSES[loss](inputs, clip).loss.backward()
+        return learner.grad
+
+    assert not torch.equal(gradient_of(0.2), gradient_of(0.99))
+    assert not torch.equal(gradient_of(0.2), gradient_of(0.5))
+
+
+def test_each_side_of_dapos_trust_region_has_its_own_bound():
+    def gradient_of(**bounds):
+        learner = LEARNER.clone().requires_grad_()
+        dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, MASK), **bounds).loss.backward()
         return learner.grad
 
     usual = gradient_of(clip_low=0.2, clip_high=0.28)
@@ -96,7 +103,7 @@ def test_only_tokens_that_moved_the_way_their_advantage_pushes_lose_their_gradie
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
     learner = ratios.log().requires_grad_()
     ones = torch.ones_like(ratios)
-    dapo_loss(learner, torch.zeros_like(ratios), advantages, ones, num_loss_tokens=1).loss.backward()
+    dapo_loss(loss_inputs(learner, torch.zeros_like(ratios), advantages, ones, num_loss_tokens=1)).loss.backward()
     assert learner.grad[0].tolist() == pytest.approx([-1.27, 0.0, 1.29, 0.81, 0.0, -0.79])
 
 
@@ -104,7 +111,7 @@ def test_tokens_of_the_learners_own_weights_keep_their_gradient_whatever_their_r
     """At age 0 a ratio differs from 1 by the rounding of two programs, which must not decide what is trained."""
     ages = torch.tensor([[0, 0, 1], [0, 1, 0]])
     learner = LEARNER.clone().requires_grad_()
-    output = dapo_loss(learner, ROLLOUT, ADVANTAGES, MASK, num_loss_tokens=5, correction="tis", ages=ages)
+    output = dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, correction="tis", ages=ages))
     output.loss.backward()
     expected = torch.tensor([[-2.0, -0.2, -1.0], [0.6, 2.0, 0.0]], dtype=torch.float64) / 5
     assert torch.allclose(learner.grad, expected, atol=1e-9)
@@ -113,12 +120,12 @@ def test_tokens_of_the_learners_own_weights_keep_their_gradient_whatever_their_r
 
 def test_row_that_is_kept_by_its_mean_still_has_its_weights_truncated():
     """A known bug multiplies the kept rows by the bare exp: the ratio 50 would decide the whole batch."""
-    band = Correction(kind="sequence_reject", low=0.9, high=1.1)
+    band = SequenceRejectConfig(low=0.9, high=1.1)
     assert weights_of(band, [50.0, 0.02, 1.0]) == pytest.approx([2.0, 0.02, 1.0])
 
 
 def test_mean_of_a_row_is_over_its_loss_tokens_only():
-    band = Correction(kind="sequence_reject", low=0.9, high=1.1)
+    band = SequenceRejectConfig(low=0.9, high=1.1)
     assert weights_of(band, [1.0, 1.05, 1000.0], mask=[True, True, False]) == pytest.approx([1.0, 1.05, 0.0])
     assert weights_of(band, [1.0, 1.05, 1000.0]) == [0.0, 0.0, 0.0]
 
@@ -129,7 +136,7 @@ def test_mean_of_a_row_is_over_its_loss_tokens_only():
 def test_what_stands_outside_the_mask_reaches_neither_loss_nor_gradient_nor_sums(kind, loss, poison):
     def run(learner, rollout, advantages):
         learner = learner.clone().requires_grad_()
-        output = LOSSES[loss](learner, rollout, advantages, MASK, rows=slice(None), correction=make_correction(kind))
+        output = LOSSES[loss](inputs_of(learner, rollout, advantages, MASK, correction=make_correction(kind)))
         output.loss.backward()
         return output, learner.grad
 
@@ -147,9 +154,8 @@ def test_one_batch_equals_any_split_into_microbatches(kind, loss):
     def gradient_of(*parts):
         learner = LEARNER.clone().requires_grad_()
         for rows in parts:
-            LOSSES[loss](
-                learner[rows], ROLLOUT[rows], ADVANTAGES[rows], MASK[rows], rows=rows, correction=make_correction(kind)
-            ).loss.backward()
+            inputs = inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, rows=rows, correction=make_correction(kind))
+            LOSSES[loss](inputs).loss.backward()
         return learner.grad
 
     whole = gradient_of(slice(0, 2))
@@ -161,7 +167,7 @@ def test_one_batch_equals_any_split_into_microbatches(kind, loss):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_microbatch_without_loss_tokens_still_goes_backward(kind, loss):
     learner = LEARNER.clone().requires_grad_()
-    output = LOSSES[loss](learner, ROLLOUT, ADVANTAGES, torch.zeros_like(MASK), rows=slice(None), correction=kind)
+    output = LOSSES[loss](inputs_of(learner, ROLLOUT, ADVANTAGES, torch.zeros_like(MASK), correction=kind))
     output.loss.backward()
     assert output.loss.item() == 0.0
     assert torch.equal(learner.grad, torch.zeros_like(learner))
@@ -171,7 +177,7 @@ def test_microbatch_without_loss_tokens_still_goes_backward(kind, loss):
 def test_trained_token_whose_log_prob_is_not_a_number_is_noticed_not_dropped(kind):
     rollout = ROLLOUT.clone()
     rollout[0, 0] = math.nan
-    assert math.isnan(dapo_loss(LEARNER, rollout, ADVANTAGES, MASK, num_loss_tokens=5, correction=kind).loss.item())
+    assert math.isnan(dapo_loss(inputs_of(LEARNER, rollout, ADVANTAGES, MASK, correction=kind)).loss.item())
 
 
 LOG_RATIOS = st.lists(st.floats(-100, 100), min_size=1, max_size=6)
@@ -183,7 +189,7 @@ def test_weights_keep_to_the_documented_bounds(log_ratios, kind):
     ones = torch.ones(1, len(log_ratios), dtype=torch.float64)
     log_ratio = masked_log_ratio(torch.tensor([log_ratios], dtype=torch.float64), torch.zeros_like(ones), ones.bool())
     ratio = log_ratio.exp()
-    weights = correction_weights(Correction(kind=kind), log_ratio, ones)
+    weights = correction_weights(CORRECTIONS[kind](), log_ratio, ones)
     kept = weights > 0
     assert torch.isfinite(weights).all()
     if kind in ("tis", "sequence_reject"):
@@ -200,11 +206,10 @@ def test_weights_keep_to_the_documented_bounds(log_ratios, kind):
         assert kept.all()
 
 
-@pytest.mark.parametrize("bounds", [{"max_weight": 0.5}, {"low": 1.5}, {"high": 0.9}, {"low": 0.0}])
-def test_bounds_that_would_reject_on_policy_tokens_are_refused(bounds):
-    with pytest.raises(ValueError, match="must"):
-        Correction(kind="icepop", **bounds)
-
-
-def test_recipe_and_correction_have_the_same_defaults():
-    assert Correction(**CorrectionConfig().model_dump()) == Correction(kind="tis")
+@pytest.mark.parametrize(
+    ("kind", "bounds"),
+    [("tis", {"max_weight": 0.5}), ("icepop", {"low": 1.5}), ("icepop", {"high": 0.9}), ("icepop", {"low": 0.0})],
+)
+def test_bounds_that_would_reject_on_policy_tokens_are_refused(kind, bounds):
+    with pytest.raises(ValueError, match="should be"):
+        CORRECTIONS[kind](**bounds)

@@ -1,13 +1,12 @@
 import math
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from tiny import make_learner, sample, save_tiny_model
+from tiny import CORRECTIONS, make_learner, sample, save_tiny_model
 
-from configs.learner import CorrectionConfig, CorrectionKind, GuardConfig
+from configs.learner import GuardConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.packing import build_batch
 from learner.types import TrainBatch
@@ -22,7 +21,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture
 def learner(model_path):
-    return make_learner(model_path, guard=GuardConfig(), learning_rate=1e-2, correction=CorrectionConfig(kind="tis"))
+    return make_learner(model_path, guard=GuardConfig(), learning_rate=1e-2, correction="tis")
 
 
 def sampled_by(learner, *, gap=0.0, age=0):
@@ -126,9 +125,9 @@ def test_bound_of_stale_tokens_is_wider_than_that_of_the_very_weights(learner):
     assert "policy/mismatch_k3_age0" not in result.metrics
 
 
-@pytest.mark.parametrize("kind", get_args(CorrectionKind))
+@pytest.mark.parametrize("kind", CORRECTIONS)
 def test_guard_refuses_far_weights_under_every_correction(model_path, kind):
-    learner = make_learner(model_path, guard=GuardConfig(), correction=CorrectionConfig(kind=kind))
+    learner = make_learner(model_path, guard=GuardConfig(), correction=kind)
     assert train(learner, sampled_by(learner)).skipped is None
     for gap in (10.0, -10.0):
         assert "max_mismatch_k3_stale" in train(learner, sampled_by(learner, gap=gap, age=1)).skipped

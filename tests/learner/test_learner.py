@@ -1,12 +1,11 @@
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from tiny import UNGUARDED, make_learner, make_samples, sample, save_tiny_model
+from tiny import CORRECTIONS, LOSSES, UNGUARDED, make_learner, make_samples, sample, save_tiny_model
 
-from configs.learner import CorrectionConfig, CorrectionKind, LearnerConfig, ModelConfig
+from configs.learner import LearnerConfig, ModelConfig
 from learner.checkpoint import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint, write_manifest
 from learner.learner import Learner
 from learner.packing import build_batch
@@ -46,9 +45,9 @@ def plain_blocks(length):
     return plan_attention(np.tril(np.ones((length, length), dtype=bool)), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
+@pytest.mark.parametrize("objective", LOSSES)
 def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objective):
-    learner = make_learner(model_path, objective=objective, kl_weight=0.1)
+    learner = make_learner(model_path, loss=LOSSES[objective])
     samples = make_samples()
     whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
     for microbatch_tokens in (8, 12, 20):
@@ -56,9 +55,11 @@ def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objecti
         assert (whole - split).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("kind", get_args(CorrectionKind))
+@pytest.mark.parametrize("kind", CORRECTIONS)
 def test_any_split_gives_the_same_gradient_under_every_correction(model_path, kind):
-    learner = make_learner(model_path, correction=CorrectionConfig(kind=kind, low=0.1))
+    learner = make_learner(
+        model_path, correction={"type": kind, "low": 0.1} if kind in ("icepop", "sequence_reject") else kind
+    )
     samples = [replace(one, rollout_logprobs=near(learner, one)) for one in make_samples()]
     whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
     split = gradient_of(learner, build_batch(samples, microbatch_tokens=8))
@@ -133,9 +134,9 @@ def test_tokens_masked_in_the_middle_of_a_turn_give_no_gradient(model_path):
     assert (gradient - gradient_of(learner, build_batch(apart, microbatch_tokens=100))).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
+@pytest.mark.parametrize("objective", LOSSES)
 def test_every_trajectory_twice_gives_the_same_gradient(model_path, objective):
-    learner = make_learner(model_path, objective=objective, kl_weight=0.1)
+    learner = make_learner(model_path, loss=LOSSES[objective])
     samples = make_samples()
     copies = [replace(one, trajectory_id=f"{one.trajectory_id}, again") for one in samples]
     once = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
@@ -181,7 +182,7 @@ def test_order_of_the_samples_does_not_matter(model_path):
 
 
 def test_gradient_is_the_one_of_a_plain_padded_batch(model_path):
-    learner = make_learner(model_path, correction=CorrectionConfig(kind="none"))
+    learner = make_learner(model_path, correction="none")
     stale = [replace(one, ages=np.where(one.loss_mask, 1, -1)) for one in make_samples()]
     samples = [one for one in stale if one.temperature == 1.0]
     found = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
@@ -244,7 +245,7 @@ def test_with_the_adapter_off_the_policy_is_the_base_model(model_path):
 
 
 def test_kl_of_the_first_rl_step_is_zero_after_a_cold_start_and_grows_from_there(model_path):
-    learner = make_learner(model_path, objective="flow_grpo", kl_weight=0.1, learning_rate=1e-2)
+    learner = make_learner(model_path, loss=LOSSES["flow_grpo"], learning_rate=1e-2)
     for _ in range(3):
         learner.imitate_step(make_samples(), learning_rate=1e-2)
     cold_started = learner.adapter().digest
@@ -257,7 +258,7 @@ def test_kl_of_the_first_rl_step_is_zero_after_a_cold_start_and_grows_from_there
 
 def test_reference_is_no_part_of_the_adapter_and_is_not_trained(model_path):
     learner, other = (
-        make_learner(model_path, objective=objective, learning_rate=1e-2) for objective in ("flow_grpo", "dapo")
+        make_learner(model_path, loss=objective, learning_rate=1e-2) for objective in ("flow_grpo", "dapo")
     )
     assert learner.adapter().digest == other.adapter().digest
     assert len(learner.policy.trainable_parameters()) == len(other.policy.trainable_parameters())
@@ -270,7 +271,7 @@ def test_reference_is_no_part_of_the_adapter_and_is_not_trained(model_path):
 
 
 def test_flow_grpo_pulls_the_policy_back_to_its_reference(model_path):
-    learner = make_learner(model_path, objective="flow_grpo", kl_weight=1.0, learning_rate=1e-2)
+    learner = make_learner(model_path, loss={"type": "flow_grpo", "kl_weight": 1.0}, learning_rate=1e-2)
     still = [replace(one, advantages=np.zeros_like(one.advantages)) for one in make_samples()]
     batch = build_batch(still, microbatch_tokens=1000)
     divergence = [learner.train_step(batch).metrics["policy/kl_ref_k3"] for _ in range(8)]
@@ -281,7 +282,7 @@ def test_untrained_adapter_has_no_divergence_from_its_reference(model_path):
     learner = Learner(
         model_path,
         ModelConfig(lora_rank=4),
-        LearnerConfig(num_threads=1, objective="flow_grpo", guard=UNGUARDED, dtype="float32"),
+        LearnerConfig(num_threads=1, loss="flow_grpo", guard=UNGUARDED, dtype="float32"),
         seed=0,
     )
     result = learner.train_step(build_batch(make_samples(), microbatch_tokens=1000))

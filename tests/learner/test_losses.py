@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import loss_inputs
 
 from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, reference_k3
 
@@ -17,7 +18,7 @@ MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
 
 def test_dapo_loss_and_gradient_match_the_hand_computed_example():
     new = NEW.clone().requires_grad_()
-    output = dapo_loss(new, OLD, ADVANTAGES, MASK, num_loss_tokens=5)
+    output = dapo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK))
     output.loss.backward()
     # (-1.28 - 0.9 - 1.1 + 0.8 + 1.3) / 5
     assert output.loss.item() == pytest.approx(-0.236, abs=1e-9)
@@ -27,14 +28,15 @@ def test_dapo_loss_and_gradient_match_the_hand_computed_example():
 
 
 def test_grpo_loss_averages_each_trajectory_first():
-    output = grpo_loss(NEW, OLD, ADVANTAGES, MASK, num_trajectories=2, clip_high=0.28)
-    # ((-1.28 - 0.9 - 1.1) / 3 + (0.8 + 1.3) / 2) / 2
-    assert output.loss.item() == pytest.approx(-0.0216666666667, abs=1e-9)
+    output = grpo_loss(loss_inputs(NEW, OLD, ADVANTAGES, MASK))
+    # ((-1.2 - 0.9 - 1.1) / 3 + (0.8 + 1.3) / 2) / 2
+    assert output.loss.item() == pytest.approx(-0.0083333333333, abs=1e-9)
 
 
 def test_there_is_no_dual_clip():
     five = torch.log(torch.tensor([[5.0]]))
-    output = dapo_loss(five, torch.zeros(1, 1), torch.tensor([[-1.0]]), torch.ones(1, 1), num_loss_tokens=1)
+    advantages = torch.tensor([[-1.0]])
+    output = dapo_loss(loss_inputs(five, torch.zeros(1, 1), advantages, torch.ones(1, 1), num_loss_tokens=1))
     assert output.loss.item() == pytest.approx(5.0)
 
 
@@ -49,17 +51,15 @@ def test_k3_matches_golden_values_and_gradient():
 
 
 def test_the_denominator_is_the_whole_steps_so_microbatches_add_up():
-    whole = dapo_loss(NEW, OLD, ADVANTAGES, MASK, num_loss_tokens=5).loss
-    parts = sum(
-        dapo_loss(NEW[i : i + 1], OLD[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1], num_loss_tokens=5).loss
-        for i in range(2)
-    )
+    tensors = (NEW, OLD, ADVANTAGES, MASK)
+    whole = dapo_loss(loss_inputs(*tensors)).loss
+    parts = sum(dapo_loss(loss_inputs(*(one[i : i + 1] for one in tensors))).loss for i in range(2))
     assert parts.item() == pytest.approx(whole.item(), abs=1e-12)
 
 
 def test_on_policy_loss_is_minus_the_mean_advantage_and_its_gradient_plain_reinforce():
     new = OLD.clone().requires_grad_()
-    output = dapo_loss(new, OLD, ADVANTAGES, MASK, num_loss_tokens=5)
+    output = dapo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK))
     output.loss.backward()
     assert output.loss.item() == pytest.approx(-(3 * 1.0 + 2 * -1.0) / 5)
     assert torch.allclose(new.grad, torch.where(MASK, -ADVANTAGES / 5, 0.0))
@@ -69,7 +69,7 @@ def test_masked_tokens_reach_neither_loss_nor_gradient_even_as_minus_infinity():
     broken = NEW.clone()
     broken[1, 2] = float("-inf")
     broken.requires_grad_()
-    output = dapo_loss(broken, OLD, ADVANTAGES, MASK, num_loss_tokens=5)
+    output = dapo_loss(loss_inputs(broken, OLD, ADVANTAGES, MASK))
     output.loss.backward()
     assert output.loss.item() == pytest.approx(-0.236, abs=1e-9)
     assert torch.isfinite(broken.grad).all()
@@ -80,7 +80,7 @@ def test_flow_grpo_weighs_trajectories_turns_and_tokens_in_that_order():
     advantages = torch.tensor([[1.0, 2.0, 4.0, 9.0], [8.0, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     turns = torch.tensor([[0, 0, 1, -1], [0, -1, -1, -1]])
-    output = flow_grpo_loss(learner, learner, advantages, mask, turn_ids=turns)
+    output = flow_grpo_loss(loss_inputs(learner, learner, advantages, mask, turn_ids=turns))
     # row 1: ((1 + 2) / 2 + 4) / 2 = 2.75; row 2: 8; mean 5.375
     assert output.loss.item() == pytest.approx(-5.375)
 
@@ -88,7 +88,7 @@ def test_flow_grpo_weighs_trajectories_turns_and_tokens_in_that_order():
 def test_flow_grpo_adds_the_weighted_k3_divergence():
     zeros, mask = torch.zeros(1, 2), torch.ones(1, 2)
     reference = torch.tensor([[0.5, -0.5]])
-    output = flow_grpo_loss(zeros, zeros, zeros, mask, ref_logprobs=reference, kl_weight=0.1)
+    output = flow_grpo_loss(loss_inputs(zeros, zeros, zeros, mask, ref_logprobs=reference), kl_weight=0.1)
     # k3 = e^0.5 - 1.5 and e^-0.5 - 0.5
     assert output.loss.item() == pytest.approx(0.1 * (0.1487213 + 0.1065307) / 2, abs=1e-6)
 
@@ -97,7 +97,8 @@ def test_flow_grpo_adds_the_weighted_k3_divergence():
 def test_one_token_adds_at_most_ten_times_the_kl_weight(gap):
     learner = torch.zeros(1, 1, requires_grad=True)
     mask = torch.ones(1, 1)
-    output = flow_grpo_loss(learner, learner.detach(), mask * 0, mask, ref_logprobs=mask * gap, kl_weight=0.1)
+    inputs = loss_inputs(learner, learner.detach(), mask * 0, mask, ref_logprobs=mask * gap)
+    output = flow_grpo_loss(inputs, kl_weight=0.1)
     output.loss.backward()
     assert 0 < output.loss.item() <= 1
     assert (learner.grad.item() == 0) == (abs(gap) == 30)
@@ -117,5 +118,5 @@ def test_as_a_loss_k3_estimates_one_kl_divergence_and_has_the_gradient_of_the_ot
 
 
 def test_batch_without_loss_tokens_gives_a_finite_zero():
-    output = dapo_loss(NEW, OLD, ADVANTAGES, torch.zeros_like(MASK), num_loss_tokens=0)
+    output = dapo_loss(loss_inputs(NEW, OLD, ADVANTAGES, torch.zeros_like(MASK), num_loss_tokens=0))
     assert output.loss.item() == 0.0

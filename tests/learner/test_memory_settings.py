@@ -46,7 +46,7 @@ def test_checkpointing_changes_no_gradient(model_path):
 
 
 def test_checkpointing_changes_no_gradient_of_the_kl_term(model_path):
-    settings = {"objective": "flow_grpo", "kl_weight": 0.5}
+    settings = {"loss": {"type": "flow_grpo", "kl_weight": 0.5}}
     kept = gradient(make_learner(model_path, **settings), siblings(LONG))
     computed_again = gradient(make_learner(model_path, gradient_checkpointing=True, **settings), siblings(LONG))
     assert torch.allclose(computed_again, kept, atol=1e-7, rtol=1e-5)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import make_learner, sample, save_tiny_model
+from tiny import LOSSES, make_learner, sample, save_tiny_model
 
 from benchmarks.prefix_sharing import batch_apart, gradient, nothing_shared, pack_apart
 from learner.packing import build_batch, pack
@@ -62,9 +62,9 @@ def near(learner, samples):
     ]
 
 
-@pytest.mark.parametrize("objective", ["dapo", "grpo", "flow_grpo"])
+@pytest.mark.parametrize("objective", LOSSES)
 def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(model_path, group, objective):
-    learner = make_learner(model_path, objective=objective, kl_weight=0.1)
+    learner = make_learner(model_path, loss=LOSSES[objective])
     samples = near(learner, group)
     shared = gradient(learner, build_batch(samples, microbatch_tokens=128))
     with nothing_shared():

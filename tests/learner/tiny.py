@@ -32,6 +32,10 @@ def save_tiny_model(folder, architecture, **changes):
     return folder
 
 
+LOSSES = {"dapo": "dapo", "grpo": "grpo", "flow_grpo": {"type": "flow_grpo", "kl_weight": 0.1}}
+CORRECTIONS = ("tis", "icepop", "sequence_reject", "none")
+
+
 def make_learner(model_path, *, seed=0, guard=UNGUARDED, dtype="float32", **config):
     """A learner in float32, unless otherwise said, whose adapter is not zero."""
     import torch
@@ -76,3 +80,21 @@ def make_samples():
         sample([*prompt, 14, 1], [4, 5], advantage=-0.7, name="c"),
         sample([20, 21, 22, 23, 24, 25, 26, 1], [5, 6, 7], advantage=0.9, name="d", temperature=0.7),
     ]
+
+
+def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **further):
+    """`correction` is a type with its own defaults, or a table."""
+    from learner.losses import LossInputs
+
+    return LossInputs(
+        learner_logprobs=learner,
+        rollout_logprobs=rollout,
+        advantages=advantages,
+        loss_mask=mask,
+        **{
+            "num_loss_tokens": 5,
+            "num_trajectories": len(mask),
+            "correction": LearnerConfig(correction=correction).correction,
+            **further,
+        },
+    )

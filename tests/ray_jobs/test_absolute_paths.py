@@ -5,7 +5,7 @@ from ray_jobs.run.actors import _sees
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.provenance import shown, with_absolute_paths
 
-RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.prm_path=runs/p/prm")
+RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.credit.prm_path=runs/p/prm")
 
 
 @pytest.fixture

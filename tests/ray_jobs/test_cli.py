@@ -128,8 +128,8 @@ def test_bad_input_is_one_line_for_the_whole_process_too(tmp_path):
         (["train", "envs.mix={lokup=1.0}"], "unknown data set 'lokup'; known: "),
         (["train", "envs.mix={lokup=1.0}"], "; did you mean 'lookup'?"),
         (["train", "model.path=/does/not/exist"], "is no model folder"),
-        (["train", "reward.prm_path=/does/not/exist"], "holds no process reward model"),
-        (["train", "envs.mix={branch=0.5, game24=0.5}"], "label.labeller = 'plan'"),
+        (["train", "reward.credit.prm_path=/does/not/exist"], "holds no process reward model"),
+        (["train", "envs.mix={branch=0.5, game24=0.5}"], "label.type = 'plan'"),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_would_refuse(arguments, said, tmp_path, capsys):

@@ -27,7 +27,7 @@ def own(tmp_path, *overrides):
 
 def served(address, model="planner"):
     config = load_run_config(
-        None, ["backend.kind=ollama", f"backend.model={model}", f"backend.base_url={address}", "backend.max_retries=0"]
+        None, ["backend.type=ollama", f"backend.model={model}", f"backend.base_url={address}", "backend.max_retries=0"]
     )
     return identity_of(config, adapter=None, model_path=None, tasks=TASKS, num_seeds=1)
 
@@ -49,7 +49,7 @@ def test_what_a_server_does_not_tell_is_named_and_not_made_up():
 
 def test_frozen_module_that_asks_a_model_is_named_by_its_weights_too(tmp_path):
     native = "rollout.engine.adapter_mode=native"
-    rule, model = own(tmp_path, native), own(tmp_path, native, "rollout.verifier.kind=model")
+    rule, model = own(tmp_path, native), own(tmp_path, native, "rollout.verifier.type=model")
     assert rule["verifier"]["weights"] is None
     assert model["verifier"]["weights"] == model["policy"]["model_digest"]
     assert differences(rule, model) == ["verifier"]
@@ -71,8 +71,8 @@ def test_recording_and_replaying_the_same_tools_are_alike_and_hints_are_not(tmp_
     plain = own(tmp_path)
     replayed = own(tmp_path, "envs.recording.path=results.jsonl", "envs.recording.mode=replay")
     assert differences(plain, replayed) == []
-    assert differences(plain, own(tmp_path, "memory.enabled=true")) == []
-    assert differences(plain, own(tmp_path, "memory.enabled=true", "memory.in_evaluation=true")) == ["memory"]
+    assert differences(plain, own(tmp_path, "memory=in_process")) == []
+    assert differences(plain, own(tmp_path, "memory=in_process", "memory.in_evaluation=true")) == ["memory"]
 
 
 def test_identity_is_what_is_read_back(tmp_path):

@@ -11,7 +11,7 @@ from ray_jobs.evaluation.folder import item_of
 from ray_jobs.evaluation.held_out import Evaluation, evaluate, evaluation_tasks
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import PreflightError, check_before_acting
-from ray_jobs.run.summary import _by_dataset, _verdict
+from ray_jobs.run.summary import _by_dataset, _verdict, mean_scores
 from rollout.engines.engine import EngineError
 from rollout.records import read_records, trajectory_record
 from rollout.types import Trajectory
@@ -60,6 +60,18 @@ def evaluation(phase, answers):
     """`answers` maps a data set to what its tasks were answered, None where no attempt could be scored."""
     items = (result(dataset, index, one) for dataset, found in answers.items() for index, one in enumerate(found))
     return Evaluation(phase=phase, items=tuple(items))
+
+
+def test_mean_scores_are_told_where_a_scorer_gave_something_between():
+    def evaluation(*rewards):
+        task = Task(id="t", dataset="lookup", question="?", answer="1")
+        trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer="1", stop_reason="answered")
+        records = (trajectory_record(trajectory, reward=reward, phase="e", step=None) for reward in rewards)
+        return Evaluation(phase="e", items=tuple(map(item_of, records)))
+
+    assert mean_scores(evaluation(0.0, 1.0), evaluation(1.0, 1.0)) == {}
+    assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.75}
+    assert [item.solved for item in evaluation(0.5, 1.0, None).items] == [False, True, False]
 
 
 def test_summary_tells_each_family_apart_and_which_was_never_trained_on():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.reward import LabelConfig
+from configs.reward import MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from ray_jobs.phases.label import (
     MAX_FAILURES_IN_A_ROW,
@@ -286,33 +286,33 @@ async def no_engine(*_):
 
 
 def passes_of(receipts, **settings):
-    return labelling_passes(LabelConfig(**settings), collected(), continue_from=no_engine, receipts=receipts)
+    return labelling_passes(RunConfig(label=settings).label, collected(), continue_from=no_engine, receipts=receipts)
 
 
 def test_one_labeller_labels_every_step(receipts):
     for name in ("plan", "monte_carlo"):
-        [(labeller, steps)] = passes_of(receipts, labeller=name)
+        [(labeller, steps)] = passes_of(receipts, type=name)
         assert (labeller.name, len(steps)) == (name, 8)
 
 
 def test_a_second_opinion_is_asked_on_all_steps_of_a_share_of_the_tasks(receipts):
-    (main, steps), (other, checked) = passes_of(receipts, labeller="plan", check_share=0.5)
+    (main, steps), (other, checked) = passes_of(receipts, type="plan", check_share=0.5)
     assert (main.name, other.name, len(steps), len(checked)) == ("plan", "monte_carlo", 8, 4)
     assert len({one.task_id for one in checked}) == 2
 
 
 def test_monte_carlo_is_not_checked_by_itself(receipts):
-    assert len(passes_of(receipts, labeller="monte_carlo", check_share=0.5)) == 1
+    assert len(passes_of(receipts, type="monte_carlo")) == 1
 
 
 async def test_the_judge_of_the_recipe_writes_its_receipts_where_it_is_told(receipts):
-    [(judge, _)] = passes_of(receipts, labeller="judge", judge={"model": "judge-1"})
+    [(judge, _)] = passes_of(receipts, type="judge", judge={"model": "judge-1"})
     assert isinstance(judge, StepJudge)
     assert receipts.exists()
 
 
 def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
-    config = LabelConfig(labeller="plan", check_share=0.5)
+    config = PlanLabelConfig(check_share=0.5)
     steps = [step for one in collected() for step in step_texts(one)]
     main = [make_label(one, "plan", 0.1 * number) for number, one in enumerate(steps)]
     # On four steps, each 0.1 above: the same order, 0.1 apart.
@@ -326,7 +326,7 @@ def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
 
 def test_labels_of_monte_carlo_as_the_main_labeller_are_no_checks():
     labels = [make_label(step(0), "monte_carlo")]
-    assert split_checks(LabelConfig(labeller="monte_carlo"), labels) == (labels, [])
+    assert split_checks(MonteCarloLabelConfig(), labels) == (labels, [])
 
 
 # What is said of it, in a run and by the command.
@@ -336,7 +336,7 @@ class FakeRun:
     """A run whose labels stand in `folder`, and what it said."""
 
     def __init__(self, folder, **settings):
-        self.config = RunConfig(label=LabelConfig(**settings))
+        self.config = RunConfig(label=settings)
         self.folder, self.said, self.facts = RunPaths(folder), [], {}
         self.console = SimpleNamespace(note=self.said.append)
         self.rollouts = SimpleNamespace(continue_from=self._continue)
@@ -357,7 +357,7 @@ def test_dry_run_and_labelling_tell_the_same_numbers(tmp_path):
         make_trajectory(decided("think", "a", "Noted."), decided("answer", "1"), id=f"g/{number}")
         for number in range(3)
     ]
-    run = FakeRun(tmp_path, labeller="monte_carlo", continuations=4)
+    run = FakeRun(tmp_path, type="monte_carlo", continuations=4)
     assert label(run, trajectories, dry_run=True) == []
     assert len(label(run, trajectories)) == 6
     dry, counts, took = run.said
@@ -371,7 +371,7 @@ def test_a_run_tells_and_keeps_what_the_judge_cost(tmp_path):
     [one] = [make_trajectory(decided("answer", "1"), id="g/0")]
     with FakeChatServer(verdict(0.7)) as server:
         judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 10.0, **PRICED}
-        run = FakeRun(tmp_path, labeller="judge", judge=judge)
+        run = FakeRun(tmp_path, type="judge", judge=judge)
         label(run, [one], dry_run=True)
         label(run, [one])
     # Three blind votes and one in hindsight, of $1 each.

@@ -219,7 +219,7 @@ def test_ranks_of_a_learner_divide_the_moments_and_at_stage_3_the_base():
 
 
 def test_a_trained_prm_only_scores(tmp_path):
-    trained = plan_of("dapo_qwen3_8b_a40", f"reward.prm_path={tmp_path}")["process_bytes"]["PRM"]
+    trained = plan_of("dapo_qwen3_8b_a40", f"reward.credit.prm_path={tmp_path}")["process_bytes"]["PRM"]
     assert trained < plan_of("dapo_qwen3_8b_a40")["process_bytes"]["PRM"]
 
 

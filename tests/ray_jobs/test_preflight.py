@@ -280,11 +280,11 @@ def test_checks_of_a_cpu_run_do_not_import_torch():
 def test_labeller_that_knows_only_generated_tasks_is_not_asked_about_others(config):
     with pytest.raises(PreflightError, match=r"'aime' in envs\.mix; use 'monte_carlo' or 'judge'"):
         check_labelling(config("envs.mix={lookup=0.5, aime=0.5}"))
-    check_labelling(config("envs.mix={lookup=0.5, aime=0.5}", "label.labeller=monte_carlo"))
+    check_labelling(config("envs.mix={lookup=0.5, aime=0.5}", "label.type=monte_carlo"))
 
 
 def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
-    judge = ("label.labeller=judge", "label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
+    judge = ("label.type=judge", "label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(ApiKeyError, match="names SOME_KEY"):
         check_judge_key(config(*judge))

@@ -26,7 +26,10 @@ def export(tmp_path):
 
 def config_for(url):
     return RunConfig.model_validate(
-        {"envs": {"actions": ["think", "answer"]}, "backend": {"base_url": url, "max_retries": 0}}
+        {
+            "envs": {"actions": ["think", "answer"]},
+            "backend": {"type": "ollama", "model": "mine", "base_url": url, "max_retries": 0},
+        }
     )
 
 
@@ -38,7 +41,7 @@ def ollama():
 def test_an_export_becomes_a_model_of_ollama_and_answers_as_a_planner(export, ollama, capsys):
     ollama.replies = [said(decision("answer", "42"))]
     with serving(ollama) as url:
-        run_serve(config_for(url), export, "mine")
+        run_serve(config_for(url), export)
     assert ollama.faults == []
     assert ollama.blobs == {f"sha256:{DIGEST}": b"GGUF bytes"}
     assert ollama.created == [
@@ -60,27 +63,27 @@ def test_a_file_that_the_server_has_is_not_sent_again(export, ollama):
     ollama.replies = [said(decision("answer", "42"))]
     ollama.blobs[f"sha256:{DIGEST}"] = b"kept"
     with serving(ollama) as url:
-        run_serve(config_for(url), export, "mine")
+        run_serve(config_for(url), export)
     assert ollama.blobs == {f"sha256:{DIGEST}": b"kept"}
 
 
 def test_a_model_that_does_not_answer_as_a_planner_is_said(export, ollama):
     ollama.replies = [said("Hello! How can I help?")]
     with serving(ollama) as url, pytest.raises(BackendError, match="does not answer as a planner: not one complete"):
-        run_serve(config_for(url), export, "mine")
+        run_serve(config_for(url), export)
 
 
 def test_a_changed_file_is_never_served(export, ollama):
     (export / "model-q8_0.gguf").write_bytes(b"other bytes")
     with serving(ollama) as url, pytest.raises(ExportError, match="is not the file that was exported"):
-        run_serve(config_for(url), export, "mine")
+        run_serve(config_for(url), export)
     assert ollama.blobs == {}
 
 
 def test_an_export_without_gguf_cannot_be_served(export, ollama):
     (export / "export.json").write_text(json.dumps({"gguf": None, "files": {}}))
     with pytest.raises(ExportError, match="holds no GGUF file"):
-        run_serve(config_for("http://127.0.0.1:9"), export, "mine")
+        run_serve(config_for("http://127.0.0.1:9"), export)
 
 
 def test_an_absent_server_is_one_line(export, capsys):

@@ -71,13 +71,13 @@ def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
 
 
 def test_a_frozen_verifier_cannot_be_asked_of_a_server(capsys):
-    settings = ("rollout.verifier.kind=model", "rollout.engine.adapter_mode=native")
+    settings = ("rollout.verifier.type=model", "rollout.engine.adapter_mode=native")
     assert solve("http://127.0.0.1:9", *settings) == 2
     assert "does not serve; set them to 'rule'" in capsys.readouterr().err
 
 
 def test_training_over_a_server_is_refused_before_anything_starts(tmp_path, capsys):
-    arguments = ["train", "backend.kind=ollama", "backend.model=planner", f"output_dir={json.dumps(str(tmp_path))}"]
+    arguments = ["train", "backend.type=ollama", "backend.model=planner", f"output_dir={json.dumps(str(tmp_path))}"]
     assert main(arguments) == 2
     assert "nothing it samples can be trained on" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

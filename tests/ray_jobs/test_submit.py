@@ -128,7 +128,7 @@ def test_only_phases_that_act_in_their_own_process_claim_places_for_it(project):
     [
         ((), ()),
         (("envs.search=tavily",), ("TAVILY_API_KEY",)),
-        (("backend.kind=openai", "backend.model=m", "backend.api_key_env=MY_KEY"), ("MY_KEY",)),
+        (("backend.type=openai", "backend.model=m", "backend.api_key_env=MY_KEY"), ("MY_KEY",)),
         (('envs.actions=["google_search", "answer"]',), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")),
         (('envs.actions=["web_search", "answer"]', "envs.web.finder=tavily"), ("TAVILY_API_KEY",)),
     ],
@@ -199,7 +199,7 @@ def test_a_key_of_this_environment_in_settings_or_command_is_refused(argument, p
 
 def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
     judge = ("label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
-    assert main(["submit", "recipes/mine.toml", "label.labeller=judge", *judge]) == 0
+    assert main(["submit", "recipes/mine.toml", "label.type=judge", *judge]) == 0
     assert server.client.submitted
 
 

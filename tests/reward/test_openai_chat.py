@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.api_keys import ApiKeyError
-from configs.judge import JudgeConfig
+from configs.judge import JudgeConfig, StepJudgeConfig
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
 
 KEY_VARIABLE = "TEST_JUDGE_KEY"
@@ -115,7 +115,7 @@ def _no_proxy(monkeypatch):
 
 def config(server, **settings):
     url = server if isinstance(server, str) else server.url
-    return JudgeConfig(**{"base_url": url, "model": "judge-1", "requests_per_minute": 1_000_000, **settings})
+    return StepJudgeConfig(**{"base_url": url, "model": "judge-1", "requests_per_minute": 1_000_000, **settings})
 
 
 class Pauses(list):

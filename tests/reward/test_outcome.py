@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.base import types_of
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
@@ -67,7 +68,7 @@ def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling():
 
 
 def test_soft_overlong_shapes_the_total_but_never_the_outcome():
-    reward = make_reward(overlong="soft", overlong_cache_tokens=20).score(make_trajectory(num_tokens=90))
+    reward = make_reward(overlong={"type": "soft", "cache_tokens": 20}).score(make_trajectory(num_tokens=90))
     assert reward.outcome == 1.0
     assert reward.total == pytest.approx(0.5)
 
@@ -77,8 +78,7 @@ def test_all_wrong_group_with_different_length_penalties_has_no_signal():
     scored = score_group(
         make_trajectory("1", num_tokens=3),
         make_trajectory("2", num_tokens=99, index=1),
-        overlong="soft",
-        overlong_cache_tokens=20,
+        overlong={"type": "soft", "cache_tokens": 20},
     )
     assert len({reward.total for reward in scored.rewards}) == 2
     assert scored.ending == "all_wrong"
@@ -95,7 +95,7 @@ ATTEMPTS = st.tuples(
 
 
 @pytest.mark.parametrize("credit", get_args(Credit))
-@pytest.mark.parametrize("overlong", get_args(LearnerConfig.model_fields["overlong"].annotation))
+@pytest.mark.parametrize("overlong", types_of(LearnerConfig.model_fields["overlong"].annotation))
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ATTEMPTS, max_size=8), st.integers(0, 2**32))
 def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, attempts, seed):
@@ -105,7 +105,9 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
         make_trajectory(answer, stop_reason=stop, index=index, cut=cut, num_tokens=100 if cut else rng.randint(1, 99))
         for index, (answer, stop, cut) in enumerate(attempts)
     ]
-    scored = score_group(*trajectories, overlong=overlong, overlong_cache_tokens=50)
+    scored = score_group(
+        *trajectories, overlong={"type": "soft", "cache_tokens": 50} if overlong == "soft" else overlong
+    )
     scores = StepScores(
         raw=tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories), prm_digest="d"
     )
@@ -127,7 +129,7 @@ def test_group_whose_cut_attempts_are_filtered_is_not_ready():
 def test_right_attempt_whose_penalty_evens_it_out_with_a_wrong_one_is_no_signal():
     group = make_trajectory(num_tokens=100), make_trajectory("1", index=1)
     assert score_group(*group).ending == "ready"
-    assert score_group(*group, overlong="soft", overlong_cache_tokens=20).ending == "overlong"
+    assert score_group(*group, overlong={"type": "soft", "cache_tokens": 20}).ending == "overlong"
 
 
 def test_soft_overlong_matches_golden_values():

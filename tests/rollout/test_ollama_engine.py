@@ -6,7 +6,7 @@ import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
 
-from configs.backend import BackendConfig
+from configs.backend import OllamaConfig
 from rollout.agent.planner import planner_schema
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
@@ -41,7 +41,7 @@ def engine_over(*replies, **settings):
 
 
 def make_engine(url, *, pauses=None, **settings):
-    config = BackendConfig(**({"kind": "ollama", "model": "planner", "base_url": url} | settings))
+    config = OllamaConfig(**({"model": "planner", "base_url": url} | settings))
     return OllamaEngine(ChatServer(config, sleep=Pauses() if pauses is None else pauses), config, num_ctx=1024, seed=5)
 
 

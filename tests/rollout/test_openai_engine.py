@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from scripted import decision
 
-from configs.backend import BackendConfig
+from configs.backend import OpenAiConfig
 from rollout.agent.planner import planner_grammar, planner_schema
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.engines.served import ChatServer, OpenAiEngine
@@ -50,7 +50,7 @@ def engine_over(status, reply, **settings):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    config = BackendConfig(**({"kind": "openai", "model": "planner", "base_url": url, "max_retries": 0} | settings))
+    config = OpenAiConfig(**({"model": "planner", "base_url": url, "max_retries": 0} | settings))
     try:
         yield OpenAiEngine(ChatServer(config), config, seed=5), seen
     finally:
@@ -120,7 +120,7 @@ async def test_a_full_context_is_told_from_other_refusals():
         await engine.generate(request())
     with (
         engine_over(400, {"error": {"message": "unknown field seed"}}) as (engine, _),
-        pytest.raises(BackendError, match=r"unknown field seed.*check backend\.kind and backend\.form"),
+        pytest.raises(BackendError, match=r"unknown field seed.*check backend\.type and backend\.form"),
     ):
         await engine.generate(request())
 

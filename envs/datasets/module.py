@@ -1,0 +1,138 @@
+"""Tasks that a function of one's own returns, and the scorer that a recipe gives to all tasks."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from configs.envs import OwnDatasetConfig
+from configs.own import OwnCodeError, check_call, failure, load_own
+from configs.run import RunConfig
+from envs.datasets.own import check_distinct, is_answer
+from envs.datasets.split import purpose_of, question_key, split_of
+from envs.types import Task
+
+Part = Literal["train", "eval", "prm"]
+PARTS: tuple[Part, ...] = ("train", "eval", "prm")
+"""What a task is for: RL, evaluation, or the trajectories that a PRM learns from."""
+
+_FIELDS = ("id", "question", "answer", "split", "scorer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSources:
+    """What a recipe adds: data sets by name, and who scores tasks that name no scorer."""
+
+    datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
+    scorer: str | None = None
+    scoring_limit_s: float = 10.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "OwnSources":
+        reward = config.reward
+        return cls(datasets=config.envs.datasets, scorer=reward.scorer, scoring_limit_s=reward.timeout_s)
+
+    def scored(self, task: Task) -> Task:
+        """The task with its scorer, where it has one that is not its data set's."""
+        scorer = task.scorer or self.scorer
+        return task if scorer is None else replace(task, scorer=scorer, scoring_limit_s=self.scoring_limit_s)
+
+    def tasks(self, name: str, part: Part) -> list[Task]:
+        """The tasks of one part of a data set. Raises ValueError and OwnCodeError."""
+        found = module_tasks(name, self.datasets[name])
+        if not found[part]:
+            raise ValueError(
+                f"{name!r} ({self.datasets[name].source}) has {sum(map(len, found.values()))} tasks and none for "
+                f"'{part}'; return more, or say which is which by a 'split' of 'train', 'eval' or 'prm' in each"
+            )
+        return [self.scored(task) for task in found[part]]
+
+
+NO_SOURCES = OwnSources()
+
+
+@lru_cache(maxsize=16)
+def module_tasks(name: str, config: OwnDatasetConfig) -> Mapping[Part, list[Task]]:
+    """All tasks of the function, by what they are for; it is called once in a process.
+
+    A task's `split` says its part, in all of them or in none. Where none says so the question's hash does: half are for
+    evaluation, and of the others a quarter for the PRM; the same for a question in other case, spacing or punctuation.
+    Raises ValueError, which names function and row, for what is no task, for an id or a question that stands twice, and
+    OwnCodeError where the function fails.
+    """
+    rows = _rows(name, config)
+    tasks = [_task(name, config, row, number) for number, row in enumerate(rows, start=1)]
+    check_distinct("id", [task.id for task in tasks], config.source)
+    check_distinct("question", [" ".join(task.question.casefold().split()) for task in tasks], config.source)
+    named = [task.metadata.get("split") for task in tasks]
+    found: dict[Part, list[Task]] = {part: [] for part in PARTS}
+    for number, (task, split) in enumerate(zip(tasks, named, strict=True), start=1):
+        part = _part(split, f"{config.source}, row {number}") if any(named) else _hashed(task.question)
+        metadata = {key: value for key, value in task.metadata.items() if key != "split"}
+        found[part].append(replace(task, metadata=metadata))
+    _check_apart(found, config.source)
+    return found
+
+
+def _check_apart(found: Mapping[Part, list[Task]], source: str) -> None:
+    """Named parts may hold one question in other case, spacing or punctuation."""
+    seen: dict[str, tuple[Part, Task]] = {}
+    for part in PARTS:
+        for task in found[part]:
+            other, same = seen.setdefault(question_key(task.question), (part, task))
+            if other != part:
+                raise ValueError(
+                    f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', and they ask the same but for "
+                    "case, spacing or punctuation; keep one of them, or give both the same 'split'"
+                )
+
+
+def _rows(name: str, config: OwnDatasetConfig) -> list[Any]:
+    key = f"envs.datasets.{name}.source"
+    function = load_own(config.source, key=key)
+    check_call(function, config.source, key=key, takes="")
+    try:
+        returned = function()
+        rows = list(returned) if isinstance(returned, Iterable) else None
+    except Exception as error:
+        raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
+    if not rows:
+        what = "no task" if rows is not None else f"a {type(returned).__name__}"
+        raise OwnCodeError(
+            f"{key}: '{config.source}' returned {what}; it must return tasks or tables, as a list or one by one"
+        )
+    return rows
+
+
+def _task(name: str, config: OwnDatasetConfig, row: Any, number: int) -> Task:
+    place = f"{config.source}, row {number}"
+    if isinstance(row, Task):
+        return replace(row, dataset=name, scorer=row.scorer or config.scorer)
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{place}: a task is an envs.types.Task or a table, got a {type(row).__name__}")
+    question, answer, scorer = row.get("question"), row.get("answer"), row.get("scorer", config.scorer)
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{place}: 'question' must be a text, got {question!r:.80}")
+    answers = answer if isinstance(answer, list) and scorer in (None, "text") else [answer]
+    if not answers or not all(map(is_answer, answers)):
+        raise ValueError(f"{place}: 'answer' must be a text, a whole number or a list of such, got {answer!r:.80}")
+    if scorer is not None and not isinstance(scorer, str):
+        raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
+    further = {key: value for key, value in row.items() if key not in _FIELDS or (key == "split" and value)}
+    # One alias a line is what the comparison of texts reads.
+    aliases = [" ".join(str(one).split()) for one in answers] if scorer in (None, "text") else [str(answer)]
+    own_id = f"{name}-{row.get('id', number)}"
+    return Task(id=own_id, dataset=name, question=question, answer="\n".join(aliases), scorer=scorer, metadata=further)
+
+
+def _part(split: object, place: str) -> Part:
+    for part in PARTS:
+        if split == part:
+            return part
+    raise ValueError(f"{place}: 'split' must be 'train', 'eval' or 'prm' in every row or in none, got {split!r}")
+
+
+def _hashed(question: str) -> Part:
+    if split_of(question_key(question)) == "eval":
+        return "eval"
+    return "prm" if purpose_of(question) == "prm" else "train"

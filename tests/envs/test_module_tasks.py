@@ -1,0 +1,155 @@
+"""Tasks that a function of one's own returns."""
+
+import pytest
+
+from configs.envs import OwnDatasetConfig
+from configs.loading import load_run_config
+from configs.own import OwnCodeError
+from configs.reward import CollectConfig
+from envs.datasets.module import OwnSources, module_tasks
+from envs.datasets.sampler import collection_tasks, held_out_tasks, never_trained_on, training_tasks
+from envs.types import Task
+from rollout.records import trajectory_of, trajectory_record
+from rollout.types import Trajectory
+
+TASKS = """
+from envs.types import Task
+
+def load():
+    for number in range(80):
+        yield {"question": f"What is {number} and one?", "answer": number + 1, "source": "by hand"}
+
+def named():
+    return [
+        {"id": "a", "question": "train one", "answer": "x", "split": "train", "scorer": "text"},
+        {"id": "b", "question": "held out", "answer": ["y", "z"], "split": "eval", "scorer": "text"},
+        {"id": "c", "question": "for the PRM", "answer": 3, "split": "prm", "scorer": "integer"},
+    ]
+
+def ready_made():
+    return [Task(id=f"own-{n}", dataset="any", question=f"q{n}", answer="1", scorer="integer") for n in range(20)]
+
+def twice():
+    return [{"question": "Who?", "answer": "x"}, {"question": "who?", "answer": "y"}]
+
+def no_text():
+    return [{"question": 3, "answer": "x"}]
+
+def apart():
+    return [
+        {"question": "Who is it", "answer": "x", "split": "train"},
+        {"question": "who is it?", "answer": "y", "split": "eval"},
+    ]
+
+def broken():
+    raise OSError("no file")
+
+def nothing():
+    return []
+
+def a_number():
+    return 3
+
+def needs(path):
+    return []
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_tasks_of_the_test.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module_tasks.cache_clear()
+
+
+def source(name, **further):
+    return OwnDatasetConfig(source=f"own_tasks_of_the_test:{name}", **further)
+
+
+def config_of(name, *overrides):
+    table = f"envs.datasets={{mine={{source='own_tasks_of_the_test:{name}'}}}}"
+    return load_run_config(None, [table, "envs.mix={mine=1.0}", "reward.scorer=some:one", *overrides])
+
+
+def test_rows_become_tasks_with_ids_and_further_columns():
+    found = module_tasks("mine", source("load"))
+    tasks = [task for part in found.values() for task in part]
+    assert len({task.id for task in tasks}) == 80
+    first = min(tasks, key=lambda task: int(task.answer))
+    assert (first.id, first.dataset, first.answer) == ("mine-1", "mine", "1")
+    assert (first.scorer, first.metadata) == (None, {"source": "by hand"})
+
+
+def test_the_questions_decide_what_is_for_training_evaluation_and_the_prm():
+    found = module_tasks("mine", source("load"))
+    assert {part: len(tasks) > 0 for part, tasks in found.items()} == {"train": True, "eval": True, "prm": True}
+    questions = [{task.question for task in tasks} for tasks in found.values()]
+    assert sum(map(len, questions)) == len(set.union(*questions)) == 80
+    assert len(found["prm"]) < len(found["train"]) < len(found["eval"]) + len(found["train"])
+
+
+def test_a_split_of_ones_own_is_kept_and_no_column():
+    found = module_tasks("mine", source("named"))
+    assert {part: [task.id for task in tasks] for part, tasks in found.items()} == {
+        "train": ["mine-a"],
+        "eval": ["mine-b"],
+        "prm": ["mine-c"],
+    }
+    assert found["eval"][0].answer == "y\nz"
+    assert found["prm"][0].metadata == {}
+
+
+def test_ready_made_tasks_keep_their_ids_and_get_the_data_sets_name():
+    tasks = [task for part in module_tasks("mine", source("ready_made")).values() for task in part]
+    assert {task.dataset for task in tasks} == {"mine"}
+    assert {task.id for task in tasks} == {f"own-{number}" for number in range(20)}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("twice", ValueError, r"the question 'who\?' stands in 2 rows"),
+        ("no_text", ValueError, "own_tasks_of_the_test:no_text, row 1: 'question' must be a text, got 3"),
+        ("apart", ValueError, "they ask the same but for case"),
+        ("broken", OwnCodeError, r"failed with OSError: no file \(own_tasks_of_the_test.py, line 31\)"),
+        ("nothing", OwnCodeError, "returned no task"),
+        ("a_number", OwnCodeError, "returned a int"),
+        ("needs", OwnCodeError, r"is called as needs\(\) and does not take that: missing a required argument: 'path'"),
+        ("missing", OwnCodeError, "envs.datasets.mine.source: .* cannot be imported: AttributeError"),
+    ],
+)
+def test_what_is_no_task_set_is_one_line_that_says_where(name, error, says):
+    with pytest.raises(error, match=says) as caught:
+        module_tasks("mine", source(name))
+    assert "\n" not in str(caught.value)
+
+
+def test_training_evaluation_and_collection_never_meet_and_have_the_recipes_scorer(tmp_path):
+    config = config_of("load", "reward.timeout_s=3")
+    own, sampler = OwnSources.of(config), training_tasks(config)
+    trained = [sampler.task(ordinal) for ordinal in range(100)]
+    held_out = held_out_tasks(config.envs.mix, count=20, seed=0, own=own)
+    collect = CollectConfig(num_tasks=5)
+    collected = collection_tasks(config.envs, collect, seed=0, leak_report=tmp_path / "l.json", own=own)
+    apart = [{task.id for task in tasks} for tasks in (trained, held_out, collected)]
+    assert sum(map(len, apart)) == len(set.union(*apart))
+    assert {(task.scorer, task.scoring_limit_s) for task in (*trained, *held_out, *collected)} == {("some:one", 3.0)}
+    assert never_trained_on(trained, config.envs) == []
+    assert never_trained_on(held_out, config.envs) == held_out
+
+
+def test_the_recipes_scorer_is_for_built_in_tasks_too_and_a_tasks_own_comes_first():
+    config = load_run_config(None, ["envs.mix={lookup=1.0}", "reward.scorer=some:one"])
+    assert training_tasks(config).task(0).scorer == "some:one"
+    own = OwnSources.of(config)
+    assert own.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
+    assert OwnSources().scored(Task(id="t", dataset="d", question="q", answer="a")).scorer is None
+
+
+def test_scorer_and_columns_survive_the_record_of_a_trajectory():
+    task = Task(id="t", dataset="d", question="q", answer="a", scorer="m:f", scoring_limit_s=2.0, metadata={"level": 3})
+    for one in (task, Task(id="t", dataset="d", question="q", answer="a")):
+        trajectory = Trajectory(id="x", group_id="g", task=one, turns=(), answer="a", stop_reason="answered")
+        record = trajectory_record(trajectory, reward=0.5, phase="train", step=1)
+        assert trajectory_of(record).task == one
+        assert ("scoring" in record) == (one is task)

@@ -1,0 +1,97 @@
+"""A loss of one's own, by import path."""
+
+import pytest
+import torch
+from tiny import loss_inputs, make_learner, make_samples, save_tiny_model
+
+from configs.learner import CustomLossConfig
+from configs.own import OwnCodeError
+from learner.losses import policy_loss
+from learner.packing import build_batch
+
+LOSSES = """
+import torch
+from learner.corrections import correction_weights, masked_log_ratio
+from learner.losses import LossOutput
+
+def dapo(inputs, clip_low=0.2, clip_high=0.28):
+    mask, advantages = inputs.loss_mask.bool(), inputs.advantages
+    with torch.no_grad():
+        log_ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask)
+        ratio = log_ratio.exp()
+        bound = ratio.clamp(1 - clip_low, 1 + clip_high)
+        stale = mask & (inputs.ages > 0)
+        clipped = stale & (((ratio > bound) & (advantages > 0)) | ((ratio < bound) & (advantages < 0)))
+        weights = correction_weights(inputs.correction, log_ratio, mask)
+    unit = masked_log_ratio(inputs.learner_logprobs, inputs.learner_logprobs.detach(), mask).exp()
+    losses = torch.where(mask, -advantages * torch.where(clipped, bound, weights * unit), 0.0)
+    return LossOutput(loss=losses.sum() / max(inputs.num_loss_tokens, 1), metrics={})
+
+def reference(inputs):
+    return LossOutput(loss=(inputs.learner_logprobs - inputs.ref_logprobs).sum(), metrics={})
+
+def a_number(inputs):
+    return 0.5
+
+def a_row(inputs):
+    return LossOutput(loss=inputs.learner_logprobs.sum(-1), metrics={})
+
+def broken(inputs):
+    return inputs.no_such_thing
+
+def no_inputs():
+    return None
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_losses_of_the_test.py").write_text(LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"), "llama")
+
+
+def custom(name, **further):
+    return {"type": "custom", "function": f"own_losses_of_the_test:{name}", **further}
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_low": 0.05, "clip_high": 0.06}])
+def test_a_copy_of_dapo_gives_identical_adapters(model_path, settings):
+    digests = []
+    for loss in ({"type": "dapo", **settings}, custom("dapo", settings=settings)):
+        learner = make_learner(model_path, loss=loss, learning_rate=1e-2)
+        for _ in range(2):
+            learner.train_step(build_batch(make_samples(), microbatch_tokens=40))
+        digests.append(learner.adapter().digest)
+    assert digests[0] == digests[1]
+
+
+def test_a_loss_may_ask_for_the_reference_policy(model_path):
+    learner = make_learner(model_path, loss=custom("reference", reference=True))
+    assert torch.isfinite(
+        torch.tensor(learner.train_step(build_batch(make_samples(), microbatch_tokens=400)).metrics["policy/loss"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("a_number", {}, "must return a learner.losses.LossOutput .* it returned a float"),
+        ("a_row", {}, r"it returned one with a loss of shape \(1,\)"),
+        ("broken", {}, r"failed with AttributeError: .*no_such_thing.* \(own_losses_of_the_test.py, line 29\)"),
+        ("no_inputs", {}, r"is called as no_inputs\(inputs\) and does not take that"),
+        ("dapo", {"clop": 1.0}, r"is called as dapo\(inputs, clop=\.\.\.\) and does not take that: got an unexpected"),
+        ("missing", {}, "cannot be imported: AttributeError"),
+    ],
+)
+def test_what_is_no_loss_is_one_line_that_names_the_function(name, settings, says):
+    ones = torch.ones(1, 3, requires_grad=True)
+    config = CustomLossConfig(function=f"own_losses_of_the_test:{name}", settings=settings)
+    with pytest.raises(OwnCodeError, match=says) as caught:
+        policy_loss(config)(loss_inputs(ones, ones.detach(), ones.detach(), torch.ones(1, 3)))
+    assert str(caught.value).startswith("learner.loss.function: ")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,86 @@
+"""Code that a recipe names is found beside the recipe, and what cannot work ends before anything starts."""
+
+import sys
+
+import pytest
+
+from configs.loading import load_run_config
+from configs.own import OwnCodeError, load_own
+from ray_jobs.run.preflight import PreflightError, check_before_acting
+from ray_jobs.run.provenance import with_absolute_paths
+
+TASKS = """
+def load():
+    return [{"question": f"q{n}", "answer": "x"} for n in range(40)]
+"""
+SCORERS = """
+def right(task, answer):
+    return answer == task.answer
+
+def wild(task, answer):
+    return 7
+"""
+RECIPE = """
+[envs]
+actions = ["think", "answer"]
+mix = { mine = 1.0 }
+datasets = { mine = { source = "tasks_beside_the_recipe:load" } }
+[cold_start]
+num_demonstrations = 0
+[evaluation]
+num_tasks = 10
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "tasks_beside_the_recipe.py").write_text(TASKS)
+    (folder / "scorers_beside_the_recipe.py").write_text(SCORERS)
+    (folder / "mine.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return folder / "mine.toml"
+
+
+def check(recipe, *overrides):
+    check_before_acting(load_run_config(recipe, overrides), draws_tasks=True)
+
+
+def test_modules_are_looked_for_beside_the_recipe_on_every_machine(recipe, monkeypatch):
+    config = load_run_config(recipe.relative_to(recipe.parents[1]), ["reward.scorer=scorers_beside_the_recipe:right"])
+    assert config.code_path == "recipes"
+    assert load_own(config.reward.scorer, key="reward.scorer").__name__ == "right"
+    assert with_absolute_paths(config).code_path == str(recipe.parent)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    # The working directory of a submitted job travels, and lies elsewhere on each machine.
+    assert with_absolute_paths(config).code_path == "recipes"
+
+
+def test_a_recipe_without_code_of_its_own_says_nothing_of_its_folder(recipe):
+    recipe.write_text("seed = 1")
+    assert load_run_config(recipe).code_path is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "says"),
+    [
+        ([], PreflightError, r"nobody scores mine-\d+: set envs\.datasets\.mine\.scorer or reward\.scorer"),
+        (["reward.scorer=scorers_beside_the_recipe:wild"], OwnCodeError, r"returned 7 for task 'mine-\d+'"),
+        (["reward.scorer=scorers_beside_the_recipe:gone"], OwnCodeError, "cannot be imported: AttributeError"),
+        (["envs.datasets.mine.scorer=integer"], PreflightError, "has the answer 'x', which is none for 'integer'"),
+        (["envs.datasets.mine.source=no_such_module:load"], OwnCodeError, "cannot be imported: ModuleNotFoundError"),
+        (["envs.mix={min=1.0}"], PreflightError, r"unknown data set 'min'; known: mine, .*; did you mean 'mine'\?"),
+        (["envs.datasets.aime.source=a:b"], PreflightError, "'aime' is a built-in data set"),
+        (
+            ['learner.loss={type="custom", function="no_such_module:loss"}'],
+            OwnCodeError,
+            "learner.loss.function: 'no_such_module:loss' cannot be imported",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(recipe, overrides, error, says):
+    with pytest.raises(error, match=says) as caught:
+        check(recipe, *overrides)
+    assert "\n" not in str(caught.value)
