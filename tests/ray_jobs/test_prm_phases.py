@@ -5,7 +5,10 @@ import pytest
 from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
-from ray_jobs.phases.prm import collect, label, learn_prm, watch_prm
+from ray_jobs.phases.collect import collect
+from ray_jobs.phases.label import label
+from ray_jobs.phases.prm import watch_prm
+from ray_jobs.phases.train_prm import learn_prm
 from reward.collected import CollectedGroups
 from reward.labels.labels import StepLabel, append_label
 from reward.prm.step_text import step_texts
@@ -91,8 +94,8 @@ def test_phases_that_ended_before_a_kill_are_read_and_ask_nobody_again(tmp_path)
     append_label(tmp_path / "labels.jsonl", given)
     loaded = []
     folder = SimpleNamespace(collected=tmp_path / "collected", labels=tmp_path / "labels.jsonl", prm=tmp_path / "prm")
-    cast = SimpleNamespace(prm=SimpleNamespace(load=SimpleNamespace(remote=loaded.append)))
-    run = SimpleNamespace(config=RunConfig(), folder=folder, cast=cast, finished=lambda phase: {})
+    prm = SimpleNamespace(load=loaded.append)
+    run = SimpleNamespace(config=RunConfig(), folder=folder, prm=prm, finished=lambda phase: {})
     collected = collect(run)
     labels = label(run, collected)
     learn_prm(run, collected, labels)
