@@ -68,7 +68,7 @@ def check_command(arguments):
         arguments = [*arguments[1:], "--help"]
     _, bound, _ = APP.parse_args(arguments)
     if "given" in bound.signature.parameters:
-        run_config(bound.arguments.get("given", ()))
+        run_config(bound.arguments.get("given", ()), backend=bound.arguments.get("backend"))
 
 
 def test_commands_named_in_the_text_exist():

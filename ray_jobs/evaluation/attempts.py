@@ -69,10 +69,7 @@ class Evaluator:
             if trajectory.stop_reason != "infrastructure":
                 break
         failed = trajectory.stop_reason == "infrastructure"
-        # In a thread: a scorer of one's own may take its time.
-        reward = (
-            None if failed else await asyncio.to_thread(score_answer, wanted.task, trajectory.answer, trajectory.turns)
-        )
+        reward = None if failed else await _score(trajectory)
         asked, judged = await self._judged(trajectory, reward)
         return trajectory_record(trajectory, reward=reward, phase=self.phase, step=None) | {
             "seed": wanted.seed,
@@ -88,3 +85,9 @@ class Evaluator:
         if self.judge is None or task.dataset not in JUDGED or reward != 0.0 or answer is None:
             return False, None
         return True, await self.judge.same(task.question, task.answer, answer)
+
+
+async def _score(trajectory: Trajectory) -> float | None:
+    """In a thread where a scorer of one's own may take its time."""
+    scored = (trajectory.task, trajectory.answer, trajectory.turns)
+    return await asyncio.to_thread(score_answer, *scored) if trajectory.task.scorer else score_answer(*scored)

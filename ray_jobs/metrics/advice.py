@@ -46,6 +46,10 @@ def _accepted(config: RunConfig, changes: Changes) -> bool:
     return True
 
 
+def _prm_on_cpu(config: RunConfig) -> bool:
+    return config.reward.prm is not None and config.prm.device == "cpu"
+
+
 def _raised(key: str) -> Callable[[RunConfig], Changes]:
     return lambda run: {key: _value(run, key) + 1}
 
@@ -96,8 +100,16 @@ _ADVICE: Mapping[Limit, tuple[Advice, ...]] = {
         Advice("raise rollout.group_size", _raised("rollout.group_size")),
     ),
     "prm": (
-        Advice("raise prm.num_threads", _where(lambda run: run.prm.device == "cpu", _raised("prm.num_threads"))),
-        Advice("set prm.device=cuda", _where(lambda run: run.prm.device == "cpu", lambda run: {"prm.device": "cuda"})),
+        Advice(
+            "raise prm.num_threads",
+            _where(_prm_on_cpu, _raised("prm.num_threads")),
+        ),
+        Advice(
+            "set prm.device=cuda",
+            _where(
+                lambda run: run.reward.prm is not None and run.prm.device == "cpu", lambda run: {"prm.device": "cuda"}
+            ),
+        ),
         Advice("use a smaller PRM: lower prm.num_layers or prm.max_tokens", lambda run: {}),
     ),
     "tools": (

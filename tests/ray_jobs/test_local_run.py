@@ -33,7 +33,7 @@ def loaded(monkeypatch):
 
     @contextmanager
     def open_scripted(config, adapter):
-        opened.append(config.label.labeller)
+        opened.append(config.label.type)
         yield ScriptedRollouts()
 
     monkeypatch.setattr("ray_jobs.phases.local.open_policy", open_scripted)
@@ -41,7 +41,7 @@ def loaded(monkeypatch):
 
 
 def test_collecting_and_labelling_as_commands_leave_what_the_phases_of_a_run_leave(tmp_path, loaded, capsys):
-    config = config_for(tmp_path, *SMALL, "label.labeller=monte_carlo", "label.continuations=4")
+    config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
     run_collect(config, None)
     run_label(config, None, dry_run=True)
     assert loaded == ["monte_carlo"]
@@ -55,7 +55,7 @@ def test_collecting_and_labelling_as_commands_leave_what_the_phases_of_a_run_lea
 
 
 def test_labelling_by_the_plan_loads_no_engine(tmp_path, loaded):
-    config = config_for(tmp_path, *SMALL, "label.labeller=plan")
+    config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)
     run_label(config, None, dry_run=False)
     assert loaded == ["plan"]
@@ -63,7 +63,7 @@ def test_labelling_by_the_plan_loads_no_engine(tmp_path, loaded):
 
 def test_labelling_without_trajectories_loads_nothing_and_names_the_command(tmp_path, loaded):
     with pytest.raises(NothingCollectedError, match="run `agentflow collect` first"):
-        run_label(config_for(tmp_path, "label.labeller=monte_carlo"), None, dry_run=False)
+        run_label(config_for(tmp_path, "label.type=monte_carlo"), None, dry_run=False)
     assert loaded == []
 
 
@@ -88,7 +88,7 @@ class FakePrm:
 
 def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks(tmp_path, loaded, monkeypatch, capsys):
     monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
-    config = config_for(tmp_path, *SMALL, "label.labeller=plan")
+    config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)
     with pytest.raises(NothingCollectedError, match="holds no labels; run `agentflow label` first"):
         run_train_prm(config)
@@ -99,4 +99,4 @@ def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks
     assert (tmp_path / "r" / "prm_quality.html").exists()
     said = capsys.readouterr().out
     assert "PRM on tasks it never saw: Spearman within group" in said
-    assert f"use it with reward.prm_path={tmp_path}/r/prm" in said
+    assert f"use it with reward.credit.prm_path={tmp_path}/r/prm" in said

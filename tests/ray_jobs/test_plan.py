@@ -323,7 +323,7 @@ PLACES = (("cuda", 400), ("cpu", 400), ("cpu", 1000))
 def test_activations_are_within_a_tenth_of_what_the_learner_allocates(
     monkeypatch, family, device, num_tokens, checkpointing
 ):
-    """The real learner in its real precision, every tensor that it makes counted; for a card with its attention."""
+    """The real learner in a card's precision, every tensor that it makes counted; for a card with its attention."""
     if device == "cuda":
         monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend)
     sizes = SIZES | FAMILIES[family]
@@ -346,7 +346,13 @@ def allocated(family, sizes, *, num_tokens, checkpointing):
         learner = Learner(
             save_tiny_model(Path(folder), family, **sizes),
             ModelConfig(lora_rank=8),
-            LearnerConfig(num_threads=1, guard=UNGUARDED, gradient_checkpointing=checkpointing, logit_chunk_tokens=64),
+            LearnerConfig(
+                num_threads=1,
+                guard=UNGUARDED,
+                dtype="bfloat16",
+                gradient_checkpointing=checkpointing,
+                logit_chunk_tokens=64,
+            ),
             seed=0,
         )
     ids = np.random.default_rng(0).integers(4, 60, num_tokens).tolist()
