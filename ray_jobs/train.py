@@ -14,6 +14,8 @@ Who makes what, what each waits for, and what wakes it:
     learner  an optimizer step            the driver                           the call `train_step`
     driver   nothing: it moves the loop   a batch, then the step, then the     the answer; the watch kills what does not
                                           adapter in the store                 answer, the supervisor replaces it
+
+Outside of the RL loop `ray_jobs/run/rollouts.py` replaces workers.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Keeps the rollouts of a run going: workers start, join, leave, are replaced, here and nowhere else."""
+"""Keeps the rollouts of the RL loop going: in it workers join, leave and are replaced here and nowhere else."""
 
 import time
 from contextlib import AbstractContextManager
