@@ -1,12 +1,13 @@
 """The policy and its update: base model, adapter, objective, optimizer, microbatches, the supervised cold start."""
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from configs.base import Config, typed
-from configs.own import ImportPath
-from configs.processor import Precision, fastest_precision
+from configs.own import ImportPath, own_function
+from configs.processor import Dtype, Precision, precision_of
 
 
 class ModelConfig(Config):
@@ -110,6 +111,10 @@ class CustomLossConfig(Config):
     reference: bool = False
     """Compute the log-probs of the policy that RL starts with, `inputs.ref_logprobs`."""
 
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises OwnCodeError where it cannot be called so."""
+        return own_function(self.function, key="learner.loss.function", takes="inputs", **self.settings)
+
 
 LossConfig = Annotated[
     DapoConfig | GrpoConfig | FlowGrpoConfig | CustomLossConfig, Field(discriminator="type"), typed("dapo")
@@ -181,7 +186,7 @@ class LearnerConfig(Config):
     """CPU threads of the learner."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the learner computes; `cuda` needs a GPU and the `gpu` extra."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    dtype: Dtype = "auto"
     """Frozen base and matrix products of the learner, as `rollout.engine.dtype`; adapter, its gradients and losses are
     in float32 always."""
     num_workers: int = Field(default=1, ge=1)
@@ -198,7 +203,7 @@ class LearnerConfig(Config):
     @property
     def precision(self) -> Precision:
         """What `dtype` means on this machine."""
-        return fastest_precision(self.device) if self.dtype == "auto" else self.dtype
+        return precision_of(self.dtype, self.device)
 
     @property
     def has_reference(self) -> bool:

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from agentflow import PACKAGES
 from configs.errors import UserError
-
-OUR_PACKAGES = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`module:name`; the module is looked for where the recipe lies, and where the command is called."""
@@ -60,6 +59,13 @@ def check_call(function: Callable[..., Any], source: str, *, key: str, takes: st
         return
 
 
+def own_function(source: str, *, key: str, takes: str, **settings: Any) -> Callable[..., Any]:
+    """As `load_own`, a function that can be called as `check_call` says. Raises OwnCodeError."""
+    function = load_own(source, key=key)
+    check_call(function, source, key=key, takes=takes, **settings)
+    return function
+
+
 def failure(error: BaseException) -> str:
     """What an exception in one's own code was, and in which line, for the middle of a sentence."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -71,6 +77,6 @@ def _taken(module: str, error: Exception) -> str:
     """Our packages hide a module of the same name in the user's folder."""
     name = (error.name if isinstance(error, ModuleNotFoundError) else None) or module
     package = name.partition(".")[0]
-    if package not in OUR_PACKAGES:
+    if package not in PACKAGES:
         return ""
     return f"; '{package}' is a package of agentflow and hides your own of this name: give yours another"

@@ -5,8 +5,14 @@ from pathlib import Path
 from typing import Literal
 
 Precision = Literal["bfloat16", "float32"]
+Dtype = Literal["auto", "bfloat16", "float32"]
 
 CPU_INFO = Path("/proc/cpuinfo")
+
+
+def precision_of(dtype: Dtype, device: Literal["cpu", "cuda"]) -> Precision:
+    """What a recipe's `dtype` means on this machine."""
+    return fastest_precision(device) if dtype == "auto" else dtype
 
 
 def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:

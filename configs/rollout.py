@@ -7,7 +7,7 @@ from pydantic import Field, HttpUrl, TypeAdapter, model_validator
 from configs.api_keys import exposed_key
 from configs.base import Config, typed
 from configs.judge import LOOPBACK
-from configs.processor import Precision, fastest_precision
+from configs.processor import Dtype, Precision, precision_of
 
 
 class RuleConfig(Config):
@@ -34,7 +34,7 @@ class EngineConfig(Config):
     """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
     refresh: Literal["turn", "trajectory"] = "turn"
     """When a trajectory takes up new weights: at its next `turn`, or never (`trajectory`; needs `native`)."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    dtype: Dtype = "auto"
     """Weights and activations of the engine; `auto`: bfloat16 on a GPU, and on a CPU whichever it multiplies faster."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Cards of one machine over which each engine spreads every layer, for a model that one card does not hold. Beyond
@@ -53,7 +53,7 @@ class EngineConfig(Config):
     @property
     def precision(self) -> Precision:
         """What `dtype` means on this machine."""
-        return fastest_precision(self.device) if self.dtype == "auto" else self.dtype
+        return precision_of(self.dtype, self.device)
 
     @model_validator(mode="after")
     def _pinning_needs_several_versions(self) -> "EngineConfig":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from configs.learner import CorrectionConfig, CustomLossConfig, DapoConfig, FlowGrpoConfig, GrpoConfig, LossConfig
-from configs.own import OwnCodeError, check_call, failure, load_own
+from configs.own import OwnCodeError, failure
 from learner.corrections import correction_weights, masked_log_ratio
 
 MAX_REFERENCE_K3 = 10.0
@@ -71,14 +71,7 @@ def policy_loss(config: LossConfig) -> PolicyLoss:
         case FlowGrpoConfig():
             return partial(flow_grpo_loss, clip=config.clip, kl_weight=config.kl_weight)
         case CustomLossConfig():
-            return partial(_own_loss, _own_function(config), config)
-
-
-def _own_function(config: CustomLossConfig) -> Callable[..., Any]:
-    key = "learner.loss.function"
-    function = load_own(config.function, key=key)
-    check_call(function, config.function, key=key, takes="inputs", **config.settings)
-    return function
+            return partial(_own_loss, config.load(), config)
 
 
 def _own_loss(function: Callable[..., Any], config: CustomLossConfig, inputs: LossInputs) -> LossOutput:

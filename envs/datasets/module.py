@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from configs.envs import OwnDatasetConfig
-from configs.own import OwnCodeError, check_call, failure, load_own
+from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
 from envs.datasets.own import check_distinct, is_answer
 from envs.datasets.split import purpose_of, question_key, split_of
@@ -89,8 +89,7 @@ def _check_apart(found: Mapping[Part, list[Task]], source: str) -> None:
 
 def _rows(name: str, config: OwnDatasetConfig) -> list[Any]:
     key = f"envs.datasets.{name}.source"
-    function = load_own(config.source, key=key)
-    check_call(function, config.source, key=key, takes="")
+    function = own_function(config.source, key=key, takes="")
     try:
         returned = function()
         rows = list(returned) if isinstance(returned, Iterable) else None

@@ -30,6 +30,11 @@ class Death:
     fruitless: bool = False
     explained: bool = False
 
+    @property
+    def news(self) -> str:
+        """What the console says of it."""
+        return f"the {self.part} was lost and is replaced ({self.reason})"
+
 
 @dataclass(slots=True)
 class _Event:

@@ -14,7 +14,6 @@ from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
 from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
 from configs.learner import CustomLossConfig
-from configs.own import check_call, load_own
 from configs.reward import JudgeLabelConfig
 from configs.run import RunConfig
 from configs.wording import reason
@@ -351,10 +350,8 @@ def _check_own_answers(names: set[str], path: Path | None) -> None:
 
 def _check_own_code(config: RunConfig) -> None:
     """Whether there is what the recipe names as module:name, and can be called. Raises OwnCodeError."""
-    loss = config.learner.loss
-    if isinstance(loss, CustomLossConfig):
-        key = "learner.loss.function"
-        check_call(load_own(loss.function, key=key), loss.function, key=key, takes="inputs", **loss.settings)
+    if isinstance(config.learner.loss, CustomLossConfig):
+        config.learner.loss.load()
     if config.reward.scorer:
         from reward.scorers.own import scorer_of
 

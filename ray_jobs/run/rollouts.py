@@ -93,7 +93,7 @@ class RayRollouts:
     def _start_anew(self, index: int, error: Exception) -> None:
         while True:
             death = self._actors.lose_worker(index, error)
-            self._note(f"the {death.part} was lost and is replaced ({death.reason})")
+            self._note(death.news)
             self._actors.watch.deaths.add(death)
             try:
                 self._actors.start_worker(index)

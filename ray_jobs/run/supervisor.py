@@ -232,5 +232,5 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             return self._num_workers
 
     def _count(self, death: Death) -> None:
-        self._note(f"the {death.part} was lost and is replaced ({death.reason})")
+        self._note(death.news)
         self._deaths.add(death)
