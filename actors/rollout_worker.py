@@ -17,6 +17,7 @@ from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, failed_result, group_result
 from reward.outcome import OutcomeReward
+from reward.restarts import Restarter
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import Workload
@@ -46,6 +47,7 @@ class RolloutWorkerActor:
             self._scored if prm else None,
             transient=(PrmError, ray.exceptions.RayActorError),
         )
+        self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, store, index)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
@@ -175,7 +177,10 @@ class RolloutWorkerActor:
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
             judging = time.monotonic()
-            scored = await self._judge.judge(group)
+            roots = await self._judge.judge(group)
+            judged = time.monotonic()
+            forked = await self._restarter.revive(roots)
+            scored = forked.scored
             if self._config.memory.type != "none":
                 await self._worker.remember(scored.solved)
         except OwnCodeError:
@@ -184,8 +189,10 @@ class RolloutWorkerActor:
         except Exception as error:
             # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
             return failed_result(error)
-        now = time.monotonic()
-        return group_result(scored, duration_s=now - started, prm_s=now - judging)
+        finally:
+            self._worker.end_group(group_id(permit.ordinal))
+        duration_s = time.monotonic() - started
+        return group_result(scored, duration_s=duration_s, prm_s=judged - judging, facts=forked.facts)
 
     def _end_with_the_engine(self) -> None:
         """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""

@@ -103,6 +103,9 @@ class SimulatedWorker:
     def begin_round(self, num_groups: int) -> None:
         """There is no lockstep to prepare."""
 
+    def end_group(self, group_id: str) -> None:
+        """Nor one to end."""
+
     async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         rng = random.Random(task.id)
         drawn = self._shape.tasks.draw(rng)

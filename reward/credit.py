@@ -161,12 +161,16 @@ def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -
     outcome_gated: that, plus `prm_weight` times the step's score against the pool of the group's steps.
 
     Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a
-    total reward get zeros.
+    total reward get zeros, and so do turns that a fork replayed.
     """
     totals = [reward.total for reward in scored.rewards]
+    trajectories = scored.group.trajectories
     if credit == "outcome_gated":
-        return outcome_gated(totals, step_rewards(scored), weight=prm_weight)
+        advantages = outcome_gated(totals, step_rewards(scored), weight=prm_weight)
+    else:
+        by_outcome = zip(group_normalized(totals), trajectories, strict=True)
+        advantages = [[advantage] * len(trajectory.planner_turns) for advantage, trajectory in by_outcome]
     return [
-        [advantage] * len(trajectory.planner_turns)
-        for advantage, trajectory in zip(group_normalized(totals), scored.group.trajectories, strict=True)
+        [own if turn.trainable else 0.0 for turn, own in zip(trajectory.planner_turns, owns, strict=True)]
+        for trajectory, owns in zip(trajectories, advantages, strict=True)
     ]

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 
 from reward.outcome import OutcomeReward
 from reward.statistics import group_statistics
@@ -13,9 +14,13 @@ from rollout.store.lifecycle import GroupResult
 from rollout.types import Trajectory, TrajectoryGroup
 
 
-def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> GroupResult:
-    """`duration_s`: from the permit to the judgement; `prm_s`: of it, waiting for step scores."""
-    trajectories = scored.group.trajectories
+def group_result(
+    scored: ScoredGroup, *, duration_s: float, prm_s: float, facts: Mapping[str, float] = MappingProxyType({})
+) -> GroupResult:
+    """`duration_s`: from the permit to the judgement; `prm_s`: of it, waiting for step scores. Statistics are of the
+    roots where forks are trained on in their place: forks have an easier task. `facts`: what else is to be counted."""
+    roots = scored.roots or scored
+    trajectories = roots.group.trajectories
     ending = scored.ending
     times = {
         "groups": 1.0,
@@ -28,9 +33,9 @@ def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> Gro
     return GroupResult(
         ending=ending,
         payload=stored_group(scored),
-        versions=_token_versions(trajectories),
+        versions=_token_versions(scored.group.trajectories),
         duration_s=duration_s,
-        facts={**asdict(group_statistics(scored)), **times},
+        facts={**asdict(group_statistics(roots)), **times, **facts},
         reason=_why_unscorable(scored),
     )
 
@@ -42,12 +47,9 @@ def failed_result(error: Exception) -> GroupResult:
 
 
 def _token_versions(trajectories: tuple[Trajectory, ...]) -> dict[int, int]:
-    """Sampled planner tokens by the version that sampled them."""
-    return dict(
-        Counter(
-            version for one in trajectories for turn in one.planner_turns for version in turn.completion.token_versions
-        )
-    )
+    """Planner tokens that can be trained on, by the version that sampled them."""
+    turns = (turn for one in trajectories for turn in one.planner_turns if turn.trainable)
+    return dict(Counter(version for turn in turns for version in turn.completion.token_versions))
 
 
 def _why_unscorable(scored: ScoredGroup) -> str:

@@ -2,10 +2,12 @@
 
 import json
 import zlib
+from dataclasses import asdict
 from typing import Any
 
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.records import trajectory_of, trajectory_record
+from rollout.restarts import Anchor
 from rollout.store.ledger_file import LedgerError
 from rollout.types import TrajectoryGroup
 
@@ -15,9 +17,12 @@ SCHEMA = 2
 
 def stored_group(scored: ScoredGroup) -> bytes:
     """JSON, compressed: readable without this code, and nothing in it runs when it is read."""
+    return zlib.compress(json.dumps({"schema": SCHEMA, **_record_of(scored)}).encode(), level=1)
+
+
+def _record_of(scored: ScoredGroup) -> dict[str, Any]:
     group, scores = scored.group, scored.step_scores
     record: dict[str, Any] = {
-        "schema": SCHEMA,
         "group_id": group.id,
         "trajectories": [
             trajectory_record(one, reward=reward.total, phase="train", step=None)
@@ -26,7 +31,9 @@ def stored_group(scored: ScoredGroup) -> bytes:
         "rewards": [{"outcome": one.outcome, "total": one.total, "parts": dict(one.parts)} for one in scored.rewards],
         "step_scores": None if scores is None else {"raw": scores.raw, "prm_digest": scores.prm_digest},
     }
-    return zlib.compress(json.dumps(record).encode(), level=1)
+    if scored.anchor is not None and scored.roots is not None:
+        record |= {"anchor": asdict(scored.anchor), "roots": _record_of(scored.roots)}
+    return record
 
 
 def is_readable(data: bytes) -> bool:
@@ -48,12 +55,18 @@ def scored_group_of(data: bytes) -> ScoredGroup:
         ) from error
     if not 1 <= record["schema"] <= SCHEMA:
         raise ValueError(f"a stored group has schema {record['schema']}, this version reads 1 to {SCHEMA}")
+    return _scored_of(record)
+
+
+def _scored_of(record: dict[str, Any]) -> ScoredGroup:
     trajectories = tuple(map(trajectory_of, record["trajectories"]))
-    scores = record["step_scores"]
+    scores, forked = record["step_scores"], "anchor" in record
     return ScoredGroup(
         group=TrajectoryGroup(id=record["group_id"], task=trajectories[0].task, trajectories=trajectories),
         rewards=tuple(Reward(**reward) for reward in record["rewards"]),
         step_scores=None
         if scores is None
         else StepScores(raw=tuple(map(tuple, scores["raw"])), prm_digest=scores["prm_digest"]),
+        anchor=Anchor(**record["anchor"]) if forked else None,
+        roots=_scored_of(record["roots"]) if forked else None,
     )

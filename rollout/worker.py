@@ -2,24 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from configs.rollout import NoRestartsConfig
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, PlanStep
 from envs.types import Task
 from rollout.agent.agent import Agent, build_chat
+from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
     DemonstrationEngine,
     FrozenModel,
+    GroupEngine,
     LockstepEngine,
     ReplayEngine,
     demonstrated_plans,
     engine_seed,
 )
 from rollout.memory.episodic import MemoryUnavailableError
+from rollout.restarts import Anchor, repeats
 from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 
@@ -50,6 +54,8 @@ class Worker(Solver):
         super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
         in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
+        self._forks = not isinstance(config.rollout.restarts, NoRestartsConfig)
+        self._deciding: dict[str, GroupEngine] = {}
         self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
 
     def close(self) -> None:
@@ -61,6 +67,11 @@ class Worker(Solver):
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
+    def end_group(self, group_id: str) -> None:
+        """The group gets no more forks: what runs in lockstep with it no longer waits for that."""
+        if engine := self._deciding.pop(group_id, None):
+            engine.close(group_id)
+
     async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         hints = ""
         if self._memory is not None:
@@ -69,7 +80,11 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 # The whole group does without them, and so stays comparable.
                 _log.warning("group %s has no hints: %s", group_id, error)
-        return await run_group(self._agent, task, group_id=group_id, group_size=group_size, hints=hints)
+        agent = self._agent
+        if self._lockstep is not None and self._forks:
+            self._deciding[group_id] = GroupEngine(self._lockstep, group_size)
+            agent = self._build_agent(self._deciding[group_id], self._config.rollout.temperature)
+        return await run_group(agent, task, group_id=group_id, group_size=group_size, hints=hints)
 
     async def remember(self, solved: Sequence[Trajectory]) -> None:
         """Keep what trajectories that were right in training did, where the recipe asks for it."""
@@ -81,6 +96,20 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
+    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> TrajectoryGroup:
+        """As many new ends of one of the group's trajectories as it has. One whose replay differs from the record is
+        left out."""
+        size = len(group.trajectories)
+        engine: Engine = self.engine
+        if group.id in self._deciding:
+            engine = self._deciding[group.id]
+            self._deciding[group.id].extend(size)
+        root = next(one for one in group.trajectories if one.id == anchor.trajectory_id)
+        ids = (f"{group.id}/{round_ * size + index}" for index in range(size))
+        forks = await self._continue(root, anchor.num_turns, ids, engine)
+        exact = tuple(fork for fork in forks if repeats(fork, root, anchor.num_turns))
+        return TrajectoryGroup(id=group.id, task=group.task, trajectories=exact)
+
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         """A group outside of training, at the temperature of collecting."""
         agent = self._build_agent(self.engine, self._config.collect.temperature)
@@ -88,14 +117,22 @@ class Worker(Solver):
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training."""
+        ids = (f"{trajectory.id}+{num_turns}/{index}" for index in range(count))
+        return await self._continue(trajectory, num_turns, ids, self.engine)
+
+    async def _continue(
+        self, trajectory: Trajectory, num_turns: int, ids: Iterable[str], engine: Engine
+    ) -> list[Trajectory]:
+        """The turns that are replayed are not to be trained on."""
         recorded = trajectory.planner_turns[:num_turns]
 
-        def run(index: int) -> Coroutine[Any, Any, Trajectory]:
-            agent = self._build_agent(ReplayEngine(self.engine, recorded), self._config.rollout.temperature)
-            own_id = f"{trajectory.id}+{num_turns}/{index}"
-            return agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
+        async def run(own_id: str) -> Trajectory:
+            agent = self._build_agent(ReplayEngine(engine, recorded), self._config.rollout.temperature)
+            return _replayed(
+                await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id), num_turns
+            )
 
-        return list(await asyncio.gather(*map(run, range(count))))
+        return list(await asyncio.gather(*map(run, ids)))
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
         """Play each task's plan, a share of them replaced by plausible wrong ones, through the real tools."""
@@ -111,3 +148,9 @@ class Worker(Solver):
 
         played = (play(index, *one) for index, one in enumerate(zip(tasks, plans, strict=True)))
         return list(await asyncio.gather(*played))
+
+
+def _replayed(trajectory: Trajectory, num_turns: int) -> Trajectory:
+    planned = {id(turn) for turn in trajectory.planner_turns[:num_turns]}
+    turns = (replace(turn, trainable=False) if id(turn) in planned else turn for turn in trajectory.turns)
+    return replace(trajectory, turns=tuple(turns))

@@ -48,6 +48,15 @@ LOGGED: tuple[Metric, ...] = (
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
     *_metrics(
+        "restarts",
+        ("dead_groups", "count", "Groups whose attempts all failed, since the step before"),
+        ("anchored_share", "share", "Those with an attempt that forks can go on from"),
+        ("revived_share", "share", "Those whose forks ended differently, so that they are trained on"),
+        ("inexact_forks", "count", "Forks left out because their replay differed from the record"),
+        ("fork_token_share", "share", "Of the sampled tokens, those of forks"),
+        ("revived_per_1000_tokens", "number", "Groups with signal that 1,000 sampled tokens of forks brought"),
+    ),
+    *_metrics(
         "policy",
         ("loss", "number", "The objective that was minimised; with normalised advantages its level says little"),
         ("grad_norm", "number", "Norm of the gradient before it was clipped"),
@@ -163,6 +172,12 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "Trajectories per train step": ("rollout/trajectories", "rollout/infrastructure_failures"),
         "Errors per trajectory": ("rollout/format_errors", "rollout/tool_errors"),
         "Cut off or repeating": ("rollout/truncated_share", "rollout/repeat_share"),
+        "Restarts of groups that are all wrong": (
+            "restarts/anchored_share",
+            "restarts/revived_share",
+            "restarts/fork_token_share",
+        ),
+        "Groups revived per 1,000 tokens of forks": ("restarts/revived_per_1000_tokens",),
     },
     "What limits the speed?": {
         "The bottleneck": ("util/bottleneck",),

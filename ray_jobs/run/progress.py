@@ -22,6 +22,7 @@ from ray_jobs.metrics.bottleneck import (
 )
 from ray_jobs.run.actors import RunActors
 from reward.prm.alarms import Alarm, HackingMonitor
+from reward.restarts import restart_metrics
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
 
@@ -57,6 +58,7 @@ def step_metrics(
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
+        **restart_metrics(facts),
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
         "learner/wait_s": times.wait_s,
         "learner/publish_s": times.publish_s,

@@ -55,6 +55,8 @@ def _batch_records(scored: ScoredGroup, batch: Batch, result: CreditedStep) -> I
             },
         },
     }
+    if scored.anchor is not None:
+        shared["anchor"] = asdict(scored.anchor)
     same = same_steps(scored, parts.advantages)
     for index, trajectory in enumerate(scored.group.trajectories):
         more = shared | {
@@ -72,6 +74,8 @@ def _batch_records(scored: ScoredGroup, batch: Batch, result: CreditedStep) -> I
                 if values is not None:
                     turn["learner_logprobs"] = packed_millionths(values)
         yield record
+    if scored.roots is not None:
+        yield from _untrained_records(scored.roots, batch.step, "all_wrong", "forks are trained on in its place")
 
 
 def _untrained_records(scored: ScoredGroup, step: int, verdict: str, reason: str) -> Iterator[dict[str, Any]]:

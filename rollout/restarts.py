@@ -1,0 +1,67 @@
+"""Where to go on when all attempts at a task fail: an anchor, the beginning of one of them."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from configs.rollout import FirstCallRestartsConfig, RandomRestartsConfig
+from rollout.types import Trajectory, TrajectoryGroup, Turn
+
+Forks = FirstCallRestartsConfig | RandomRestartsConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """The first `num_turns` planner turns of the trajectory with this id; `source` says who chose it."""
+
+    trajectory_id: str
+    num_turns: int
+    source: str
+
+
+def choose_anchor(group: TrajectoryGroup, config: Forks, *, seed: int) -> Anchor | None:
+    """The same for the same group and seed; None where no attempt has a beginning to go on from."""
+    places = list(_anywhere(group) if isinstance(config, RandomRestartsConfig) else _after_first_calls(group))
+    if not places:
+        return None
+    trajectory, num_turns = random.Random(f"anchor|{seed}|{group.id}").choice(places)
+    return Anchor(trajectory_id=trajectory.id, num_turns=num_turns, source=config.type)
+
+
+def repeats(fork: Trajectory, root: Trajectory, num_turns: int) -> bool:
+    """Whether the first turns of `fork` are those of `root`: the same prompts led to the same results, up to the prompt
+    that the fork samples after."""
+    if len(fork.planner_turns) < num_turns:
+        return False
+    followed = (one.planner_turns[num_turns : num_turns + 1] for one in (fork, root))
+    prompts = {turns[0].prompt_token_ids for turns in followed if turns}
+    return len(prompts) <= 1 and all(
+        one.prompt_token_ids == other.prompt_token_ids and one.tool_result == other.tool_result
+        for one, other in zip(fork.planner_turns[:num_turns], root.planner_turns[:num_turns], strict=True)
+    )
+
+
+def most_turns(trajectory: Trajectory) -> int:
+    """The longest beginning that leaves a turn to sample: none of it answers."""
+    turns = trajectory.planner_turns
+    answers = (at for at, turn in enumerate(turns) if turn.tool_call and turn.tool_call.name == "answer")
+    return max(0, min(next(answers, len(turns)), len(turns) - 1))
+
+
+def _anywhere(group: TrajectoryGroup) -> Iterator[tuple[Trajectory, int]]:
+    for trajectory in group.trajectories:
+        yield from ((trajectory, num_turns) for num_turns in range(1, most_turns(trajectory) + 1))
+
+
+def _after_first_calls(group: TrajectoryGroup) -> Iterator[tuple[Trajectory, int]]:
+    for trajectory in group.trajectories:
+        worked = (at + 1 for at, turn in enumerate(trajectory.planner_turns) if _called(turn))
+        num_turns = next(worked, None)
+        if num_turns is not None and num_turns <= most_turns(trajectory):
+            yield trajectory, num_turns
+
+
+def _called(turn: Turn) -> bool:
+    """A tool, and it worked."""
+    call, result = turn.tool_call, turn.tool_result
+    return call is not None and call.name != "think" and result is not None and result.error is None

@@ -1,0 +1,183 @@
+"""What becomes of a group whose attempts all fail: forks, judged like any group, trained on what they sampled."""
+
+from dataclasses import replace
+
+import pytest
+
+from configs.learner import LearnerConfig
+from configs.rollout import FirstCallRestartsConfig, NoRestartsConfig
+from envs.types import Task, ToolCall, ToolResult
+from learner.samples import build_samples
+from reward.credit import turn_advantages
+from reward.judging import GroupJudge, group_result
+from reward.outcome import OutcomeReward
+from reward.restarts import Restarter, restart_metrics
+from reward.stored import scored_group_of, stored_group
+from rollout.restarts import Anchor
+from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+
+TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
+
+
+def turn(action, prompt, token, *, trainable=True, version=1, logprob=-1.0):
+    completion = Completion(
+        token_ids=(token,), logprobs=(logprob,), text="x", finish_reason="stop", policy_version=version
+    )
+    return Turn(
+        role="planner",
+        prompt_token_ids=prompt,
+        completion=completion,
+        trainable=trainable,
+        tool_call=ToolCall(name=action, arguments="x"),
+        tool_result=ToolResult(text="ok"),
+    )
+
+
+def trajectory(index, answer, *, depth=2, trainable=True, version=1, logprob=-1.0):
+    """`depth` searches, of which those of a fork were replayed, then the answer."""
+    turns = [
+        turn("search", tuple(range(1, 2 * at + 2)), 2 * at + 2, trainable=trainable, logprob=logprob)
+        for at in range(depth)
+    ]
+    turns.append(turn("answer", tuple(range(1, 2 * depth + 2)), 90 + index, version=version))
+    return Trajectory(
+        id=f"g/{index}", group_id="g", task=TASK, turns=tuple(turns), answer=answer, stop_reason="answered"
+    )
+
+
+def roots(*answers):
+    return TrajectoryGroup(
+        id="g", task=TASK, trajectories=tuple(trajectory(at, answer) for at, answer in enumerate(answers))
+    )
+
+
+class ScriptedForks:
+    """Ends with the given answers, round by round."""
+
+    def __init__(self, *rounds):
+        self.rounds = list(rounds)
+        self.anchors = []
+
+    async def fork(self, group, anchor, *, round_):
+        self.anchors.append(anchor.num_turns)
+        size = len(group.trajectories)
+        forks = [
+            trajectory(round_ * size + at, answer, depth=anchor.num_turns, trainable=False, version=5)
+            for at, answer in enumerate(self.rounds[round_ - 1])
+        ]
+        return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(forks))
+
+
+JUDGE = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100))
+
+
+async def revived(group, forks, config=None):
+    restarter = Restarter(config or FirstCallRestartsConfig(), forks, JUDGE, seed=0)
+    return await restarter.revive(await JUDGE.judge(group))
+
+
+async def test_forks_that_end_differently_are_trained_on_in_the_place_of_the_group():
+    found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
+    assert found.scored.ending == "ready"
+    assert [one.id for one in found.scored.group.trajectories] == ["g/2", "g/3"]
+    assert [one.id for one in found.scored.roots.group.trajectories] == ["g/0", "g/1"]
+    assert (found.scored.anchor.num_turns, found.scored.anchor.source) == (1, "first_call")
+    assert found.facts == {
+        "dead_groups": 1,
+        "anchored_groups": 1,
+        "revived_groups": 1,
+        "forks": 2,
+        "fork_tokens": 2,
+        "inexact_forks": 0,
+    }
+
+
+@pytest.mark.parametrize("answers", [("42", "1"), ("42", "42"), ("1", None)])
+async def test_only_groups_that_are_all_wrong_get_forks(answers):
+    group = roots(*answers)
+    if None in answers:
+        broken = replace(group.trajectories[1], stop_reason="infrastructure")
+        group = replace(group, trajectories=(group.trajectories[0], broken))
+    forks = ScriptedForks()
+    found = await revived(group, forks)
+    assert (forks.anchors, found.facts, found.scored.group) == ([], {}, group)
+
+
+async def test_recipe_without_restarts_asks_for_no_fork():
+    forks = ScriptedForks()
+    assert (await revived(roots("1", "2"), forks, NoRestartsConfig())).facts == {}
+    assert forks.anchors == []
+
+
+@pytest.mark.parametrize("answers", [("1", "2"), ("42", "42")])
+async def test_forks_that_all_end_alike_leave_the_group_as_it_was(answers):
+    found = await revived(roots("1", "2"), ScriptedForks(answers))
+    assert (found.scored.ending, found.scored.roots, found.facts["revived_groups"]) == ("all_wrong", None, 0)
+
+
+async def test_each_further_round_goes_on_from_one_turn_earlier_and_never_from_the_task_itself(monkeypatch):
+    anchor = Anchor(trajectory_id="g/0", num_turns=2, source="first_call")
+    monkeypatch.setattr("reward.restarts.choose_anchor", lambda *_, **__: anchor)
+    forks = ScriptedForks(["1", "2"], ["1", "2"])
+    found = await revived(roots("1", "2"), forks, FirstCallRestartsConfig(rounds=3))
+    assert forks.anchors == [2, 1]
+    assert (found.facts["revived_groups"], found.facts["forks"]) == (0, 4)
+
+
+async def test_forks_whose_replay_was_not_exact_are_counted():
+    found = await revived(roots("1", "2", "3"), ScriptedForks(["42", "1"]))
+    assert found.facts["inexact_forks"] == 1
+    assert found.scored.ending == "ready"
+
+
+async def test_replayed_turns_have_no_advantage_and_no_token_in_the_loss():
+    """z of (1, 0) with the sample standard deviation is 0.7071."""
+    found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
+    advantages = turn_advantages(found.scored, credit="outcome", prm_weight=0.0)
+    assert advantages == [[0.0, pytest.approx(0.70710578)], [0.0, pytest.approx(-0.70710578)]]
+    samples = build_samples(found.scored.group, advantages, temperature=1.0)
+    assert [sample.loss_mask.tolist() for sample in samples] == [[False, False, False, True]] * 2
+
+
+async def test_log_prob_of_a_replayed_token_changes_nothing():
+    found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
+    advantages = turn_advantages(found.scored, credit="outcome", prm_weight=0.0)
+    other = replace(
+        found.scored.group,
+        trajectories=tuple(
+            trajectory(at + 2, answer, depth=1, trainable=False, version=5, logprob=-9.0)
+            for at, answer in enumerate(("42", "1"))
+        ),
+    )
+    for one, changed in zip(
+        build_samples(found.scored.group, advantages, temperature=1.0),
+        build_samples(other, advantages, temperature=1.0),
+        strict=True,
+    ):
+        assert (one.rollout_logprobs == changed.rollout_logprobs).all()
+
+
+async def test_statistics_are_of_the_roots_and_versions_of_what_the_forks_sampled():
+    found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
+    result = group_result(found.scored, duration_s=1.0, prm_s=0.0, facts=found.facts)
+    assert (result.ending, result.facts["right"], result.facts["trajectories"]) == ("ready", 0, 2)
+    assert result.versions == {5: 2}
+
+
+async def test_stored_forks_come_back_with_their_roots_and_anchor():
+    found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
+    assert scored_group_of(stored_group(found.scored)) == found.scored
+
+
+def test_metrics_are_shares_of_the_groups_that_were_all_wrong():
+    facts = {"dead_groups": 4.0, "anchored_groups": 3.0, "revived_groups": 1.0, "forks": 24.0}
+    facts |= {"fork_tokens": 500.0, "inexact_forks": 0.0, "sampled_tokens": 1500.0}
+    assert restart_metrics(facts) == {
+        "restarts/dead_groups": 4,
+        "restarts/anchored_share": 0.75,
+        "restarts/revived_share": 0.25,
+        "restarts/inexact_forks": 0,
+        "restarts/fork_token_share": 0.25,
+        "restarts/revived_per_1000_tokens": 2,
+    }
+    assert restart_metrics({"groups": 3.0}) == {}

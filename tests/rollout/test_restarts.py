@@ -1,0 +1,98 @@
+"""Where forks go on from, when a replay is exact, and how a group in lockstep waits for the decision."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from test_lockstep import ScriptedBatchEngine, ask
+
+from configs.rollout import FirstCallRestartsConfig, RandomRestartsConfig
+from envs.types import Task, ToolCall, ToolResult
+from rollout.engines.wrappers import GroupEngine, LockstepEngine
+from rollout.restarts import Anchor, choose_anchor, repeats
+from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+
+TASK = Task(id="t", dataset="chain", question="?", answer="1")
+
+
+def turn(action, *, prompt=(1,), text="found", error=None):
+    return Turn(
+        role="planner",
+        prompt_token_ids=prompt,
+        completion=Completion(token_ids=(1,), logprobs=(0.0,), text="", finish_reason="stop", policy_version=0),
+        trainable=True,
+        tool_call=ToolCall(name=action, arguments="x"),
+        tool_result=None if action == "answer" else ToolResult(text=text, error=error),
+    )
+
+
+def trajectory(index, *turns):
+    return Trajectory(id=f"g/{index}", group_id="g", task=TASK, turns=turns, answer=None, stop_reason="answered")
+
+
+def group(*roots, name="g"):
+    return TrajectoryGroup(id=name, task=TASK, trajectories=tuple(trajectory(at, *own) for at, own in enumerate(roots)))
+
+
+SEARCH, CODE, THINK, ANSWER = map(turn, ("search", "code", "think", "answer"))
+BROKEN = turn("code", error="NameError")
+
+
+def test_rule_goes_on_after_the_first_tool_call_that_worked():
+    roots = group((ANSWER,), (THINK, BROKEN, SEARCH, CODE, ANSWER), (CODE,))
+    anchor = choose_anchor(roots, FirstCallRestartsConfig(), seed=0)
+    assert anchor == Anchor(trajectory_id="g/1", num_turns=3, source="first_call")
+
+
+def test_random_anchors_are_beginnings_without_an_answer_that_leave_a_turn():
+    roots = [group((SEARCH, CODE, ANSWER), (ANSWER,), (BROKEN, SEARCH), name=f"g{at}") for at in range(100)]
+    found = {choose_anchor(one, RandomRestartsConfig(), seed=0) for one in roots}
+    assert {(one.trajectory_id, one.num_turns) for one in found} == {("g/0", 1), ("g/0", 2), ("g/2", 1)}
+
+
+@pytest.mark.parametrize("config", [FirstCallRestartsConfig(), RandomRestartsConfig()])
+def test_group_of_guesses_has_no_anchor(config):
+    assert choose_anchor(group((ANSWER,), (ANSWER,)), config, seed=0) is None
+
+
+def test_anchor_is_the_same_for_the_same_group_and_seed():
+    roots = group(*[(SEARCH, CODE, ANSWER)] * 8)
+    first, again, other = (choose_anchor(roots, RandomRestartsConfig(), seed=seed) for seed in (0, 0, 3))
+    assert first == again != other
+
+
+def test_replay_is_exact_where_results_and_the_next_prompt_are_those_of_the_record():
+    root = trajectory(0, SEARCH, turn("code", prompt=(1, 2)))
+    fork = trajectory(8, replace(SEARCH, trainable=False, tool_s=1.0), turn("answer", prompt=(1, 2)))
+    assert repeats(fork, root, 1)
+    assert not repeats(trajectory(8, turn("search", text="other"), ANSWER), root, 1)
+    assert not repeats(trajectory(8, SEARCH, turn("answer", prompt=(1, 3))), root, 1)
+    assert not repeats(trajectory(8), root, 1)
+
+
+async def test_batches_wait_until_it_is_decided_whether_a_group_goes_on():
+    """Else what is sampled together would depend on how long judging takes, and no run would be reproducible."""
+    engine = ScriptedBatchEngine()
+    lockstep = LockstepEngine(engine, seed=0)
+    lockstep.begin_round(3)
+    first, second = GroupEngine(lockstep, 2), GroupEngine(lockstep, 1)
+    waiting = asyncio.create_task(second.generate(ask("b/0")))
+    for name in ("a/0", "a/1"):
+        first.release(name)
+    await asyncio.sleep(0)
+    assert engine.batches == []
+    first.extend(2)
+    forks = [asyncio.create_task(first.generate(ask(name))) for name in ("a/2", "a/3")]
+    await asyncio.gather(waiting, *forks)
+    assert engine.batches == [["a/2", "a/3", "b/0"]]
+    waiting = asyncio.create_task(second.generate(ask("b/0")))
+    for name in ("a/2", "a/3"):
+        first.release(name)
+    await asyncio.sleep(0)
+    assert len(engine.batches) == 1
+    first.close("a")
+    await waiting
+    assert engine.batches[1:] == [["b/0"]]
+    second.release("b/0")
+    second.close("b")
+    lockstep.begin_round(1)
