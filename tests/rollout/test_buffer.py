@@ -1347,8 +1347,10 @@ class Life(RuleBasedStateMachine):
             assert len(admission.permits) <= max(status.free_places, self.places)
             self.known[status.worker] |= {permit.lease: permit for permit in admission.permits}
         admitter = self.buffer._admitter
-        waiting = {status.worker for status, _ in self.calls}
-        assert not admitter.num_available() or all(admitter.room(worker) <= 0 for worker in waiting)
+        # A suspect waits for the one worker that tries suspects.
+        for_all = admitter.num_available() > len(admitter.waiting_suspects())
+        could = {status.worker for status, _ in self.calls if for_all or admitter.tries_suspects(status.worker)}
+        assert not admitter.num_available() or all(admitter.room(worker) <= 0 for worker in could)
 
     def forget_calls(self):
         for _, call in self.calls:
