@@ -111,7 +111,7 @@ class Parts:
 
     async def _complete(self, permit: Any) -> None:
         self._worker.engine.policy_version = permit.min_policy_version
-        task, name = self._tasks.task(permit.task), group_id(permit.ordinal)
+        task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
         group = await self._worker.run_group(task, name, self._config.rollout.group_size)
         result = group_result(await self._judge.judge(group), duration_s=0.0, prm_s=0.0)
         await self.store.target.complete(permit.lease, result)

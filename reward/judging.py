@@ -16,7 +16,7 @@ from rollout.types import Trajectory, TrajectoryGroup
 def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> GroupResult:
     """`duration_s`: from the permit to the judgement; `prm_s`: of it, waiting for step scores."""
     trajectories = scored.group.trajectories
-    ending = scored.ending
+    ending, statistics = scored.ending, group_statistics(scored)
     times = {
         "groups": 1.0,
         "kept": float(ending == "ready"),
@@ -30,7 +30,9 @@ def group_result(scored: ScoredGroup, *, duration_s: float, prm_s: float) -> Gro
         payload=stored_group(scored),
         versions=_token_versions(trajectories),
         duration_s=duration_s,
-        facts={**asdict(group_statistics(scored)), **times},
+        right=statistics.right,
+        scored=statistics.scored,
+        facts={**asdict(statistics), **times},
         reason=_why_unscorable(scored),
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.cluster import WORKER_GAUGES
+from envs.datasets.families import FAMILIES
 
 Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "number"]
 """`share` is in [0, 1]; `number` has no unit."""
@@ -46,6 +47,13 @@ LOGGED: tuple[Metric, ...] = (
         ("repeat_share", "share", "Steps that repeat a tool call of the same trajectory"),
         ("infrastructure_failures", "count", "Trajectories that could not be scored because a tool or engine failed"),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
+    ),
+    *_metrics(
+        "mix",
+        *(
+            (family, "share", f"Groups of the generated family {family} among those that ended since the step before")
+            for family in FAMILIES
+        ),
     ),
     *_metrics(
         "policy",
@@ -158,6 +166,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Is it learning?": {
         "Solved": ("rollout/solve_rate",),
         "Groups with signal": ("rollout/groups_kept_share",),
+        "Tasks drawn": tuple(f"mix/{family}" for family in FAMILIES),
         "Steps per trajectory": ("rollout/turns",),
         "Tokens per trajectory": ("rollout/sampled_tokens",),
         "Trajectories per train step": ("rollout/trajectories", "rollout/infrastructure_failures"),

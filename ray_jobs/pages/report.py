@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.pages.charts import Bar, LineChart, Mark
 from ray_jobs.pages.prm import prm_quality
@@ -63,6 +64,7 @@ def write_report(run_dir: Path) -> Path:
         answer=answer,
         kind=kind,
         chart=_chart,
+        families=_families(run.steps),
         marks=_marks(summary),
         bars=list(_bars(summary)),
         intervals={name: _wilson(row["after"], row["num"]) for name, row in summary.get("by_dataset", {}).items()},
@@ -104,6 +106,12 @@ def _chart(
     top = 1.0 if share else 4.0 * max(1, math.ceil(highest / 4))
     xs = [float(row["step"]) for row in rows]
     return LineChart(title=title, xs=xs, lines=lines, top=top, marks=marks, share=share)
+
+
+def _families(steps: Sequence[Record]) -> dict[str, str]:
+    """The metrics of the generated families that were drawn from, and their names; none where it was one alone."""
+    found = {f"mix/{family}": family for family in FAMILIES if any(f"mix/{family}" in row for row in steps)}
+    return found if len(found) > 1 else {}
 
 
 def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:

@@ -126,6 +126,17 @@ def test_contents_lead_to_every_section(folder):
     assert links == re.findall(r'<section id="([^"]*)"', page)
 
 
+def test_families_have_a_chart_where_there_are_several(folder):
+    folder.log_metrics(1, METRICS | {"mix/lookup": 0.25, "mix/chain": 0.75, "mix/branch": 0.0})
+    (figure,) = (one for one in re.findall(r"<figure>.*?</figure>", render(folder), flags=re.DOTALL) if "chain" in one)
+    assert re.findall(r"<title>(\w+)</title>", figure) == ["lookup", "chain", "branch"]
+
+
+def test_a_single_family_has_no_chart(folder):
+    folder.log_metrics(1, METRICS | {"mix/lookup": 1.0})
+    assert "Groups by the family" not in render(folder)
+
+
 def test_every_chart_has_its_title_and_whole_steps_below(folder):
     for step in range(1, 38):
         folder.log_metrics(step, METRICS)
