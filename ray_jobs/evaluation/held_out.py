@@ -10,7 +10,7 @@ from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
 from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
-from ray_jobs.evaluation.folder import Item, ItemKey, item_of, names_of
+from ray_jobs.evaluation.folder import Item, ItemKey, item_of, why_unscored
 from reward.paired import PairedComparison, compare_paired
 from rollout.records import read_records
 
@@ -81,16 +81,11 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
         run.folder.log_trajectories(found)
     evaluation = Evaluation(phase=phase, items=tuple(map(item_of, found)))
     if tasks:
-        run.console.note(_news(evaluation, settings.max_attempts))
+        run.console.note(_news(evaluation))
     return evaluation
 
 
-def _news(evaluation: Evaluation, max_attempts: int) -> str:
+def _news(evaluation: Evaluation) -> str:
     solved, unscored = evaluation.solved, evaluation.unscored
     said = f"{_POLICIES[evaluation.phase]}: {sum(solved.values())} of {len(solved)} held-out tasks right"
-    if not unscored:
-        return said
-    return (
-        f"{said}; {len(unscored)} more are unscored, because their engine or tools failed at each of {max_attempts} "
-        f"attempts: {names_of(unscored)}"
-    )
+    return f"{said}; {len(unscored)} more are unscored, {why_unscored(evaluation.items)}" if unscored else said

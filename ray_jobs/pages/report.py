@@ -123,7 +123,7 @@ def _wilson(rate: float, count: int) -> tuple[float, float]:
 
 def _endings(phase: str, attempts: Sequence[Record]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
-    scored = [record for record in attempts if record["stop_reason"] != "infrastructure"]
+    scored = [record for record in attempts if record["reward"] is not None]
     return _Endings(
         policy=_PHASES[phase],
         tasks=len(attempts),

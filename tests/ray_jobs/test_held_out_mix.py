@@ -3,7 +3,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer
+from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer
 
 from configs.loading import ConfigError, load_run_config
 from envs.types import Task
@@ -109,9 +109,10 @@ def test_nothing_that_both_could_be_scored_on_is_no_comparison():
 def evaluated(tmp_path):
     """The phase of a run over three held-out tasks, and what was asked, written and said."""
 
-    def run(answer_of, phase="eval_after"):
+    def run(answer_of, *overrides, phase="eval_after"):
         solver, told, progress = ScriptedSolver(answer_of), [], []
-        config = config_for(tmp_path, "evaluation.num_tasks=3", "evaluation.max_attempts=2", "envs.mix={lookup=1}")
+        settings = ("evaluation.num_tasks=3", "evaluation.max_attempts=2", "envs.mix={lookup=1}", *overrides)
+        config = config_for(tmp_path, *settings)
 
         @contextmanager
         def phase_of(name, total):
@@ -154,7 +155,15 @@ def test_a_run_tries_a_broken_engine_again_and_names_what_stays_unscored(evaluat
     assert list(run.found.solved.values()) == [True, True]
     assert [key.task_id[-2:] for key in run.found.unscored] == ["-2"]
     assert "after RL: 2 of 2 held-out tasks right; 1 more are unscored" in run.said
-    assert f"failed at each of 2 attempts: lookup/{run.found.unscored[0].task_id}/0" in run.said
+    unscored = f"lookup/{run.found.unscored[0].task_id}/0"
+    assert f"unscored, because the engine or a tool failed at every attempt: {unscored}" in run.said
+
+
+def test_a_run_does_not_blame_the_engine_for_what_a_scorer_cannot_tell(evaluated):
+    run = evaluated(lambda task, seed: "who knows" if task.id.endswith("-2") else task.answer, *HESITANT)
+    assert [row["attempts"] for row in run.rows] == [1, 1, 1]
+    unscored = f"lookup/{run.found.unscored[0].task_id}/0"
+    assert f"1 more are unscored, because a scorer of one's own could not tell: {unscored}" in run.said
 
 
 def test_a_run_whose_engine_always_fails_scores_nothing_as_wrong(evaluated):

@@ -180,6 +180,14 @@ def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder):
     assert "untouched model 4 0 1 3 0 0 1.0" in words
 
 
+def test_answer_that_a_scorer_could_not_judge_is_not_told_as_wrong(folder):
+    rewards = {"0": 1.0, "1": 0.0, "2": None}
+    folder.log_trajectories(make_record("eval_after", reward, task_id=id) for id, reward in rewards.items())
+    folder.write_summary(make_summary())
+    # Tasks, right, wrong answer, no answer, unscored.
+    assert "after RL 3 1 1 0 1 " in words_of(render(folder))
+
+
 @pytest.mark.parametrize(
     ("after", "p", "answer", "kind"),
     [
