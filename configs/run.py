@@ -1,6 +1,7 @@
 """A whole run: what a recipe describes."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -79,6 +80,11 @@ class RunConfig(Config):
     """What is remembered from one task to the next."""
     backend: BackendConfig = VllmConfig()
     """What `solve` and `evaluate` ask; training always samples in its own engines."""
+
+    @property
+    def run_path(self) -> Path:
+        """The run's folder, relative where `output_dir` is."""
+        return Path(self.output_dir) / self.name
 
     @property
     def shares_card(self) -> bool:

@@ -23,7 +23,7 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
-from ray_jobs.run.begun import RunFolderError, run_path
+from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
 from rollout.records import TOKENIZER, head_of, line_of, read_records, whole_lines
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
@@ -179,7 +179,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
-        path = run_path(config)
+        path = config.run_path
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
         folder = cls(path, tell)
@@ -203,7 +203,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
         """A new folder, or the one of an unfinished run, which `tell` hears of."""
-        path = run_path(config)
+        path = config.run_path
         if not (path / "config.json").exists():
             return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
         folder = cls(path, tell)
