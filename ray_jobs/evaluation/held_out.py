@@ -11,6 +11,7 @@ from envs.datasets.sampler import held_out_tasks
 from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
 from ray_jobs.evaluation.folder import Item, ItemKey, item_of, why_unscored
+from ray_jobs.run.folder import TRAJECTORIES
 from reward.paired import PairedComparison, compare_paired
 from rollout.records import read_records
 
@@ -37,13 +38,19 @@ class Evaluation:
     def unscored(self) -> list[ItemKey]:
         return [item.key for item in self.items if item.failed]
 
-    def compared_with(self, after: "Evaluation", *, dataset: str | None = None) -> PairedComparison | None:
-        """Both policies on the items that both could score, of one data set or of all; None where there are none."""
+    def paired_with(self, after: "Evaluation", *, dataset: str | None = None) -> list[tuple[bool, bool]]:
+        """Whether each policy solved it, of each item that both could score, of one data set or of all."""
         before = self.solved
-        keys = [key for key in after.solved if key in before and dataset in (None, key.benchmark)]
-        if not keys:
-            return None
-        return compare_paired([before[key] for key in keys], [after.solved[key] for key in keys])
+        return [
+            (before[key], solved)
+            for key, solved in after.solved.items()
+            if key in before and dataset in (None, key.benchmark)
+        ]
+
+    def compared_with(self, after: "Evaluation", *, dataset: str | None = None) -> PairedComparison | None:
+        """Both policies on the items that both could score; None where there are none."""
+        pairs = self.paired_with(after, dataset=dataset)
+        return compare_paired([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
 
 
 def evaluation_tasks(config: RunConfig) -> list[Task]:
@@ -57,11 +64,16 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     )
 
 
+def evaluation_in(folder: Path, phase: str) -> Evaluation:
+    """What stands in the folder of a run."""
+    records = (row for row in read_records(folder / TRAJECTORIES) if row["phase"] == phase)
+    return Evaluation(phase=phase, items=tuple(map(item_of, records)))
+
+
 def evaluate(run: "Run", phase: str) -> Evaluation:
     """Greedy, each task once; or what stands in the run folder where the phase is done."""
     if run.finished(phase) is not None:
-        records = (row for row in read_records(run.folder.path / "trajectories.jsonl") if row["phase"] == phase)
-        return Evaluation(phase=phase, items=tuple(map(item_of, records)))
+        return evaluation_in(run.folder.path, phase)
     settings = run.config.evaluation
     tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":

@@ -91,6 +91,7 @@ def test_before_and_after_compare_the_tasks_that_both_could_be_scored_on():
     after = evaluation("a", {"lookup": ["1", None, "1", "1"], "branch": [None]})
     found = before.compared_with(after)
     assert (found.num_tasks, found.before, found.after) == (2, 0.5, 1.0)
+    assert before.paired_with(after) == [(True, True), (False, True)]
     assert list(_by_dataset(before, after, {})) == ["lookup"]
     left_out = [key.task_id for key in (*before.unscored, *after.unscored)]
     assert left_out == ["lookup-0", "lookup-1", "branch-0"]
