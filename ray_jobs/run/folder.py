@@ -279,6 +279,8 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._board.add_texts(step, texts.texts())
 
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """After what was logged before."""
+        self.catch_up()
         with _writing(self.path / TRAJECTORIES):
             for record in records:
                 self._trajectories.write(line_of(record))
@@ -333,7 +335,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         return phase in self.finished_phases if phase in ("cold_start", "train_prm") else at <= step
 
     def _stays(self, row: Mapping[str, Any], step: int) -> bool:
-        return row["step"] <= step if row["phase"] == "train" else row["phase"] in self.finished_phases
+        return row["phase"] in self.finished_phases if row["step"] is None else row["step"] <= step
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
