@@ -1,4 +1,4 @@
-"""Held-out tasks are attempted between two train steps: with one version, beside or between the rollouts, whoever dies."""
+"""Held-out tasks are attempted between two train steps: with one version, beside the rollouts, whoever dies."""
 
 from functools import partial
 

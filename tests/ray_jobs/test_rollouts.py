@@ -3,15 +3,18 @@
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import ray
 
+from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
+from ray_jobs.run.supervisor import Supervisor
 from rollout.types import Trajectory
 
 TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
@@ -175,3 +178,34 @@ async def test_while_training_attempts_end_with_the_loop_that_would_have_replace
     rollouts.end(NoRoomError("no room"))
     with pytest.raises(NoRoomError):
         await asyncio.wait_for(attempts, 10)
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    """Without workers; nothing but `beside` is asked of it."""
+    watch = SimpleNamespace(deaths=Deaths(advice="mend it"))
+    return Supervisor(
+        SimpleNamespace(
+            actors=SimpleNamespace(watch=watch, prm_digest=None),
+            console=SimpleNamespace(waiting=lambda what: nullcontext(), note=[].append),
+            config=load_run_config(None, []),
+            folder=SimpleNamespace(wanted_workers=tmp_path / "workers"),
+        )
+    )
+
+
+def test_loop_returns_and_raises_what_is_done_beside_it(supervisor):
+    policy = pinned_over(FakeActors([FakeWorker()]))
+    assert supervisor.beside(policy, lambda: asyncio.run(attempt_all(policy, TASKS[:2])), "them") == ["t0", "t1"]
+    with pytest.raises(ZeroDivisionError):
+        supervisor.beside(policy, lambda: 1 / 0, "them")
+
+
+def test_loop_that_ends_does_not_wait_for_attempts_whose_worker_nobody_will_replace(supervisor, monkeypatch):
+    def ends():
+        raise NoRoomError("no room")
+
+    monkeypatch.setattr(supervisor, "_tend", ends)
+    policy = pinned_over(FakeActors([FakeWorker(dies_over=("t0",))]))
+    with pytest.raises(NoRoomError):
+        supervisor.beside(policy, lambda: asyncio.run(attempt_all(policy, TASKS[:2])), "them")
