@@ -109,7 +109,7 @@ def evaluate_step(run: "Run", rollouts: "Supervisor", step: int) -> None:
     Called once the step's weights are published, and before its batch is given up: nothing newer is published
     meanwhile, and at depth 0 nobody rolls out. At other depths rollouts go on as they do while the learner computes.
     """
-    started, settings, policy = time.perf_counter(), run.config.evaluation, run.pinned_rollouts
+    started, settings, policy = time.perf_counter(), run.config.evaluation, run.pinned_rollouts()
     evaluator = Evaluator(
         policy=policy, phase=STEP_PHASE, temperature=0.0, max_attempts=settings.max_attempts, step=step
     )

@@ -43,7 +43,6 @@ class Run:
         """The workers, for one phase outside of the RL loop."""
         return RayRollouts(self.actors, open_each=self._open_each, note=self.console.note)
 
-    @property
     def pinned_rollouts(self) -> PinnedRollouts:
         """The workers, between two steps of the RL loop, all with the version that is the newest now."""
         version = self.actors.newest_version()

@@ -248,7 +248,8 @@ def stage(tmp_path):
         yield SimpleNamespace(
             config=config,
             folder=folder,
-            pinned_rollouts=solver,
+            pinned_rollouts=lambda: solver,
+            solver=solver,
             log_metrics=folder.log_metrics,
             console=SimpleNamespace(note=told.append),
             told=told,
@@ -267,7 +268,7 @@ def test_evaluation_while_training_leaves_a_row_its_attempts_and_a_line(stage):
     attempts = list(read_records(stage.folder.path / "trajectories.jsonl"))
     assert [one["task_id"] for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
     assert {(one["phase"], one["step"], one["group_id"]) for one in attempts} == {("held_out", 5, "held_out-5")}
-    assert {asked[3] for asked in stage.pinned_rollouts.asked} == {0.0}
+    assert {asked[3] for asked in stage.solver.asked} == {0.0}
     assert stage.told == ["after step 5: 2 of 4 held-out tasks right"]
 
 
@@ -283,7 +284,7 @@ def test_run_that_goes_back_to_a_checkpoint_keeps_the_evaluations_up_to_it_and_n
 
 
 def test_attempts_whose_engine_breaks_while_training_end_nothing_and_are_named(stage):
-    stage.pinned_rollouts.answer_of = broken
+    stage.solver.answer_of = broken
     evaluate_step(stage, FakeSupervisor(), 1)
     (row,) = held_out_rows(stage.folder)
     assert row["held_out/unscored"] == 4
