@@ -159,8 +159,8 @@ def _read_run(run_dir: Path) -> _Run:
         for name in ("summary.json", "config.json", "provenance.json")
     )
     logs = ("metrics.jsonl", "trajectories.jsonl")
-    rows, records = (read_records(paths[name]) if name in paths else () for name in logs)
-    rows = list(rows)
+    metrics, records = (read_records(paths[name]) if name in paths else () for name in logs)
+    rows = list(metrics)
     attempts: dict[str, dict[str, Record]] = {phase: {} for phase in _PHASES}
     # One at a time: the trajectories of training, of which the page shows none, can be very many.
     scored: list[Record] = []
