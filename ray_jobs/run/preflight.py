@@ -317,7 +317,7 @@ def _work(config: RunConfig) -> RunConfig:
 
 def _check_run_folder(config: RunConfig) -> None:
     """Two runs never share a folder; one with a config.json is a run."""
-    folder = Path(config.output_dir) / config.name
+    folder = config.run_path
     if (folder / "config.json").exists():
         check_same_run(config, folder)
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -18,7 +18,7 @@ from rollout.store.lifecycle import GroupCounts
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "agentflow.json"
 WRITTEN = re.compile(
-    r"""["'f](?P<name>(?:rollout|policy|prm|bias|groups|learner|time|util|cold_start|train_prm)/\w+)"""
+    r"""["'f](?P<name>(?:rollout|held_out|policy|prm|bias|groups|learner|time|util|cold_start|train_prm)/\w+)"""
 )
 
 
