@@ -118,9 +118,10 @@ class PhaseProgress:
             self._output.note(f"{self._title}: {outcome} after {duration(seconds)}")
 
     def _time_left(self, now: float) -> Iterator[str]:
-        """As long as it took so far for each, once for each that is left."""
+        """As long as it took so far for each, once for each that is left. Nothing before a twentieth is done: of many
+        that go on side by side, the first says nothing of how fast they are together."""
         counted = self._done - self._done_before
-        if self._total is not None and counted > 0 and self._done < self._total:
+        if self._total is not None and counted * 20 >= self._total > self._done and counted:
             yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
 
 

@@ -59,8 +59,21 @@ def test_fast_steps_do_not_flood_a_log_but_the_last_one_is_shown():
             progress.advance()
     steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
     first, last = steps
-    assert first.startswith("  cold start on demonstrations 1/500  about ")
+    assert first == "  cold start on demonstrations 1/500"
     assert last == "  cold start on demonstrations 500/500"
+
+
+def test_first_of_many_side_by_side_gives_no_time_left(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
+    output, stream = make_console()
+    with Console(output).phase("eval_after", total=300) as progress:
+        clock[0] += 37
+        progress.advance()
+        clock[0] += 13
+        progress.advance(99)
+    steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
+    assert steps == ["  evaluate after RL 1/300", "  evaluate after RL 100/300  about 1 min 40 s left"]
 
 
 def test_time_left_counts_only_what_this_process_did(monkeypatch):
