@@ -21,7 +21,7 @@ from reward.restarts import Restarter
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import Workload
-from rollout.engines.engine import EngineError, Pulse
+from rollout.engines.engine import BASE_VERSION, EngineError, Pulse
 from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
@@ -119,8 +119,17 @@ class RolloutWorkerActor:
         return await self._worker.continue_from(trajectory, num_turns, count)
 
     async def attempt(
-        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
+        self,
+        task: Task,
+        trajectory_id: str,
+        *,
+        group_id: str,
+        temperature: float,
+        seed: int,
+        policy_version: int = BASE_VERSION,
     ) -> Trajectory:
+        """Waits until the worker samples with `policy_version` or a newer one; in the RL loop it comes by itself."""
+        await self._follower.reached(policy_version)
         return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
@@ -173,7 +182,7 @@ class RolloutWorkerActor:
     async def _judged(self, permit: Permit) -> GroupResult:
         started = time.monotonic()
         try:
-            task, name = self._tasks.task(permit.task), group_id(permit.ordinal)
+            task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
             judging = time.monotonic()

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from configs.run import RunConfig
+from envs.datasets.sampler import FixedShares
 from learner.types import Adapter
 from reward.stored import is_readable
 from rollout.buffer import Admission, Batch, BufferSettings, GroupBuffer, WorkerStatus
@@ -23,6 +24,7 @@ from rollout.records import append_record, read_records
 from rollout.store.adapters import AdapterMismatchError, AdapterStore, PublishedAdapter
 from rollout.store.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.store.casualties import Loss
+from rollout.store.choice import FamilyChoice, FixedChoice, LearnableChoice
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, TrainedGroups
 from rollout.store.turns import Turns
@@ -84,6 +86,7 @@ class StoreActor:
             self._ledger,
             policy_version=newest.policy_version if newest else 0,
             gather_s=GATHER_S,
+            choice=_family_choice(config),
         )
         self._started_at = time.monotonic()
         self._published_at: dict[int, float] = {}
@@ -247,6 +250,13 @@ class StoreActor:
             latencies_s=tuple(row["latency_s"] for row in rows),
             most_unmoved=max((row.get("unmoved", 0) for row in rows), default=0),
         )
+
+
+def _family_choice(config: RunConfig) -> FamilyChoice:
+    shares = FixedShares(config.envs.mix, seed=config.seed)
+    if config.envs.choice == "mix":
+        return FixedChoice(names=shares.names, family_of=shares.name)
+    return LearnableChoice(names=tuple(sorted(shares.names)), seed=config.seed)
 
 
 def _offer(published: PublishedAdapter, data: bytes) -> AdapterOffer:

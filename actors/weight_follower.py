@@ -18,12 +18,18 @@ class WeightFollower:
         self._loading = asyncio.Lock()
         self._base: Reading | None = None
         self._moved: Reading | None = None
+        self._proof = asyncio.Event()
         self.proven_version = engine.policy_version
 
     async def follow(self) -> None:
         """Load every version that is published, for ever."""
         while True:
             await self._load_newer_than(self.proven_version)
+
+    async def reached(self, policy_version: int) -> None:
+        """Waits for this version or a newer one, which `follow` loads; woken by its proof."""
+        while self.proven_version < policy_version:
+            await self._proof.wait()
 
     async def sync(self, policy_version: int) -> None:
         """Load the newest version, which must be at least this one."""
@@ -58,6 +64,8 @@ class WeightFollower:
             if await self._store.acknowledge.remote(self._worker, said, digest, read_back, before):
                 self._moved = said
             self.proven_version = published.policy_version
+            self._proof.set()
+            self._proof = asyncio.Event()
 
     async def _reading(self, policy_version: int, published: PublishedAdapter) -> Reading:
         logprobs = await self._engine.score(published.canary.token_ids) if published.canary else []

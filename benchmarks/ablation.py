@@ -24,7 +24,8 @@ from before_rl import copy_before_rl
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.commands.given import DEFAULT_RECIPE
-from reward.paired import compare_paired
+from ray_jobs.evaluation.held_out import evaluation_in
+from reward.paired import PairedComparison, compare_paired
 from rollout.records import read_records
 
 
@@ -127,10 +128,11 @@ def _summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def _solved(folder: Path) -> list[bool]:
-    """Of the held-out tasks after RL, in their order."""
-    rows = (row for row in read_records(folder / "trajectories.jsonl") if row["phase"] == "eval_after")
-    return [row["reward"] == 1.0 for row in rows]
+def _compared(first: Sequence[Path], others: Sequence[Path]) -> PairedComparison:
+    """After RL, seed by seed, on the held-out tasks that both arms of a seed could score."""
+    sides = [[evaluation_in(folder, "eval_after") for folder in folders] for folders in (first, others)]
+    pairs = [pair for one, other in zip(*sides, strict=True) for pair in one.paired_with(other)]
+    return compare_paired([one for one, _ in pairs], [other for _, other in pairs])
 
 
 def _curve(folder: Path) -> Iterator[tuple[float, float]]:
@@ -157,7 +159,7 @@ def _table(options: argparse.Namespace, arms: Sequence[Arm]) -> str:
     for arm in arms:
         folders = [_folder(options, seed, arm) for seed in range(options.seeds)]
         rates = [_summary(folder)["solve_rate_after"] for folder in folders]
-        pairs = compare_paired(*([one for each in some for one in _solved(each)] for some in (first, folders)))
+        pairs = _compared(first, folders)
         low, high = (f"{100 * end:+.1f}" for end in pairs.ci95)
         against = f"{100 * pairs.gain:+.1f} points ({low} to {high}), p = {pairs.p:.2g}" if arm != arms[0] else ""
         reached = [_reached(folder, target) for folder, target in zip(folders, targets, strict=True)]

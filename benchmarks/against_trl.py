@@ -142,7 +142,7 @@ def _config(options: argparse.Namespace, name: str) -> RunConfig:
 
 def measure_ours(options: argparse.Namespace, repeat: int) -> Rate:
     config = _config(options, f"ours-{repeat}")
-    shutil.rmtree(options.out / config.name, ignore_errors=True)
+    shutil.rmtree(config.run_path, ignore_errors=True)
     model_path = resolve_model(config.model.path)
     with RunFolder.open(config, with_prm=False) as folder:
         start_ray(config.cluster)
@@ -206,7 +206,7 @@ def _flip_coin(self: OutcomeReward, trajectory: Trajectory) -> Reward:
 def measure_trl(options: argparse.Namespace, repeat: int, variant: str) -> Rate:
     config = _config(options, f"trl-{repeat}-{variant.replace(':', '-')}")
     python = trl_python()
-    folder = options.out / config.name
+    folder = config.run_path
     folder.mkdir(parents=True, exist_ok=True)
     dtype, microbatches = variant.split(":")
     per_step = config.batch_groups * config.rollout.group_size

@@ -57,6 +57,7 @@ from typing import Any
 
 from configs.loading import load_run_config
 from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.evaluation.held_out import Evaluation, evaluation_in
 from reward.paired import compare_paired, wilson_interval
 
 JOB = (
@@ -89,7 +90,7 @@ class Arm:
     staleness: float
     finished: int
     right: int
-    held_out: tuple[bool, ...]
+    held_out: Evaluation
     limit: str
 
 
@@ -191,7 +192,6 @@ def _arm(folder: Path, group_size: int) -> Arm:
     rows = [row for row in _lines(folder / "metrics.jsonl") if "policy/loss" in row]
     trained = facts["groups"]["trained"] * group_size
     later_s = sum(row["time/step_s"] for row in rows[1:])
-    outcomes = [row["reward"] == 1.0 for row in _lines(folder / "trajectories.jsonl") if row["phase"] == "eval_after"]
     return Arm(
         trained_per_s=trained / seconds,
         steady_per_s=trained * (len(rows) - 1) / len(rows) / later_s if later_s else float("nan"),
@@ -200,7 +200,7 @@ def _arm(folder: Path, group_size: int) -> Arm:
         staleness=facts["staleness"]["mean"],
         finished=round(sum(row["rollout/trajectories"] for row in rows)),
         right=round(sum(row.get("rollout/solve_rate", 0.0) * row["rollout/trajectories"] for row in rows)),
-        held_out=tuple(outcomes),
+        held_out=evaluation_in(folder, "eval_after"),
         limit=facts["bottleneck"]["text"] if facts["bottleneck"] else "",
     )
 
@@ -217,7 +217,7 @@ def _table(found: dict[tuple[str, str], list[Arm]]) -> str:
     ]
     for (tools, mode), arms in found.items():
         sampled = _rate(sum(arm.right for arm in arms), sum(arm.finished for arm in arms))
-        held_out = [right for arm in arms for right in arm.held_out]
+        held_out = [right for arm in arms for right in arm.held_out.solved.values()]
         columns = [
             _spread([arm.trained_per_s for arm in arms]),
             _spread([arm.steady_per_s for arm in arms]),
@@ -235,9 +235,9 @@ def _comparison(fast: Sequence[Arm], slow: Sequence[Arm], name: str, target: flo
     def ratio(rate: Callable[[Arm], float]) -> str:
         return _spread([rate(one) / rate(other) for one, other in zip(fast, slow, strict=True)])
 
-    paired = compare_paired(
-        [right for arm in slow for right in arm.held_out], [right for arm in fast for right in arm.held_out]
-    )
+    arms = zip(slow, fast, strict=True)
+    pairs = [pair for one, other in arms for pair in one.held_out.paired_with(other.held_out)]
+    paired = compare_paired([one for one, _ in pairs], [other for _, other in pairs])
     same = "equal within the interval" if paired.ci95[0] <= 0 <= paired.ci95[1] else "NOT equal"
     return (
         f"{name}: {ratio(lambda arm: arm.trained_per_s)}x trained trajectories/s (target {target:g}x), "

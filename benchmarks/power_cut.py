@@ -86,6 +86,7 @@ class Parts:
         self._worker = SimulatedWorker(0, SHAPE)
         self._judge = GroupJudge(OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens))
         self._tasks = TaskSampler(config.envs.mix, seed=config.seed)
+        self._first_version: int | None = None
         self.store = InProcess(StoreActor.__ray_metadata__.modified_class(config, folder), self._loop)
         self.learner = InProcess(Learner(config), self._loop)
         self.workers = (InProcess(self._worker, self._loop),)
@@ -97,8 +98,10 @@ class Parts:
         """The worker is always believed."""
 
     def roll_out(self, num_groups: int) -> None:
-        """So many groups come to an end; another one begins and does not."""
+        """So many groups come to an end; another one begins and does not. They are sampled with the oldest weights that
+        they may begin with, but never with any that were published before this life began: no worker has these."""
         version = self.newest_version()
+        self._first_version = version if self._first_version is None else self._first_version
         store = self.store.target
         self._loop.run_until_complete(store._buffer.prove(0, version))
         running: tuple[Any, ...] = ()
@@ -110,8 +113,9 @@ class Parts:
                     self._loop.run_until_complete(self._complete(permit))
 
     async def _complete(self, permit: Any) -> None:
-        self._worker.engine.policy_version = permit.min_policy_version
-        task, name = self._tasks.task(permit.task), group_id(permit.ordinal)
+        assert self._first_version is not None
+        self._worker.engine.policy_version = max(permit.min_policy_version, self._first_version)
+        task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
         group = await self._worker.run_group(task, name, self._config.rollout.group_size)
         result = group_result(await self._judge.judge(group), duration_s=0.0, prm_s=0.0)
         await self.store.target.complete(permit.lease, result)

@@ -158,6 +158,9 @@ class EnvsConfig(Config):
     mix: dict[str, float] = {"lookup": 0.6, "two_lookup": 0.4}
     """Data set name -> share of the tasks. Generated: arith, lookup, two_lookup, three_lookup, chain, branch,
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
+    choice: Literal["mix", "learnable"] = "mix"
+    """Where the next task of RL is from: `mix` keeps the shares; `learnable` draws each generated family of the mix
+    with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks that a function of one's own returns."""
     data_path: str | None = None

@@ -1,6 +1,7 @@
 """A whole run: what a recipe describes."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -23,6 +24,11 @@ class EvaluationConfig(Config):
     """The first so many of the same tasks are also given to the untouched model."""
     mix: dict[str, float] | None = None
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
+    every_steps: int = Field(default=0, ge=0)
+    """Train steps from one evaluation while training to the next, a curve on held-out tasks; 0 makes none. After the
+    last step all held-out tasks are attempted anyhow."""
+    while_training_tasks: int = Field(default=32, ge=1)
+    """Held-out tasks that are attempted each time, of each data set its share; all where there are no more."""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """Sampling temperature of `agentflow evaluate`; 0 is greedy, and several seeds need more. The phases of a
     training run are greedy."""
@@ -81,6 +87,11 @@ class RunConfig(Config):
     """What `solve` and `evaluate` ask; training always samples in its own engines."""
 
     @property
+    def run_path(self) -> Path:
+        """The run's folder, relative where `output_dir` is."""
+        return Path(self.output_dir) / self.name
+
+    @property
     def shares_card(self) -> bool:
         """Whether learner, PRM and first rollout worker divide one card that is reserved for them."""
         learner, engine = self.learner, self.rollout.engine
@@ -98,6 +109,11 @@ class RunConfig(Config):
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
         scorers = self.reward.scorer or self.envs.datasets
         return bool(tools or scorers or isinstance(self.learner.loss, CustomLossConfig))
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether held-out tasks are attempted between this train step and the next."""
+        every = self.evaluation.every_steps
+        return every > 0 and step % every == 0 and step < self.num_steps
 
     @property
     def evaluation_mix(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Takes the pictures of README and documentation anew, of a finished run, in headless Chromium.
 
-    python docs/pictures.py runs/demo --group g000056
+    python docs/pictures.py runs/demo --group g000011
 
 The group is one whose picture tells something: attempts that part early, some right and some wrong."""
 

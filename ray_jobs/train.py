@@ -27,7 +27,7 @@ import ray
 
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
-from ray_jobs.evaluation.held_out import evaluate
+from ray_jobs.evaluation.held_out import evaluate, evaluate_step
 from ray_jobs.pages.report import write_report
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
@@ -114,6 +114,8 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     run.folder.log_step(step, step_records(batch, groups, result), version_ages=batch.version_ages)
     alarms = training.add(metrics)
     run.tell(batch.warning, result.skipped, training.news(), *(alarms if actors.uses_prm else ()))
+    if config.evaluates_after(step):
+        evaluate_step(run, rollouts, step)
     ray.get(actors.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
     if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
         keep(run, rollouts)

@@ -21,7 +21,7 @@ def group_result(
     roots where forks are trained on in their place: forks have an easier task. `facts`: what else is to be counted."""
     roots = scored.roots or scored
     trajectories = roots.group.trajectories
-    ending = scored.ending
+    ending, statistics = scored.ending, group_statistics(roots)
     times = {
         "groups": 1.0,
         "kept": float(ending == "ready"),
@@ -35,7 +35,9 @@ def group_result(
         payload=stored_group(scored),
         versions=_token_versions(scored.group.trajectories),
         duration_s=duration_s,
-        facts={**asdict(group_statistics(roots)), **times, **facts},
+        right=statistics.right,
+        scored=statistics.scored,
+        facts={**asdict(statistics), **times, **facts},
         reason=_why_unscorable(scored),
     )
 

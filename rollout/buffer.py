@@ -7,13 +7,14 @@ group gives its place back at once; otherwise rollouts would wait for a batch th
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.store.admission import Admission, AdmissionQueue, Admitter, BufferSettings, WorkerStatus
 from rollout.store.admission import admission_capacity as admission_capacity
 from rollout.store.casualties import Loss
+from rollout.store.choice import FamilyChoice
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
 from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -29,13 +30,15 @@ class Batch:
     """The batch of one train step: its scored groups as bytes. `version_ages` tells how many train steps the weights of
     each version lie behind; tokens of a version that it lacks are not to be trained on. `untrained` are state, reason
     and bytes of some groups that ended without signal since the batch before, to be looked at; `facts` are added up
-    over all groups that ended since then; `warning` says where too few groups carry signal."""
+    over all groups that ended since then, and `families` says how many of these there were of each family that there
+    is; `warning` says where too few groups carry signal."""
 
     step: int
     payloads: tuple[bytes, ...]
     untrained: tuple[tuple[State, str, bytes], ...] = ()
     version_ages: Mapping[int, int]
     facts: dict[str, float]
+    families: Mapping[str, int] = field(default_factory=dict)
     bias: dict[str, float]
     counts: GroupCounts
     warning: str | None
@@ -47,7 +50,8 @@ class BufferClosedError(RuntimeError):
 
 class GroupBuffer:
     """Plain asyncio, used from one event loop. `clock` tells the time at which groups end, in seconds. `gather_s`: for
-    so long results that come back are gathered, to be written down in one transaction."""
+    so long results that come back are gathered, to be written down in one transaction. `choice`: which family of tasks
+    a new group is of; with None nobody chooses one."""
 
     def __init__(
         self,
@@ -57,14 +61,16 @@ class GroupBuffer:
         policy_version: int = 0,
         clock: Callable[[], float] = time.time,
         gather_s: float = 0.0,
+        choice: FamilyChoice | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._clock = clock
         self._gather_s = gather_s
+        self._families = choice.names if choice else ()
         self._came_back: list[_Completion] = []
         self._changed = asyncio.Event()
-        self._admitter = Admitter(settings, ledger, policy_version=policy_version)
+        self._admitter = Admitter(settings, ledger, policy_version=policy_version, choice=choice)
         self._queue = AdmissionQueue(self._admitter)
         self._guard = StarvationGuard(settings.max_empty_batches * settings.batch_groups, ledger.num_without_signal())
         if not ledger.published():
@@ -210,6 +216,7 @@ class GroupBuffer:
             untrained=cut.untrained,
             version_ages=ages,
             facts=cut.facts,
+            families=dict.fromkeys(self._families, 0) | cut.families,
             bias=bias_metrics(cut.durations),
             counts=counts,
             warning=warning,
@@ -320,9 +327,16 @@ class GroupBuffer:
         else:
             self._ledger.fail(lease, result, now=self._clock())
         if ending == "ready":
-            ordinal, attempt = lease
-            task = self._admitter.permit(lease).task
-            self._expire_if_stale(ReadyGroup(ordinal=ordinal, task=task, attempt=attempt, versions=result.versions))
+            permit = self._admitter.permit(lease)
+            self._expire_if_stale(
+                ReadyGroup(
+                    ordinal=permit.ordinal,
+                    task=permit.task,
+                    family=permit.family,
+                    attempt=permit.attempt,
+                    versions=result.versions,
+                )
+            )
 
     def _expire_if_stale(self, group: ReadyGroup) -> None:
         """Asked when a group becomes ready, and of all that are when the policy moves on: between, none gets older."""

@@ -21,17 +21,11 @@ BLOCK = 1000
 """Ordinals in which every data set comes exactly as often as its share says."""
 
 
-class TaskSampler:
-    """The endless sequence of training tasks: the same ordinal is the same task in every process, at the same cost.
+class FixedShares:
+    """The data set of each task by its ordinal, each exactly as often in a block as its share of `mix` says. Raises
+    ValueError for a share that is too small to come once in a block."""
 
-    Generated families never run out; a data set from a file is gone through in shuffled rounds of its own, whatever
-    else is in the mix: none of its tasks comes again before all have come. Raises ValueError for a share that is too
-    small to come once in a block, and as `load_tasks`.
-    """
-
-    def __init__(
-        self, mix: Mapping[str, float], *, seed: int, path: Path | None = None, own: OwnSources = NO_SOURCES
-    ) -> None:
+    def __init__(self, mix: Mapping[str, float], *, seed: int) -> None:
         self._quotas = {name: quota for name, quota in shared_out(mix, BLOCK).items() if mix[name] > 0}
         if missing := [name for name, quota in self._quotas.items() if quota == 0]:
             raise ValueError(
@@ -39,24 +33,55 @@ class TaskSampler:
                 "leave it out"
             )
         self._seed = seed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._quotas)
+
+    def name(self, ordinal: int) -> str:
+        block, place = divmod(ordinal, BLOCK)
+        return self._block(block)[place]
+
+    def num_before(self, ordinal: int) -> int:
+        """How many lower ordinals are of the same data set."""
+        block, place = divmod(ordinal, BLOCK)
+        names = self._block(block)
+        return block * self._quotas[names[place]] + names[:place].count(names[place])
+
+    def _block(self, number: int) -> tuple[str, ...]:
+        return _block(tuple(self._quotas.items()), self._seed, number)
+
+
+class TaskSampler:
+    """The endless sequence of training tasks: the same ordinal is the same task in every process, at the same cost.
+
+    Generated families never run out; a data set from a file is gone through in shuffled rounds of its own, whatever
+    else is in the mix: none of its tasks comes again before all have come. Raises ValueError as `FixedShares` and
+    `load_tasks`.
+    """
+
+    def __init__(
+        self, mix: Mapping[str, float], *, seed: int, path: Path | None = None, own: OwnSources = NO_SOURCES
+    ) -> None:
+        self._shares = FixedShares(mix, seed=seed)
+        self._seed = seed
         self._own = own
         self._files = {
             name: load_tasks(name, split="train", count=None, seed=seed, path=path, own=own)
-            for name in self._quotas
+            for name in self._shares.names
             if name not in FAMILIES
         }
         if empty := [name for name, tasks in self._files.items() if not tasks]:
             raise ValueError(f"{empty[0]!r} has no task for training; add rows, or leave it out")
 
-    def task(self, ordinal: int) -> Task:
-        block, place = divmod(ordinal, BLOCK)
-        names = _block(tuple(self._quotas.items()), self._seed, block)
-        name = names[place]
+    def task(self, ordinal: int, family: str | None = None) -> Task:
+        """`family`: the generated family that was chosen for this ordinal, or the data set that its share gives it, as
+        with None."""
+        name = family or self._shares.name(ordinal)
         if name in FAMILIES:
             return self._own.scored(rl_task(name, ordinal=ordinal, seed=self._seed).task)
         tasks = self._files[name]
-        draws_before = block * self._quotas[name] + names[:place].count(name)
-        number, position = divmod(draws_before, len(tasks))
+        number, position = divmod(self._shares.num_before(ordinal), len(tasks))
         return tasks[_round(name, len(tasks), self._seed, number)[position]]
 
 

@@ -51,17 +51,15 @@ def _check(config: "RunConfig") -> None:
 
 def _run(config: "RunConfig") -> None:
     """Checked before torch and Ray are imported; a run that has ended already is only shown."""
-    from ray_jobs.run.begun import finished_summary, run_path, trains_prm
+    from ray_jobs.run.begun import finished_summary, trains_prm
     from ray_jobs.run.preflight import check_before_start
 
     if summary := finished_summary(config):
         from ray_jobs.pages.report import write_report
         from ray_jobs.run.console import print_summary
 
-        print(
-            f"the run in '{run_path(config)}' has ended, and this is what it brought; for a new one: another name=..."
-        )
-        print_summary(summary, write_report(run_path(config)))
+        print(f"the run in '{config.run_path}' has ended, and this is what it brought; for a new one: another name=...")
+        print_summary(summary, write_report(config.run_path))
         return
     with_prm = trains_prm(config)
     ready = check_before_start(config, with_prm=with_prm)

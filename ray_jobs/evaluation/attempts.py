@@ -29,13 +29,14 @@ class Wanted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
     """An item whose engine or tools fail at `max_attempts` tries stays unscored: nobody's answer was wrong. `judge` is
-    asked where an exact scorer may be too strict."""
+    asked where an exact scorer may be too strict. `step` is the train step after which it is asked, while training."""
 
     policy: Attempts
     phase: str
     temperature: float
     max_attempts: int
     judge: AnswerJudge | None = None
+    step: int | None = None
 
     async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[Record], None]) -> None:
         """Every item, side by side; `on_result` gets each record as soon as it is there. Raises the first error."""
@@ -71,7 +72,7 @@ class Evaluator:
         failed = trajectory.stop_reason == "infrastructure"
         reward = None if failed else await _score(trajectory)
         asked, judged = await self._judged(trajectory, reward)
-        return trajectory_record(trajectory, reward=reward, phase=self.phase, step=None) | {
+        return trajectory_record(trajectory, reward=reward, phase=self.phase, step=self.step) | {
             "seed": wanted.seed,
             "f1": None if failed else partial_credit(wanted.task, trajectory.answer),
             "judge_asked": asked,

@@ -1,6 +1,6 @@
 """Compare two evaluations of the same items: paired, with a test, intervals, and how many items a claim would need."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.errors import UserError
-from ray_jobs.evaluation.folder import StoredEvaluation, means_by_item, phases_of_run, read_evaluation
+from ray_jobs.evaluation.folder import (
+    Item,
+    StoredEvaluation,
+    means_by_item,
+    phases_of_run,
+    read_evaluation,
+    unscored_by_reason,
+)
 from ray_jobs.evaluation.identity import differences, unproven
 from ray_jobs.pages.comparison import write_comparison_page
 from ray_jobs.run.folder import write_json
@@ -72,7 +79,7 @@ def comparison(
     before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None
 ) -> dict[str, Any]:
     """JSON values only. Raises ComparisonError where an item is not the same on both sides, or none is on both."""
-    pairs = _pairs(before, after)
+    pairs, left_out = _pairs(before, after), _unpaired(before, after)
     seeds = {side.identity["sampling"]["seeds"] for side in (before, after)}
     compared = compare_paired if seeds == {1} else compare_means
     whole = compared(pairs.before, pairs.after)
@@ -81,8 +88,10 @@ def comparison(
         "after": after.name,
         "differs_in": differing or [],
         "unproven": sorted({*unproven(before.identity), *unproven(after.identity)}),
-        "infrastructure_failures": [len(side.unscored) for side in (before, after)],
-        "left_out": ["/".join(place) for place in _unpaired(before, after)],
+        "infrastructure_failures": [sum(item.broke_off for item in side.items.values()) for side in (before, after)],
+        "undecided": [sum(item.undecided for item in side.items.values()) for side in (before, after)],
+        "left_out": ["/".join(place) for place in left_out],
+        "left_out_because": list(unscored_by_reason(_results(left_out, before, after))),
         "num_seeds": sorted(seeds),
         "all": _row(pairs, whole),
         "benchmarks": {
@@ -121,6 +130,13 @@ def _unpaired(before: StoredEvaluation, after: StoredEvaluation) -> list[tuple[s
     sides = [{(key.benchmark, key.task_id) for key in side.items} for side in (before, after)]
     scored = [means_by_item(side.items.values()) for side in (before, after)]
     return sorted((sides[0] & sides[1]) - (scored[0].keys() & scored[1].keys()))
+
+
+def _results(places: Sequence[tuple[str, str]], *sides: StoredEvaluation) -> Iterator[Item]:
+    """Those of the items at these places, under all seeds of all sides."""
+    wanted = set(places)
+    for side in sides:
+        yield from (item for key, item in side.items.items() if (key.benchmark, key.task_id) in wanted)
 
 
 def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:

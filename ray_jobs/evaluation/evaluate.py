@@ -23,9 +23,9 @@ from ray_jobs.evaluation.folder import (
     EvaluationError,
     EvaluationFolder,
     ItemKey,
-    names_of,
     read_evaluation,
     summarize_evaluation,
+    why_unscored,
 )
 from ray_jobs.evaluation.held_out import evaluation_tasks
 from ray_jobs.evaluation.identity import digest_of, identity_of
@@ -130,19 +130,20 @@ def attempt_all(
 def report_evaluation(out: Path, console: Console) -> Path:
     """Summary, page and table of an evaluation that is complete. Raises EvaluationError where no item was scored."""
     stored = read_evaluation(out)
+    why = why_unscored(stored.items.values())
     if not stored.scored:
         raise EvaluationError(
-            f"none of the {len(stored.items)} items could be scored: the engine or a tool failed at every attempt; "
-            "mend it and run the same command again"
+            f"none of the {len(stored.items)} items could be scored, {why}; mend that and run the same command again, "
+            "with another --out where it is the scorer"
         )
     summary = summarize_evaluation(stored)
     write_json(out / SUMMARY, summary)
     page = write_evaluation_page(out, stored, summary)
     console.print(_table(stored.name, summary))
     if unscored := stored.unscored:
+        again = "; the same command tries again what failed" if summary["infrastructure_failures"] else ""
         console.print(
-            f"[bold]{len(unscored)} of {len(stored.items)} results are unscored and in no rate[/bold], because the "
-            f"engine or a tool failed at every attempt: {names_of(unscored)}; the same command tries only these again"
+            f"[bold]{len(unscored)} of {len(stored.items)} results are unscored and in no rate[/bold], {why}{again}"
         )
     console.print(f"report: {page}", soft_wrap=True)
     return page

@@ -76,9 +76,14 @@ class Item:
         return self.stop_reason == "infrastructure"
 
     @property
+    def undecided(self) -> bool:
+        """A scorer of one's own cannot tell."""
+        return self.score is None and not self.broke_off
+
+    @property
     def failed(self) -> bool:
-        """It broke off, or a scorer of one's own cannot tell: nobody's answer was wrong, and the item is unscored."""
-        return self.broke_off or self.score is None
+        """It broke off, or is undecided: nobody's answer was wrong, and the item is unscored."""
+        return self.broke_off or self.undecided
 
 
 class EvaluationFolder:
@@ -212,15 +217,31 @@ def _check_same(path: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
-def names_of(keys: Sequence[ItemKey], *, most: int = 5) -> str:
+def unscored_by_reason(items: Iterable[Item]) -> dict[str, list[ItemKey]]:
+    """Of each reason for which some of the items are unscored, in words, those."""
+    found = list(items)
+    reasons = {
+        "the engine or a tool failed at every attempt": [item.key for item in found if item.broke_off],
+        "a scorer of one's own could not tell": [item.key for item in found if item.undecided],
+    }
+    return {reason: keys for reason, keys in reasons.items() if keys}
+
+
+def why_unscored(items: Iterable[Item]) -> str:
+    """Each reason in words, with its items; empty where all are scored."""
+    return "; ".join(f"because {reason}: {_names(keys)}" for reason, keys in unscored_by_reason(items).items())
+
+
+def _names(keys: Sequence[ItemKey], *, most: int = 5) -> str:
     """The items in words, the first ones by name."""
     names = ["/".join(map(str, key)) for key in keys[:most]]
     return ", ".join([*names, *([f"and {len(keys) - most} more"] if len(keys) > most else [])])
 
 
 def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
-    """JSON values only. Rates are means over scored items of their mean over scored seeds; an item whose
-    infrastructure failed at every try is named in `unscored`. Needs a scored item."""
+    """JSON values only. Rates are means over scored items of their mean over scored seeds; results without a score are
+    named in `unscored`, and counted by their reason: `infrastructure_failures`, and `undecided` by a scorer of one's
+    own. Needs a scored item."""
     items = list(stored.items.values())
     names = sorted({item.key.benchmark for item in items})
     benchmarks = {name: _results([item for item in items if item.key.benchmark == name]) for name in names}
@@ -233,7 +254,8 @@ def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
         "num_items": sum(row["num_items"] for row in benchmarks.values()),
         "num_scored": sum(row["num_scored"] for row in benchmarks.values()),
         "num_seeds": stored.identity["sampling"]["seeds"],
-        "infrastructure_failures": len(stored.unscored),
+        "infrastructure_failures": sum(item.broke_off for item in items),
+        "undecided": sum(item.undecided for item in items),
         "unscored": ["/".join(map(str, key)) for key in stored.unscored],
         "benchmarks": benchmarks,
         "frozen_calls": sum(item.frozen_calls for item in items),
@@ -268,7 +290,8 @@ def _results(items: Sequence[Item]) -> dict[str, Any]:
         "by_seed": rates,
         "spread_over_seeds": stdev(rates) if len(rates) > 1 else None,
         "f1": mean(partial) if partial else None,
-        "infrastructure_failures": len(items) - len(scored),
+        "infrastructure_failures": sum(item.broke_off for item in items),
+        "undecided": sum(item.undecided for item in items),
         "retried": sum(item.attempts > 1 for item in items),
         "endings": dict(Counter(item.stop_reason for item in items)),
         "no_answer": sum(item.answer is None for item in scored),

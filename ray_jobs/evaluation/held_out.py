@@ -1,7 +1,10 @@
-"""The evaluations inside a training run: the same held-out tasks before and after RL, greedily."""
+"""The evaluations in a training run, greedy: the same held-out tasks before and after RL, some of them on the way."""
 
 import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +13,18 @@ from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
 from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
-from ray_jobs.evaluation.folder import Item, ItemKey, item_of, names_of
-from reward.paired import PairedComparison, compare_paired
+from ray_jobs.evaluation.folder import Item, ItemKey, item_of, why_unscored
+from ray_jobs.run.folder import TRAJECTORIES
+from reward.paired import PairedComparison, compare_paired, wilson_interval
 from rollout.records import read_records
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
+    from ray_jobs.run.supervisor import Supervisor
 
 EVALUATION_SEED_OFFSET = 1_000_000
+STEP_PHASE = "held_out"
+"""What the attempts of an evaluation while training stand under."""
 _POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
 
 
@@ -37,13 +44,19 @@ class Evaluation:
     def unscored(self) -> list[ItemKey]:
         return [item.key for item in self.items if item.failed]
 
-    def compared_with(self, after: "Evaluation", *, dataset: str | None = None) -> PairedComparison | None:
-        """Both policies on the items that both could score, of one data set or of all; None where there are none."""
+    def paired_with(self, after: "Evaluation", *, dataset: str | None = None) -> list[tuple[bool, bool]]:
+        """Whether each policy solved it, of each item that both could score, of one data set or of all."""
         before = self.solved
-        keys = [key for key in after.solved if key in before and dataset in (None, key.benchmark)]
-        if not keys:
-            return None
-        return compare_paired([before[key] for key in keys], [after.solved[key] for key in keys])
+        return [
+            (before[key], solved)
+            for key, solved in after.solved.items()
+            if key in before and dataset in (None, key.benchmark)
+        ]
+
+    def compared_with(self, after: "Evaluation", *, dataset: str | None = None) -> PairedComparison | None:
+        """Both policies on the items that both could score; None where there are none."""
+        pairs = self.paired_with(after, dataset=dataset)
+        return compare_paired([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
 
 
 def evaluation_tasks(config: RunConfig) -> list[Task]:
@@ -57,40 +70,96 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     )
 
 
+def evaluation_in(folder: Path, phase: str) -> Evaluation:
+    """What stands in the folder of a run."""
+    records = (row for row in read_records(folder / TRAJECTORIES) if row["phase"] == phase)
+    return Evaluation(phase=phase, items=tuple(map(item_of, records)))
+
+
 def evaluate(run: "Run", phase: str) -> Evaluation:
     """Greedy, each task once; or what stands in the run folder where the phase is done."""
     if run.finished(phase) is not None:
-        records = (row for row in read_records(run.folder.path / "trajectories.jsonl") if row["phase"] == phase)
-        return Evaluation(phase=phase, items=tuple(map(item_of, records)))
+        return evaluation_in(run.folder.path, phase)
     settings = run.config.evaluation
     tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":
         tasks = tasks[: settings.num_untouched_tasks]
     with run.phase(phase, total=len(tasks)) as record:
-        found: list[Record] = []
-
-        def keep(result: Record) -> None:
-            found.append(result)
-            record.progress.advance()
-
         evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0, max_attempts=settings.max_attempts)
-        wanted = [Wanted(task=task, seed=0, trajectory_id=f"{phase}/{task.id}", group_id=phase) for task in tasks]
-        asyncio.run(evaluator.evaluate(wanted, keep))
-        places = {(task.dataset, task.id): place for place, task in enumerate(tasks)}
-        found.sort(key=lambda result: places[result["dataset"], result["task_id"]])
+        found = _attempted(evaluator, tasks, name=phase, progressed=record.progress.advance)
         run.folder.log_trajectories(found)
     evaluation = Evaluation(phase=phase, items=tuple(map(item_of, found)))
     if tasks:
-        run.console.note(_news(evaluation, settings.max_attempts))
+        run.console.note(_news(_POLICIES[phase], evaluation))
     return evaluation
 
 
-def _news(evaluation: Evaluation, max_attempts: int) -> str:
-    solved, unscored = evaluation.solved, evaluation.unscored
-    said = f"{_POLICIES[evaluation.phase]}: {sum(solved.values())} of {len(solved)} held-out tasks right"
-    if not unscored:
-        return said
-    return (
-        f"{said}; {len(unscored)} more are unscored, because their engine or tools failed at each of {max_attempts} "
-        f"attempts: {names_of(unscored)}"
+def tasks_while_training(config: RunConfig) -> list[Task]:
+    """Some of `evaluation_tasks`, in their order; each data set has its share of them."""
+    tasks = evaluation_tasks(config)
+    num = min(config.evaluation.while_training_tasks, len(tasks))
+    by_dataset = sorted(range(len(tasks)), key=lambda place: tasks[place].dataset)
+    return [tasks[place] for place in sorted(by_dataset[number * len(tasks) // num] for number in range(num))]
+
+
+def evaluate_step(run: "Run", rollouts: "Supervisor", step: int) -> None:
+    """The policy after a train step, greedily, on `tasks_while_training`; its metrics and attempts stand in the run
+    folder, as what belongs to this step.
+
+    Called once the step's weights are published, and before its batch is given up: nothing newer is published
+    meanwhile, and at depth 0 nobody rolls out. At other depths rollouts go on as they do while the learner computes.
+    """
+    started, settings, policy = time.perf_counter(), run.config.evaluation, run.pinned_rollouts()
+    evaluator = Evaluator(
+        policy=policy, phase=STEP_PHASE, temperature=0.0, max_attempts=settings.max_attempts, step=step
     )
+    tasks = tasks_while_training(run.config)
+    work = partial(_attempted, evaluator, tasks, name=f"{STEP_PHASE}-{step}")
+    found = rollouts.beside(policy, work, f"the evaluation after step {step}")
+    # What the engines computed for it is not counted as rollouts of the next step.
+    rollouts.readings()
+    evaluation = Evaluation(phase=STEP_PHASE, items=tuple(map(item_of, found)))
+    run.folder.log_trajectories(found)
+    facts = {"held_out/policy_version": policy.policy_version, "held_out/wall_s": time.perf_counter() - started}
+    run.log_metrics(step, held_out_metrics(evaluation) | facts)
+    run.console.note(_news(f"after step {step}", evaluation))
+
+
+def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Rates with their 95% Wilson intervals and numbers of tasks; where there are several data sets, those of each
+    under names that end in its name. What had no scored task has no rate."""
+    solved = evaluation.solved
+    names = list(dict.fromkeys(item.key.benchmark for item in evaluation.items))
+    parts = {"": list(solved.values())}
+    if len(names) > 1:
+        parts |= {f"/{name}": [right for key, right in solved.items() if key.benchmark == name] for name in names}
+    metrics = {"held_out/unscored": float(len(evaluation.unscored))}
+    for end, found in parts.items():
+        if found:
+            low, high = wilson_interval(sum(found), len(found))
+            rate = sum(found) / len(found)
+            metrics |= {f"held_out/solve_rate{end}": rate, f"held_out/low{end}": low, f"held_out/high{end}": high}
+            metrics[f"held_out/tasks{end}"] = float(len(found))
+    return metrics
+
+
+def _attempted(
+    evaluator: Evaluator, tasks: Sequence[Task], *, name: str, progressed: Callable[[], None] = lambda: None
+) -> list[Record]:
+    """The records of all tasks, in their order. `name` stands in the ids of the attempts."""
+    found: list[Record] = []
+
+    def keep(result: Record) -> None:
+        found.append(result)
+        progressed()
+
+    wanted = [Wanted(task=task, seed=0, trajectory_id=f"{name}/{task.id}", group_id=name) for task in tasks]
+    asyncio.run(evaluator.evaluate(wanted, keep))
+    places = {(task.dataset, task.id): place for place, task in enumerate(tasks)}
+    return sorted(found, key=lambda result: places[result["dataset"], result["task_id"]])
+
+
+def _news(policy: str, evaluation: Evaluation) -> str:
+    solved, unscored = evaluation.solved, evaluation.unscored
+    said = f"{policy}: {sum(solved.values())} of {len(solved)} held-out tasks right"
+    return f"{said}; {len(unscored)} more are unscored, {why_unscored(evaluation.items)}" if unscored else said

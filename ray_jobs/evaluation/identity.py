@@ -164,8 +164,9 @@ def _sampling(config: RunConfig, num_seeds: int) -> dict[str, Any]:
 
 
 def _tools(config: RunConfig) -> dict[str, Any]:
-    """Without the tasks; and whether results are recorded or replayed does not change what a tool is."""
-    return config.envs.model_dump(mode="json", exclude={"mix", "datasets", "data_path", "recording"})
+    """Without the tasks and what chooses between them; and whether results are recorded or replayed does not change
+    what a tool is."""
+    return config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording"})
 
 
 def _memory(config: RunConfig) -> dict[str, Any] | None:

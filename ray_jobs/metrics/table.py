@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.cluster import WORKER_GAUGES
+from envs.datasets.families import FAMILIES
 
 Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "number"]
 """`share` is in [0, 1]; `number` has no unit."""
@@ -55,6 +56,23 @@ LOGGED: tuple[Metric, ...] = (
         ("inexact_forks", "count", "Forks left out because their replay differed from the record"),
         ("fork_token_share", "share", "Of the sampled tokens, those of forks"),
         ("revived_per_1000_tokens", "number", "Groups with signal that 1,000 sampled tokens of forks brought"),
+    ),
+    *_metrics(
+        "mix",
+        *(
+            (family, "share", f"Groups of the generated family {family} among those that ended since the step before")
+            for family in FAMILIES
+        ),
+    ),
+    *_metrics(
+        "held_out",
+        ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),
+        ("low", "share", "Lower end of its 95% Wilson interval"),
+        ("high", "share", "Upper end of its 95% Wilson interval"),
+        ("tasks", "count", "Held-out tasks that were scored for it"),
+        ("unscored", "count", "Those that engine or tools broke every time, or a scorer could not tell"),
+        ("policy_version", "versions", "The policy version that made all of these attempts"),
+        ("wall_s", "s", "Seconds that the loop waited for this evaluation"),
     ),
     *_metrics(
         "policy",
@@ -167,11 +185,16 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Is it learning?": {
         "Solved": ("rollout/solve_rate",),
         "Groups with signal": ("rollout/groups_kept_share",),
+        "Held-out tasks solved": ("held_out/solve_rate", "held_out/low", "held_out/high"),
+        "Tasks drawn": tuple(f"mix/{family}" for family in FAMILIES),
         "Steps per trajectory": ("rollout/turns",),
         "Tokens per trajectory": ("rollout/sampled_tokens",),
         "Trajectories per train step": ("rollout/trajectories", "rollout/infrastructure_failures"),
         "Errors per trajectory": ("rollout/format_errors", "rollout/tool_errors"),
         "Cut off or repeating": ("rollout/truncated_share", "rollout/repeat_share"),
+        "Held-out tasks": ("held_out/tasks", "held_out/unscored"),
+        "Version that was evaluated": ("held_out/policy_version",),
+        "Seconds per evaluation": ("held_out/wall_s",),
         "Restarts of groups that are all wrong": (
             "restarts/anchored_share",
             "restarts/revived_share",
@@ -241,6 +264,9 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Charts by the question that they answer, each with metrics of one unit: the custom scalars of TensorBoard, and the
 order of docs/metrics.md."""
+
+INTERVALS = {"held_out/solve_rate": ("held_out/low", "held_out/high")}
+"""The ends of a metric's interval."""
 
 FIRST = {"rollout/solve_rate": "Is it learning?/solved"}
 """TensorBoard opens on all tags in the order of their characters. This metric is written a second time, under a tag

@@ -14,14 +14,20 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary, SummaryMetadata
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar
-from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
+from tensorboard.plugins.custom_scalar.layout_pb2 import (
+    Category,
+    Chart,
+    Layout,
+    MarginChartContent,
+    MultilineChartContent,
+)
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, Metric, title_of
+from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, title_of
 from rollout.numbers import unpacked
 from rollout.types import versions_by_token
 
@@ -316,10 +322,7 @@ def _layout() -> Summary.Value:
         category=[
             Category(
                 title=question,
-                chart=[
-                    Chart(title=title, multiline=MultilineChartContent(tag=[f"^{name}$" for name in names]))
-                    for title, names in charts.items()
-                ],
+                chart=[_chart(title, names) for title, names in charts.items()],
                 closed=index > 1,
             )
             for index, (question, charts) in enumerate(CHARTS.items())
@@ -330,6 +333,15 @@ def _layout() -> Summary.Value:
         metadata=custom_scalar.create_summary_metadata(),
         tensor=make_tensor_proto(layout.SerializeToString(), dtype=np.object_),
     )
+
+
+def _chart(title: str, names: Sequence[str]) -> Chart:
+    """Lines, or one with its interval."""
+    if names[0] not in INTERVALS:
+        return Chart(title=title, multiline=MultilineChartContent(tag=[f"^{name}$" for name in names]))
+    lower, upper = INTERVALS[names[0]]
+    series = MarginChartContent.Series(value=names[0], lower=lower, upper=upper)
+    return Chart(title=title, margin=MarginChartContent(series=[series]))
 
 
 def _sentence(says: str) -> str:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
 _SIDE, _EDGE = 320, 36
 _MAX_DOTS = 40
+_NUM_COLOURS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Lines over train steps `xs`, y from 0 to `top`. `marks` are diamonds with whiskers; with `share` the labels of y
-    are percent."""
+    """Lines over train steps `xs`, y from 0 to `top`; `intervals` of a line, low and high at each x, are whiskers.
+    `marks` are diamonds with whiskers; with `share` the labels of y are percent."""
 
     title: str
     xs: Sequence[float]
@@ -44,11 +45,12 @@ class LineChart:
     top: float
     marks: Sequence[Mark] = ()
     share: bool = False
+    intervals: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def legend(self) -> list[tuple[str, str]]:
         """Class of the key in style.css, and what it stands for."""
-        lines = [(f"s{index}", name) for index, name in enumerate(self.lines)]
+        lines = [(_colour(index), name) for index, name in enumerate(self.lines)]
         return lines + [(f"mark {mark.kind}", f"{mark.label}: {100 * mark.rate:.1f}%") for mark in self.marks]
 
     @property
@@ -82,11 +84,14 @@ class LineChart:
     def _drawn_lines(self) -> Iterator[str]:
         for index, (name, ys) in enumerate(self.lines.items()):
             places = [(self._across(x), self._up(y)) for x, y in zip(self.xs, ys, strict=True)]
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            yield f'<polyline class="line s{index}" points="{points}"><title>{escape(name)}</title></polyline>'
+            points, colour = " ".join(f"{x:.1f},{y:.1f}" for x, y in places), _colour(index)
+            for (x, _), ends in zip(places, self.intervals.get(name, ()), strict=False):
+                low, high = map(self._up, ends)
+                yield f'<path class="reach {colour}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
+            yield f'<polyline class="line {colour}" points="{points}"><title>{escape(name)}</title></polyline>'
             # A run of one step has no line, only its point.
             for x, y in places if len(places) <= _MAX_DOTS else ():
-                yield f'<circle class="dot s{index}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>'
+                yield f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>'
 
     def _drawn_marks(self) -> Iterator[str]:
         for mark in self.marks:
@@ -95,6 +100,11 @@ class LineChart:
             yield f'<path class="reach {mark.kind}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
             diamond = f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"
             yield f'<path class="mark {mark.kind}" d="{diamond}"><title>{title}</title></path>'
+
+
+def _colour(index: int) -> str:
+    """The class in style.css of a chart's line."""
+    return f"s{index % _NUM_COLOURS}"
 
 
 def _ticks(first: float, last: float) -> range:

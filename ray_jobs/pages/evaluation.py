@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.benchmarks.registry import BENCHMARKS
-from ray_jobs.evaluation.folder import ITEMS, StoredEvaluation
+from ray_jobs.evaluation.folder import ITEMS, StoredEvaluation, why_unscored
 from ray_jobs.evaluation.identity import digest_of
 from ray_jobs.pages.charts import Bar
 from ray_jobs.pages.render import write_page
@@ -36,6 +36,7 @@ def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Mapping[
         policy=stored.name,
         untouched=policy["backend"] == "vllm" and policy["adapter"] is None,
         summary=summary,
+        why_unscored=why_unscored(stored.items.values()),
         bars=[_bar(name, row) for name, row in rows.items() if row["num_scored"]],
         judged={name: row["judge"] for name, row in rows.items() if row["judge"]},
         searched={name: row["leaks"] for name, row in rows.items() if row["leaks"]["searched"]},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.pages.charts import Bar, LineChart, Mark
 from ray_jobs.pages.prm import prm_quality
@@ -25,12 +26,13 @@ _PHASES = {"eval_untouched": "untouched model", "eval_before": "cold-started", "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     """What a run folder says; a file that is not there is empty. `attempts` are by phase, then by task; `scored` is
-    the last group that the PRM scored."""
+    the last group that the PRM scored; `held_out` are the rows of the evaluations while training."""
 
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
     steps: Sequence[Record]
+    held_out: Sequence[Record]
     attempts: Mapping[str, Mapping[str, Record]]
     scored: Sequence[Record]
 
@@ -63,7 +65,9 @@ def write_report(run_dir: Path) -> Path:
         answer=answer,
         kind=kind,
         chart=_chart,
+        families=_families(run.steps),
         marks=_marks(summary),
+        held_out=_held_out_charts(run.held_out, _marks(summary)),
         bars=list(_bars(summary)),
         intervals={name: _wilson(row["after"], row["num"]) for name, row in summary.get("by_dataset", {}).items()},
         endings=[_endings(phase, list(found.values())) for phase, found in run.attempts.items() if found],
@@ -93,17 +97,38 @@ def _marks(summary: Mapping[str, Any]) -> list[Mark]:
     ]
 
 
+def _held_out_charts(rows: Sequence[Record], marks: Sequence[Mark]) -> list[LineChart]:
+    """The evaluations while training: over all their tasks, and data set by data set where there are several."""
+    rate = "held_out/solve_rate"
+    whole = {rate: "some held-out tasks, greedily"}
+    families = {key: key.removeprefix(f"{rate}/") for row in rows for key in row if key.startswith(f"{rate}/")}
+    charts = [_chart(rows, "Held-out tasks solved while training", whole, marks=marks, share=True)] if rows else []
+    return charts + ([_chart(rows, "The same by data set", families, share=True)] if families else [])
+
+
 def _chart(
     steps: Sequence[Record], title: str, names: Mapping[str, str], *, marks: Sequence[Mark] = (), share: bool = False
 ) -> LineChart:
-    """Metrics by what their lines are called. Steps where a value is missing or not finite are left out."""
+    """Metrics by what their lines are called, with their intervals where they have some. Steps where a value is missing
+    or not finite are left out."""
     rows = [row for row in steps if all(math.isfinite(row.get(key, math.nan)) for key in names)]
     lines = {name: [float(row[key]) for row in rows] for key, name in names.items()}
     # The grid has four rows: multiples of four keep its labels whole.
     highest = max((y for ys in lines.values() for y in ys), default=0.0)
     top = 1.0 if share else 4.0 * max(1, math.ceil(highest / 4))
     xs = [float(row["step"]) for row in rows]
-    return LineChart(title=title, xs=xs, lines=lines, top=top, marks=marks, share=share)
+    intervals = {
+        name: [(row[key.replace("solve_rate", "low")], row[key.replace("solve_rate", "high")]) for row in rows]
+        for key, name in names.items()
+        if key.startswith("held_out/")
+    }
+    return LineChart(title=title, xs=xs, lines=lines, top=top, marks=marks, share=share, intervals=intervals)
+
+
+def _families(steps: Sequence[Record]) -> dict[str, str]:
+    """The metrics of the generated families that were drawn from, and their names; none where it was one alone."""
+    found = {f"mix/{family}": family for family in FAMILIES if any(f"mix/{family}" in row for row in steps)}
+    return found if len(found) > 1 else {}
 
 
 def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
@@ -123,7 +148,7 @@ def _wilson(rate: float, count: int) -> tuple[float, float]:
 
 def _endings(phase: str, attempts: Sequence[Record]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
-    scored = [record for record in attempts if record["stop_reason"] != "infrastructure"]
+    scored = [record for record in attempts if record["reward"] is not None]
     return _Endings(
         policy=_PHASES[phase],
         tasks=len(attempts),
@@ -142,7 +167,8 @@ def _read_run(run_dir: Path) -> _Run:
         for name in ("summary.json", "config.json", "provenance.json")
     )
     logs = ("metrics.jsonl", "trajectories.jsonl")
-    rows, records = (read_records(paths[name]) if name in paths else () for name in logs)
+    metrics, records = (read_records(paths[name]) if name in paths else () for name in logs)
+    rows = list(metrics)
     attempts: dict[str, dict[str, Record]] = {phase: {} for phase in _PHASES}
     # One at a time: the trajectories of training, of which the page shows none, can be very many.
     scored: list[Record] = []
@@ -151,5 +177,12 @@ def _read_run(run_dir: Path) -> _Run:
             scored = [*(one for one in scored if one["group_id"] == record["group_id"]), record]
         if record["phase"] in attempts:
             attempts[record["phase"]][record["task_id"]] = record
-    steps = [row for row in rows if "policy/loss" in row]
-    return _Run(summary=summary, config=config, provenance=provenance, steps=steps, attempts=attempts, scored=scored)
+    return _Run(
+        summary=summary,
+        config=config,
+        provenance=provenance,
+        steps=[row for row in rows if "policy/loss" in row],
+        held_out=[row for row in rows if "held_out/solve_rate" in row],
+        attempts=attempts,
+        scored=scored,
+    )

@@ -14,7 +14,7 @@ from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
 from ray_jobs.phases.rollouts import Rollouts
 from ray_jobs.run.console import Console, PhaseRecord
-from ray_jobs.run.folder import RunPaths, run_path
+from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import resolve_model
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
@@ -54,7 +54,7 @@ class LocalRun:
     def __init__(self, config: RunConfig, adapter: Path | None, opened: ExitStack) -> None:
         self.config = config
         self.console = Console()
-        self.folder = RunPaths(run_path(config))
+        self.folder = RunPaths(config.run_path)
         self._adapter = adapter
         self._opened = opened
 

@@ -109,6 +109,11 @@ class RunActors:
     def worker_indices(self) -> tuple[int, ...]:
         return tuple(self._by_index)
 
+    @property
+    def by_index(self) -> dict[int, Any]:
+        """The workers of this moment, whatever starts and ends others meanwhile."""
+        return dict(self._by_index)
+
     def worker(self, index: int) -> Any:
         return self._by_index[index]
 

@@ -16,10 +16,6 @@ class RunFolderError(UserError):
     """A file of the run could not be read or written; the message says which one, why and what to do."""
 
 
-def run_path(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 def checkpoint_at(path: Path) -> Path:
     """The checkpoint that a run folder (the newest good one), a checkpoint or the adapter file in it names. Raises
     CheckpointError."""
@@ -62,7 +58,7 @@ def begun_run(path: Path) -> tuple[RunConfig, bool]:
     except (OSError, ValueError, KeyError) as error:
         raise _no_run(path, error) from error
     here = path.resolve()
-    if run_path(config).resolve() != here:
+    if config.run_path.resolve() != here:
         config = config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
     return config, bool(with_prm)
 
@@ -70,7 +66,7 @@ def begun_run(path: Path) -> tuple[RunConfig, bool]:
 def trains_prm(config: RunConfig) -> bool:
     """Whether the run trains a PRM of its own: one that has begun goes on as it began. Raises PreflightError for the
     run of another recipe, and RunFolderError."""
-    path = run_path(config)
+    path = config.run_path
     if not (path / "config.json").exists():
         return config.trains_prm
     check_same_run(config, path)
@@ -80,17 +76,17 @@ def trains_prm(config: RunConfig) -> bool:
 def started_in(path: Path) -> Path:
     """The folder that the run in `path` was started in, which its relative paths start from: as far up as its own
     relative output_dir goes down. The current one, where that does not tell. Raises RunFolderError."""
-    written, here = run_path(_written_config(path)), path.resolve()
+    written, here = _written_config(path).run_path, path.resolve()
     depth = len(written.parts)
     return Path.cwd() if written.is_absolute() or here.parts[-depth:] != written.parts else here.parents[depth - 1]
 
 
 def finished_summary(config: RunConfig) -> dict[str, Any] | None:
     """The summary of this very run where it ended already; None where there is something left to do."""
-    path = run_path(config) / "summary.json"
+    path = config.run_path / "summary.json"
     if not path.exists():
         return None
-    check_same_run(config, run_path(config))
+    check_same_run(config, config.run_path)
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -23,7 +23,7 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
-from ray_jobs.run.begun import RunFolderError, run_path
+from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
 from rollout.records import TOKENIZER, head_of, line_of, read_records, whole_lines
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
@@ -179,7 +179,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
         """Make the folder and write what the run is before it does anything."""
-        path = run_path(config)
+        path = config.run_path
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
         folder = cls(path, tell)
@@ -203,7 +203,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
         """A new folder, or the one of an unfinished run, which `tell` hears of."""
-        path = run_path(config)
+        path = config.run_path
         if not (path / "config.json").exists():
             return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
         folder = cls(path, tell)
@@ -279,6 +279,8 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._board.add_texts(step, texts.texts())
 
     def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """After what was logged before."""
+        self.catch_up()
         with _writing(self.path / TRAJECTORIES):
             for record in records:
                 self._trajectories.write(line_of(record))
@@ -333,7 +335,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         return phase in self.finished_phases if phase in ("cold_start", "train_prm") else at <= step
 
     def _stays(self, row: Mapping[str, Any], step: int) -> bool:
-        return row["step"] <= step if row["phase"] == "train" else row["phase"] in self.finished_phases
+        return row["phase"] in self.finished_phases if row["step"] is None else row["step"] <= step
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +240,7 @@ def _check_settings(config: RunConfig) -> "SandboxState | None":
 
 def check_recipe(config: RunConfig) -> None:
     """What the configuration says by itself, wherever it will run. Raises PreflightError and ApiKeyError."""
+    from envs.datasets.families import FAMILIES
     from envs.datasets.registry import LOADERS
 
     known = (*config.envs.datasets, *LOADERS)
@@ -252,6 +253,8 @@ def check_recipe(config: RunConfig) -> None:
                 f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(known)}"
                 f"{did_you_mean(unknown[0], known)}"
             )
+    if config.envs.choice == "learnable":
+        _check_choice([name for name, share in config.envs.mix.items() if share > 0], tuple(FAMILIES))
     check_nothing_secret_is_written(config)
     rank = config.model.lora_rank
     if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
@@ -259,6 +262,17 @@ def check_recipe(config: RunConfig) -> None:
             f"model.lora_rank = {rank} does not fit rollout.engine.adapter_mode = 'native'; "
             f"use one of {', '.join(map(str, NATIVE_LORA_RANKS))}"
         )
+
+
+def _check_choice(names: Sequence[str], families: Sequence[str]) -> None:
+    """Whether there is something to choose from. Raises PreflightError."""
+    rule = (
+        f"envs.choice = 'learnable' chooses between families of generated tasks ({', '.join(families)}), and envs.mix"
+    )
+    if others := [name for name in names if name not in families]:
+        raise PreflightError(f"{rule} names '{others[0]}', which is none; leave it out, or set envs.choice = 'mix'")
+    if len(names) < 2:
+        raise PreflightError(f"{rule} names one, '{names[0]}'; name another, or set envs.choice = 'mix'")
 
 
 def _check_tools(config: RunConfig) -> None:
@@ -303,7 +317,7 @@ def _work(config: RunConfig) -> RunConfig:
 
 def _check_run_folder(config: RunConfig) -> None:
     """Two runs never share a folder; one with a config.json is a run."""
-    folder = Path(config.output_dir) / config.name
+    folder = config.run_path
     if (folder / "config.json").exists():
         check_same_run(config, folder)
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

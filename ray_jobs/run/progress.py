@@ -8,6 +8,7 @@ import ray
 
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
+from envs.datasets.families import FAMILIES
 from learner.types import StepResult
 from ray_jobs.metrics.advice import hints
 from ray_jobs.metrics.bottleneck import (
@@ -60,11 +61,18 @@ def step_metrics(
         **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
         **restart_metrics(facts),
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
+        **_drawn_shares(batch.families),
         "learner/wait_s": times.wait_s,
         "learner/publish_s": times.publish_s,
         "time/step_s": times.step_s,
         **verdict_metrics(shares),
     }
+
+
+def _drawn_shares(families: Mapping[str, int]) -> dict[str, float]:
+    """Of the generated families, among all groups that ended; nothing where none did."""
+    total = sum(families.values())
+    return {f"mix/{name}": num / total for name, num in families.items() if name in FAMILIES} if total else {}
 
 
 def lost_rows(rows: Iterable[Mapping[str, float]], num_steps: int) -> str | None:

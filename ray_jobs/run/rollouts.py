@@ -27,11 +27,12 @@ class RayRollouts:
         self._open: Counter[int] = Counter()
         self._replacing = threading.Lock()
         self._starting: set[int] = set()
-        self._ended_by: Exception | None = None
+        self._ended_by: BaseException | None = None
 
     @property
     def max_open(self) -> int:
-        return self._open_each * len(self._actors.worker_indices)
+        # All of them may just be dying, and others come.
+        return self._open_each * max(1, len(self._actors.worker_indices))
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         group: TrajectoryGroup = await self._ask("collect_group", task, group_id, group_size)
@@ -52,23 +53,30 @@ class RayRollouts:
         """What a worker answers. Raises CrashLoopError when workers die again and again, and NoRoomError where none is
         left and the cluster has no room for another one."""
         while True:
-            index = await self._freest()
-            worker = self._actors.worker(index)
+            index, worker = await self._freest()
             self._open[index] += 1
             try:
                 return await getattr(worker, method).remote(*arguments, **options)
             except ray.exceptions.RayActorError as error:
-                await asyncio.to_thread(self._replace, index, worker, error)
+                await self._lost(index, worker, error)
             finally:
                 self._open[index] -= 1
 
-    async def _freest(self) -> int:
+    async def _freest(self) -> tuple[int, Any]:
         """Waits where every worker is being replaced."""
         while self._ended_by is None:
-            if ready := [index for index in self._actors.worker_indices if index not in self._starting]:
-                return min(ready, key=lambda index: self._open[index])
+            if ready := self._ready():
+                return min(ready.items(), key=lambda one: self._open[one[0]])
             await asyncio.sleep(LOOK_AROUND_S)
         raise self._ended_by
+
+    def _ready(self) -> dict[int, Any]:
+        """The workers that may be asked, by their index."""
+        return {index: worker for index, worker in self._actors.by_index.items() if index not in self._starting}
+
+    async def _lost(self, index: int, worker: Any, error: Exception) -> None:
+        """Returns when what it had open may be asked again."""
+        await asyncio.to_thread(self._replace, index, worker, error)
 
     def _replace(self, index: int, dead: Any, error: Exception) -> None:
         """Start another worker in the place of one that died, up and with the newest weights; of many callers that lost
@@ -101,3 +109,32 @@ class RayRollouts:
                 return
             except ray.exceptions.RayActorError as again:
                 error = again
+
+
+class PinnedRollouts(RayRollouts):
+    """The same while the RL loop goes on, all with one policy version: a worker is asked, and attempts, once it has
+    proven it, and none may be published meanwhile. The supervisor replaces those that die; they are waited for."""
+
+    def __init__(self, actors: RunActors, *, open_each: int, note: Callable[[str], None], policy_version: int) -> None:
+        super().__init__(actors, open_each=open_each, note=note)
+        self.policy_version = policy_version
+        self._dead: dict[int, Any] = {}
+
+    def end(self, error: BaseException) -> None:
+        """Nobody will be replaced any more: whoever asks or waits is given this error."""
+        self._ended_by = error
+
+    async def attempt(
+        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
+    ) -> Trajectory:
+        options = {"group_id": group_id, "temperature": temperature, "seed": seed}
+        trajectory: Trajectory = await self._ask(
+            "attempt", task, trajectory_id, **options, policy_version=self.policy_version
+        )
+        return trajectory
+
+    def _ready(self) -> dict[int, Any]:
+        return {index: worker for index, worker in self._actors.by_index.items() if self._dead.get(index) is not worker}
+
+    async def _lost(self, index: int, worker: Any, error: Exception) -> None:
+        self._dead[index] = worker

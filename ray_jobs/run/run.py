@@ -20,7 +20,7 @@ from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import Ready, notes_before_start
 from ray_jobs.run.provenance import shown, with_absolute_paths
-from ray_jobs.run.rollouts import RayRollouts
+from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
 from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
 from reward.prm.model import prm_settings
@@ -41,8 +41,16 @@ class Run:
     @property
     def rollouts(self) -> RayRollouts:
         """The workers, for one phase outside of the RL loop."""
-        open_each = 2 * self.config.rollout.engine.max_num_seqs
-        return RayRollouts(self.actors, open_each=open_each, note=self.console.note)
+        return RayRollouts(self.actors, open_each=self._open_each, note=self.console.note)
+
+    def pinned_rollouts(self) -> PinnedRollouts:
+        """The workers, between two steps of the RL loop, all with the version that is the newest now."""
+        version = self.actors.newest_version()
+        return PinnedRollouts(self.actors, open_each=self._open_each, note=self.console.note, policy_version=version)
+
+    @property
+    def _open_each(self) -> int:
+        return 2 * self.config.rollout.engine.max_num_seqs
 
     @property
     def prm(self) -> RemotePrm:

@@ -1,9 +1,11 @@
 """Keeps the rollouts of the RL loop going: in it workers join, leave and are replaced here and nowhere else."""
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -11,6 +13,7 @@ from actors.cluster import reason_of
 from ray_jobs.metrics.bottleneck import WorkerReading
 from ray_jobs.run.actors import RunActors
 from ray_jobs.run.deaths import Death
+from ray_jobs.run.rollouts import PinnedRollouts
 from ray_jobs.run.run import Run
 from rollout.store.adapters import AdapterMismatchError
 
@@ -56,6 +59,8 @@ PLACE_PATIENCE_S = 5.0
 """The room that a dead worker had is free again within that, unless its machine went with it."""
 PROOF_PATIENCE_S = 300.0
 """A worker that has not proven a version so long after its publication is replaced."""
+
+Result = TypeVar("Result")
 
 WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
 
@@ -122,6 +127,22 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 for run in done:
                     self._ended(run)
 
+    def beside(self, policy: PinnedRollouts, work: Callable[[], Result], what: str) -> Result:
+        """What `work` returns, which asks `policy` from a thread of its own; workers are cared for meanwhile as in
+        `get`. Raises what `work` raises, and what ends the loop."""
+        with self._waiting(what), ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation") as thread:
+            done = thread.submit(work)
+            try:
+                while wait([done], timeout=FILL_EVERY_S).not_done:
+                    self._tend()
+                    for run in self._ended_runs(self._crew.runs, patience_s=0.0):
+                        self._ended(run)
+            except BaseException as error:
+                # The thread is waited for, and might wait for a worker that nobody replaces now.
+                policy.end(error)
+                raise
+            return done.result()
+
     def _value(self, reference: Any) -> Any:
         try:
             return ray.get(reference)
@@ -150,9 +171,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 continue
         return readings
 
-    def _ended_runs(self, references: tuple[Any, ...]) -> list[Any]:
+    def _ended_runs(self, references: tuple[Any, ...], patience_s: float | None = None) -> list[Any]:
         """Those that are done after a while, at most one if others are not."""
-        patience_s = FILL_EVERY_S if self._hopes() else LOOK_AROUND_S
+        if patience_s is None:
+            patience_s = FILL_EVERY_S if self._hopes() else LOOK_AROUND_S
         if not references:
             time.sleep(patience_s)
             return []

@@ -18,6 +18,8 @@ _COLUMNS = (
     "ordinal, task, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, versions, facts, "
     "reason"
 )
+_LATER = "family"
+"""Ledgers of earlier releases lack this column."""
 
 
 class LedgerRows:
@@ -54,7 +56,9 @@ class LedgerRows:
 def _read(path: Path) -> list[sqlite3.Row]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
         db.row_factory = sqlite3.Row
-        return list(db.execute(f"SELECT {_COLUMNS} FROM groups ORDER BY ordinal"))
+        has_it = any(row["name"] == _LATER for row in db.execute("PRAGMA table_info(groups)"))
+        later = _LATER if has_it else f"NULL AS {_LATER}"
+        return list(db.execute(f"SELECT {_COLUMNS}, {later} FROM groups ORDER BY ordinal"))
 
 
 def _group(row: sqlite3.Row) -> dict[str, Any]:
@@ -63,6 +67,7 @@ def _group(row: sqlite3.Row) -> dict[str, Any]:
     return {
         "id": group_id(row["ordinal"]),
         "task_number": row["task"],
+        "family": row["family"],
         "state": row["state"],
         "attempt": row["attempt"],
         "worker": row["worker"],

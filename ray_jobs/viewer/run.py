@@ -174,6 +174,7 @@ class ViewedRun:
         for group in chain(self.ledger.rows, others):
             rows = [index.rows[number] for number in index.by_group.get(group["id"], [])]
             yield group | {
+                "family": group.get("family") or (rows[0]["dataset"] if rows else None),
                 "recorded": len(rows),
                 "question": rows[0]["question"] if rows else None,
                 "task": rows[0]["task"] if rows else None,
@@ -262,7 +263,7 @@ def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
 
 
 def _group_fits(group: Row, wanted: Wanted) -> bool:
-    said = f"{group['id']} {group.get('task') or ''} {group.get('question') or ''} {group.get('reason') or ''}".lower()
+    said = " ".join(str(group.get(name) or "") for name in ("id", "family", "task", "question", "reason")).lower()
     return (
         (not wanted.verdict or group["state"] in wanted.verdict.split(","))
         and (wanted.step is None or group["step"] == wanted.step)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rollout.store.casualties import Casualties
+from rollout.store.choice import FamilyChoice, FamilyOf, nobody_chooses
 from rollout.store.ledger import Ledger, LedgerError
 from rollout.store.lifecycle import Lease, Permit
 
@@ -53,11 +54,16 @@ class Admission:
 
 class Admitter:
     """The rules of admission over a ledger. `proven`: the version that each worker has shown to sample with; `runs`:
-    who runs what. Both are counted as they change: nothing here takes longer where more runs, or more workers are."""
+    who runs what. Both are counted as they change: nothing here takes longer where more runs, or more workers are.
+    `choice`: which family of tasks a new group is of; with None nobody chooses one."""
 
-    def __init__(self, settings: BufferSettings, ledger: Ledger, *, policy_version: int) -> None:
+    def __init__(
+        self, settings: BufferSettings, ledger: Ledger, *, policy_version: int, choice: FamilyChoice | None = None
+    ) -> None:
         self._settings = settings
         self._ledger = ledger
+        self._choice = choice
+        self._family_of = self._choose()
         self._left_in_round = 0
         self.policy_version = policy_version
         self.proven: dict[int, int] = {}
@@ -87,6 +93,9 @@ class Admitter:
     def lease(self, shares: Iterable[tuple[int, int]]) -> list[list[Permit]]:
         """Give groups to workers, to each as many as stand with it: all together at most what is available."""
         available, given = self.num_available(), []
+        # A synchronous round is chosen as things were when it began, whatever of it has ended already.
+        if self._settings.pipeline_depth or not self._ledger.counts.running:
+            self._family_of = self._choose()
         with self._ledger.together():
             for worker, num in shares:
                 suspects = self.waiting_suspects()
@@ -95,6 +104,7 @@ class Admitter:
                     num,
                     num_new=max(0, available - self._ledger.counts.queued),
                     min_version=self.min_version,
+                    family_of=self._family_of,
                     only=suspects[:1] if self.tries_suspects(worker) else None,
                     without=suspects,
                 )
@@ -180,6 +190,9 @@ class Admitter:
     def min_version(self) -> int:
         """The oldest version that a group may begin with."""
         return max(0, self.policy_version - self._settings.pipeline_depth)
+
+    def _choose(self) -> FamilyOf:
+        return self._choice.by(self._ledger.outcomes) if self._choice else nobody_chooses
 
     def _begin(self, worker: int, permit: Permit) -> None:
         self.runs[permit.lease] = worker

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from rollout.store.choice import FamilyOf, nobody_chooses
 from rollout.store.ledger_file import LedgerError as LedgerError
 from rollout.store.ledger_mending import LedgerMending
 from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, ReadyGroup, State
@@ -21,18 +22,19 @@ SHOWN_UNTRAINED = 4
 """Of so many groups without signal per train step the bytes are kept, to be looked at."""
 
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
-_BROUGHT = ("worker", "settled_at", "facts", "shown", "versions", "reported_step")
+_BROUGHT = ("worker", "settled_at", "num_right", "num_scored", "facts", "shown", "versions", "reported_step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutBatch:
     """The batch of a train step as it stands in the ledger: bytes of its groups; state, reason and bytes of some that
-    ended without signal since the batch before; facts added up over all that ended since then; and of those that
-    ended last, batch or not, state, seconds and tokens."""
+    ended without signal since the batch before; facts added up over all that ended since then, and their number by
+    family; and of those that ended last, batch or not, state, seconds and tokens."""
 
     payloads: tuple[bytes, ...]
     untrained: tuple[tuple[State, str, bytes], ...]
     facts: dict[str, float]
+    families: dict[str, int]
     durations: list[tuple[State, float, int]]
 
 
@@ -69,6 +71,24 @@ class LedgerReading:
             totals.update(json.loads(row["facts"] or "{}"))
         return dict(totals)
 
+    def families(self, step: int) -> dict[str, int]:
+        """How many groups of each family ended before this step's batch was cut and after the one before."""
+        rows = self._db.execute(
+            "SELECT family, COUNT(*) AS num FROM groups WHERE reported_step = ? AND family IS NOT NULL GROUP BY family",
+            (step,),
+        )
+        return {row["family"]: row["num"] for row in rows}
+
+    def outcomes(self, family: str, last: int) -> list[tuple[float, int]]:
+        """Sum of the outcomes and number of scored trajectories of the family's groups that ended with any: so many of
+        those that were drawn last, newest first. It takes no longer the more groups there are."""
+        rows = self._db.execute(
+            "SELECT num_right, num_scored FROM groups WHERE family = ? AND num_scored > 0 "
+            "ORDER BY ordinal DESC LIMIT ?",
+            (family, last),
+        )
+        return [(row["num_right"], row["num_scored"]) for row in rows]
+
     def durations(self, last: int) -> list[tuple[State, float, int]]:
         """(state, seconds, tokens) of the groups that ended last."""
         rows = self._db.execute(
@@ -95,26 +115,34 @@ class Ledger(LedgerMending, LedgerReading):
         *,
         num_new: int,
         min_version: int,
+        family_of: FamilyOf = nobody_chooses,
         only: Collection[int] | None = None,
         without: Collection[int] = (),
     ) -> list[Permit]:
         """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks. With
-        `only` these queued ones and none besides, otherwise none of those in `without`."""
+        `only` these queued ones and none besides, otherwise none of those in `without`. A task gets its family once,
+        the first time that it is given out."""
         named = ", ".join(map(str, without if only is None else only))
         which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
         with self._transaction():
-            query = f"SELECT ordinal, task, attempt FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
-            groups = [tuple(row) for row in self._db.execute(f"{query} LIMIT {num}")] if self._counts["queued"] else []
-            num_new = min(num_new, num - len(groups)) if only is None else 0
+            query = (
+                f"SELECT ordinal, task, family, attempt FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
+            )
+            queued = self._db.execute(f"{query} LIMIT {num}").fetchall() if self._counts["queued"] else []
+            num_new = min(num_new, num - len(queued)) if only is None else 0
             self._rounds += 1
             run = {"worker": worker, "min_version": min_version, "round": self._rounds}
-            for ordinal, _, _ in groups:
-                self._move(ordinal, "queued", "running", **run)
+            groups = []
+            for ordinal, task, known, attempt in queued:
+                family = known or family_of(task)
+                self._move(ordinal, "queued", "running", family=family, **run)
+                groups.append((ordinal, task, family, attempt))
             for task in range(self._next_task, self._next_task + num_new):
-                groups.append((self._insert(task, "running", 1, **run), task, 1))
+                family = family_of(task)
+                groups.append((self._insert(task, "running", 1, family=family, **run), task, family, 1))
         return [
-            Permit(ordinal=ordinal, task=task, attempt=attempt, min_policy_version=min_version)
-            for ordinal, task, attempt in groups
+            Permit(ordinal=ordinal, task=task, family=family, attempt=attempt, min_policy_version=min_version)
+            for ordinal, task, family, attempt in groups
         ]
 
     def leases(self) -> list[tuple[int, Permit]]:
@@ -133,6 +161,8 @@ class Ledger(LedgerMending, LedgerReading):
                 duration_s=result.duration_s,
                 num_tokens=sum(result.versions.values()),
                 versions=json.dumps(dict(result.versions)),
+                num_right=result.right,
+                num_scored=result.scored,
                 facts=json.dumps(dict(result.facts)),
                 shown=shown,
             )
@@ -162,6 +192,8 @@ class Ledger(LedgerMending, LedgerReading):
                 settled_at=self._after_the_last(now),
                 duration_s=result.duration_s,
                 num_tokens=sum(result.versions.values()),
+                num_right=result.right,
+                num_scored=result.scored,
                 facts=json.dumps(dict(result.facts)),
                 shown=shown,
                 reason=result.reason,
@@ -173,11 +205,12 @@ class Ledger(LedgerMending, LedgerReading):
 
     def ready(self) -> list[ReadyGroup]:
         """The groups that wait for a batch, oldest weights first, then in the order of drawing."""
-        rows = self._db.execute("SELECT ordinal, task, attempt, versions FROM groups WHERE state = 'ready'")
+        rows = self._db.execute("SELECT ordinal, task, family, attempt, versions FROM groups WHERE state = 'ready'")
         groups = [
             ReadyGroup(
                 ordinal=row["ordinal"],
                 task=row["task"],
+                family=row["family"],
                 attempt=row["attempt"],
                 versions=_versions(row["versions"]),
             )
@@ -190,7 +223,7 @@ class Ledger(LedgerMending, LedgerReading):
         with self._transaction():
             self._move(group.ordinal, "ready", "expired", reason=reason)
             self._drop(group.ordinal)
-            self._insert(group.task, "queued", group.attempt + 1)
+            self._insert(group.task, "queued", group.attempt + 1, family=group.family)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
@@ -214,6 +247,7 @@ class Ledger(LedgerMending, LedgerReading):
                     payloads=tuple(reading.batch(step)),
                     untrained=tuple(reading.untrained(step)),
                     facts=reading.reported(step),
+                    families=reading.families(step),
                     durations=reading.durations(num_durations),
                 )
             finally:
@@ -323,5 +357,9 @@ def _versions(text: str) -> Mapping[int, int]:
 
 def _permit(row: sqlite3.Row) -> Permit:
     return Permit(
-        ordinal=row["ordinal"], task=row["task"], attempt=row["attempt"], min_policy_version=row["min_version"]
+        ordinal=row["ordinal"],
+        task=row["task"],
+        family=row["family"],
+        attempt=row["attempt"],
+        min_policy_version=row["min_version"],
     )

@@ -56,6 +56,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     ordinal INTEGER PRIMARY KEY,
     task INTEGER NOT NULL,
+    family TEXT,
     state TEXT NOT NULL,
     attempt INTEGER NOT NULL DEFAULT 1,
     round INTEGER NOT NULL DEFAULT 0,
@@ -67,6 +68,8 @@ CREATE TABLE IF NOT EXISTS groups (
     duration_s REAL,
     num_tokens INTEGER,
     versions TEXT,
+    num_right REAL,
+    num_scored INTEGER,
     facts TEXT,
     shown INTEGER,
     reason TEXT
@@ -77,6 +80,7 @@ CREATE INDEX IF NOT EXISTS endings ON groups (settled_at);
 CREATE INDEX IF NOT EXISTS unreported ON groups (reported_step);
 CREATE INDEX IF NOT EXISTS steps ON groups (step);
 CREATE INDEX IF NOT EXISTS shown ON groups (reported_step) WHERE shown;
+CREATE INDEX IF NOT EXISTS outcomes ON groups (family, ordinal) WHERE num_scored > 0;
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
 """The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes."""
@@ -93,6 +97,9 @@ UPDATE groups SET payload = NULL;
 COMMIT;
 """
 """From the schema of earlier releases, in which a group's bytes stood in its row."""
+
+_LATER_COLUMNS = {"family": "TEXT", "num_right": "REAL", "num_scored": "INTEGER"}
+"""Ledgers of earlier releases lack these; of their groups they are not known."""
 
 LARGEST_WAL_PAGES = 2**14
 """64 MiB. A longer -wal file goes into the main one within a commit, which then waits for the disk."""
@@ -153,6 +160,10 @@ class LedgerFile:
                 self._db.execute(f"PRAGMA wal_autocheckpoint = {LARGEST_WAL_PAGES}")
             if self._is_of_an_earlier_release():
                 self._db.executescript(_MIGRATION)
+            if there := self._columns():
+                for name, kind in _LATER_COLUMNS.items():
+                    if name not in there:
+                        self._db.execute(f"ALTER TABLE groups ADD COLUMN {name} {kind}")
             self._db.executescript(_SCHEMA)
             counted = self._counted()
         except sqlite3.DatabaseError as error:
@@ -255,8 +266,11 @@ class LedgerFile:
 
     def _is_of_an_earlier_release(self) -> bool:
         """Whether the bytes of groups stand in their rows."""
-        columns = {row["name"] for row in self._db.execute("PRAGMA table_info(groups)")}
-        return "payload" in columns and not list(self._db.execute("PRAGMA table_info(payloads)"))
+        return "payload" in self._columns() and not list(self._db.execute("PRAGMA table_info(payloads)"))
+
+    def _columns(self) -> set[str]:
+        """Of the table of groups; none where there is no such table yet."""
+        return {row["name"] for row in self._db.execute("PRAGMA table_info(groups)")}
 
     def _insert(self, task: int, state: State, attempt: int, **columns: Any) -> int:
         """A new group. It is drawn and, where it has a worker, runs at once."""

@@ -8,7 +8,18 @@ from rollout.store.ledger_file import LedgerError, LedgerFile
 from rollout.store.lifecycle import State, TrainedGroups, TrainedStep, group_id
 
 _IN_A_BATCH = "('in_batch', 'trained', 'refused')"
-_BROUGHT = ("worker", "settled_at", "facts", "shown", "versions", "reported_step", "step", "reason")
+_BROUGHT = (
+    "worker",
+    "settled_at",
+    "num_right",
+    "num_scored",
+    "facts",
+    "shown",
+    "versions",
+    "reported_step",
+    "step",
+    "reason",
+)
 _NAMED = 8
 """So many groups are named in a message."""
 

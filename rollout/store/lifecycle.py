@@ -53,10 +53,12 @@ def group_id(ordinal: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
     """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th
-    time, with weights of at least this version."""
+    time, with weights of at least this version. `family`: which family of tasks was chosen for that number; None where
+    nobody chose."""
 
     ordinal: int
     task: int
+    family: str | None = None
     attempt: int
     min_policy_version: int
 
@@ -69,13 +71,16 @@ class Permit:
 class GroupResult:
     """What a finished group brought. `ending`: decided once, by its judge; None where too few of its trajectories could
     be scored. `payload`: the scored group as bytes, also where it will not be trained: some of these are kept to be
-    looked at. `versions`: sampled planner tokens by policy version. `facts`: numbers that are added up over groups.
-    `reason` says why, where nothing could be scored."""
+    looked at. `versions`: sampled planner tokens by policy version. `right` is the sum of the outcomes, `scored` the
+    number of trajectories that have one. `facts`: numbers that are added up over groups. `reason` says why, where
+    nothing could be scored."""
 
     ending: Ending | None
     payload: bytes
     versions: Mapping[int, int]
     duration_s: float = 0.0
+    right: float = 0.0
+    scored: int = 0
     facts: Mapping[str, float]
     reason: str = ""
 
@@ -86,6 +91,7 @@ class ReadyGroup:
 
     ordinal: int
     task: int
+    family: str | None = None
     attempt: int
     versions: Mapping[int, int]
 

@@ -279,16 +279,23 @@ class DyingPrm:
         return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
 
 
-class DyingInAttemptWorker(SimulatedWorker):
-    """Its process ends over the third attempt of an evaluation, or the fourth, once."""
-
-    def __init__(self, index: int, *, folder: Path) -> None:
-        super().__init__(index)
-        self.folder = folder
+class AttemptingWorker(WatchedWorker):
+    """Notes when the attempts of an evaluation begin and end."""
 
     async def attempt(self, task, trajectory_id, **options):
-        note(self.folder, "attempt", task=task.id, version=self.engine.policy_version)
-        group = await self.run_group(task, trajectory_id, 2)
+        note(self.folder, "attempt", task=task.id, phase=options["group_id"], version=self.engine.policy_version)
+        group = await SimulatedWorker.run_group(self, task, trajectory_id, 2)
+        self.meet_death()
+        note(self.folder, "attempted", task=task.id)
+        return group.trajectories[0]
+
+    def meet_death(self) -> None:
+        """Not here."""
+
+
+class DyingInAttemptWorker(AttemptingWorker):
+    """Its process ends over the third attempt of an evaluation, or the fourth, once."""
+
+    def meet_death(self):
         if len(events(self.folder, "attempt")) >= 3 and first_time(self.folder, "death"):
             os._exit(1)
-        return group.trajectories[0]

@@ -199,7 +199,9 @@ def groups_of(folder: Path, *states: str) -> list[sqlite3.Row]:
     connection = sqlite3.connect(f"file:{folder}/ledger.sqlite?mode=ro", uri=True)
     connection.row_factory = sqlite3.Row
     try:
-        rows = connection.execute("SELECT ordinal, task, state, attempt, worker, step, reason FROM groups").fetchall()
+        rows = connection.execute(
+            "SELECT ordinal, task, family, state, attempt, worker, step, reason FROM groups"
+        ).fetchall()
     finally:
         connection.close()
     return [row for row in rows if not states or row["state"] in states]

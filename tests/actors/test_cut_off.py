@@ -9,6 +9,9 @@ import psutil
 import pytest
 from stage import PATIENCE_S, ROOT, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
 
+from rollout.records import read_records
+from rollout.store.lifecycle import group_id
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
 PLAY = Path(__file__).parent / "play.py"
@@ -63,6 +66,29 @@ def test_run_that_is_cut_off_again_and_again_trains_what_an_undisturbed_one_trai
     assert 0 < len(expected) < NUM_TASKS
     # A run that is cut off is no fault of its groups.
     assert all(row["attempt"] == 1 for row in groups_of(cut_off / "r"))
+
+
+def test_synchronous_run_that_is_cut_off_chooses_what_an_undisturbed_one_chooses(tmp_path):
+    undisturbed, cut_off = tmp_path / "undisturbed", tmp_path / "cut_off"
+    options = ("pipeline_depth=0", "envs.choice=learnable", "envs.mix={lookup = 0.5, chain = 0.5}")
+    finish(start(undisturbed, *options), undisturbed)
+    for num_steps in (2, 7):
+        process = start(cut_off, *options)
+        wait_until(lambda: has_logged(cut_off, num_steps) or process.poll() is not None)  # noqa: B023
+        assert process.poll() is None, (cut_off / "log.txt").read_text()[-2000:]
+        kill_all(process)
+    finish(start(cut_off, *options), cut_off)
+    expected, found = (
+        [(row["ordinal"], row["task"], row["family"], row["state"], row["step"]) for row in groups_of(folder / "r")]
+        for folder in (undisturbed, cut_off)
+    )
+    assert found == expected
+    assert {family for _, _, family, _, _ in found} == {"lookup", "chain"}
+    recorded = {row["group_id"]: row["dataset"] for row in read_records(cut_off / "r" / "trajectories.jsonl")}
+    trained = {group_id(row["ordinal"]): row["family"] for row in groups_of(cut_off / "r", "trained")}
+    assert {group: recorded[group] for group in trained} == trained
+    rows = list(read_records(undisturbed / "r" / "metrics.jsonl"))
+    assert all(row["mix/lookup"] + row["mix/chain"] == pytest.approx(1.0) for row in rows)
 
 
 def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from envs.datasets.generated import generate, plan_of
-from envs.datasets.sampler import BLOCK, TaskSampler, demonstration_tasks, held_out_tasks
+from envs.datasets.sampler import BLOCK, FixedShares, TaskSampler, demonstration_tasks, held_out_tasks
 from envs.datasets.split import question_key
 
 MIX = {"lookup": 0.8, "two_lookup": 0.2}
@@ -64,6 +64,45 @@ def test_an_ordinal_alone_decides_its_task():
         late.task(ordinal)
     assert late.task(far) == fresh.task(far)
     assert late.task(4321) == fresh.task(4321)
+
+
+def test_tasks_of_a_seed_are_what_they_always_were():
+    """A run that was begun before goes on with the same tasks."""
+    sampler = TaskSampler({"lookup": 0.5, "chain": 0.3, "game24": 0.2}, seed=3)
+    assert [sampler.task(ordinal).id for ordinal in (0, 1, 2, 3, 6, 999, 1000, 4321)] == [
+        "game24-3-7-11-12",
+        "lookup-train-3-2000000001",
+        "chain-train-3-2",
+        "chain-train-3-3",
+        "game24-1-1-2-13",
+        "lookup-train-3-3000000999",
+        "lookup-train-3-2000001000",
+        "lookup-train-3-4321",
+    ]
+
+
+def test_shares_name_the_data_set_that_the_sampler_draws_from():
+    mix = {"lookup": 0.5, "chain": 0.3, "game24": 0.2, "arith": 0.0}
+    shares, sampler = FixedShares(mix, seed=3), TaskSampler(mix, seed=3)
+    assert shares.names == ("lookup", "chain", "game24")
+    for ordinal in range(50):
+        assert shares.name(ordinal) == sampler.task(ordinal).dataset
+        assert sampler.task(ordinal, shares.name(ordinal)) == sampler.task(ordinal)
+
+
+def test_chosen_family_and_ordinal_decide_the_task_whatever_the_share():
+    often, seldom = (TaskSampler({"lookup": one, "chain": 1 - one}, seed=4) for one in (0.9, 0.2))
+    for family in ("lookup", "chain"):
+        assert [often.task(i, family) for i in range(30)] == [seldom.task(i, family) for i in range(30)]
+        assert {often.task(i, family).dataset for i in range(30)} == {family}
+
+
+def test_no_demonstrated_or_held_out_task_can_be_chosen():
+    sampler = TaskSampler(MIX, seed=0)
+    others = [one.task for one in demonstration_tasks(MIX, count=300, seed=0)]
+    others += held_out_tasks(MIX, count=300, seed=1_000_000)
+    drawn = {key(sampler.task(ordinal, family)) for family in MIX for ordinal in range(3000)}
+    assert not drawn & set(map(key, others))
 
 
 def test_share_that_would_never_be_met_is_refused():

@@ -1,6 +1,7 @@
 """A scripted policy for evaluations: the real agent, tools that answer from a table, no model."""
 
 from contextlib import contextmanager
+from pathlib import Path
 
 from scripted import decision, make_agent
 
@@ -33,6 +34,14 @@ class ScriptedSolver:
 
 def broken(task, seed):
     return EngineError("gone")
+
+
+def hesitant(task, answer):
+    """A scorer of one's own that cannot tell what to think of this one answer."""
+    return None if answer == "who knows" else float(answer == task.answer)
+
+
+HESITANT = (f"code_path={Path(__file__).parent}", "reward.scorer=evaluating:hesitant")
 
 
 def config_for(tmp_path, *overrides):

@@ -1,9 +1,10 @@
+import html
 import json
 import re
 from pathlib import Path
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer, use
+from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
 
 from configs.processor import fastest_precision
 from envs.types import Task
@@ -158,7 +159,26 @@ def test_items_that_one_side_could_not_score_are_left_out_on_both_and_named(tmp_
     assert (row["num_items"], row["before"], row["after"]) == (6, 0.0, 1.0)
     assert result["all"]["num_items"] == 36
     assert result["left_out"] == sorted(f"branch/branch-eval-1000000-{number}" for number in range(4))
-    assert "Left out are 4 items that one side could not score" in words
+    assert (result["infrastructure_failures"], result["undecided"]) == ([0, 4], [0, 0])
+    said = "Left out are 4 items that one side could not score, because the engine or a tool failed at every attempt: "
+    assert said in words
+
+
+def test_what_a_scorer_could_not_tell_is_left_out_for_that_reason(tmp_path, monkeypatch):
+    settings = ("evaluation.mix={lookup=1}", "evaluation.num_tasks=10", *HESITANT)
+
+    def run(name, answer):
+        use(monkeypatch, ScriptedSolver(answer))
+        run_evaluation(config_for(tmp_path, *settings), EvaluationRequest(out=tmp_path / name))
+        return tmp_path / name
+
+    before = run("before", lambda task, seed: "no")
+    after = run("after", lambda task, seed: "who knows" if task.id.endswith("-3") else task.answer)
+    result, words = compared(before, after)
+    assert (result["infrastructure_failures"], result["undecided"]) == ([0, 0], [0, 1])
+    assert result["all"]["num_items"] == 9
+    said = "Left out are 1 items that one side could not score, because a scorer of one's own could not tell: lookup/"
+    assert said in html.unescape(words)
 
 
 def test_hostile_text_is_escaped(evaluate, tmp_path):

@@ -1,9 +1,10 @@
+import html
 import json
 import re
 from pathlib import Path
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer, use
+from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
@@ -67,6 +68,38 @@ def test_failed_infrastructure_is_tried_again_and_then_is_unscored_by_name_and_n
     assert "failed at every attempt: amc23/amc23-1/0." in words_of(page)
     rewards = {row["task_id"]: row["reward"] for row in read_records(tmp_path / "out" / "items.jsonl")}
     assert rewards == {"amc23-0": 1.0, "amc23-1": None}
+
+
+def test_what_a_scorer_cannot_tell_is_unscored_and_nobody_says_that_anything_failed(tmp_path, monkeypatch, capsys):
+    def answer(task, seed):
+        number = int(task.id.split("-")[-1])
+        return {0: "who knows", 1: EngineError("gone")}.get(number, task.answer)
+
+    config = config_for(tmp_path, "evaluation.num_tasks=4", "envs.mix={lookup=1}", *HESITANT)
+    unknown, gone = (f"lookup/lookup-eval-1000000-{number}/0" for number in range(2))
+    use(monkeypatch, ScriptedSolver(answer))
+    page = run_evaluation(config, EvaluationRequest(out=tmp_path / "out"))
+    summary = summary_of(tmp_path)
+    row = summary["benchmarks"]["lookup"]
+    assert (summary["solve_rate"], summary["num_scored"], set(summary["unscored"])) == (1.0, 2, {unknown, gone})
+    assert (summary["infrastructure_failures"], summary["undecided"]) == (1, 1)
+    assert (row["infrastructure_failures"], row["undecided"]) == (1, 1)
+    why = (
+        f"because the engine or a tool failed at every attempt: {gone}; "
+        f"because a scorer of one's own could not tell: {unknown}"
+    )
+    said, words = " ".join(capsys.readouterr().out.split()), html.unescape(words_of(page))
+    assert f"2 of 4 results are unscored and in no rate, {why}; the same command tries again what failed" in said
+    assert f"2 results are unscored and in no rate, {why}. The same command tries again what failed." in words
+    # Items, solved, interval, no answer, unscored.
+    assert re.search(r"lookup 2 100\.0% 34\.2 to 100\.0% 0 2 ", words)
+
+
+def test_items_of_which_no_scorer_could_tell_anything_blame_no_engine(tmp_path, monkeypatch):
+    config = config_for(tmp_path, "evaluation.num_tasks=2", "envs.mix={lookup=1}", *HESITANT)
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "who knows"))
+    with pytest.raises(EvaluationError, match=r"none of the 2 items .* because a scorer of one's own .* another --out"):
+        run_evaluation(config, EvaluationRequest(out=tmp_path / "out"))
 
 
 def test_a_tool_that_breaks_once_costs_an_attempt_and_nothing_else(tmp_path, monkeypatch):

@@ -3,12 +3,19 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer
+from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer
 
 from configs.loading import ConfigError, load_run_config
 from envs.types import Task
 from ray_jobs.evaluation.folder import item_of
-from ray_jobs.evaluation.held_out import Evaluation, evaluate, evaluation_tasks
+from ray_jobs.evaluation.held_out import (
+    Evaluation,
+    evaluate,
+    evaluate_step,
+    evaluation_tasks,
+    held_out_metrics,
+    tasks_while_training,
+)
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.summary import _by_dataset, _verdict, mean_scores
@@ -91,6 +98,7 @@ def test_before_and_after_compare_the_tasks_that_both_could_be_scored_on():
     after = evaluation("a", {"lookup": ["1", None, "1", "1"], "branch": [None]})
     found = before.compared_with(after)
     assert (found.num_tasks, found.before, found.after) == (2, 0.5, 1.0)
+    assert before.paired_with(after) == [(True, True), (False, True)]
     assert list(_by_dataset(before, after, {})) == ["lookup"]
     left_out = [key.task_id for key in (*before.unscored, *after.unscored)]
     assert left_out == ["lookup-0", "lookup-1", "branch-0"]
@@ -109,9 +117,10 @@ def test_nothing_that_both_could_be_scored_on_is_no_comparison():
 def evaluated(tmp_path):
     """The phase of a run over three held-out tasks, and what was asked, written and said."""
 
-    def run(answer_of, phase="eval_after"):
+    def run(answer_of, *overrides, phase="eval_after"):
         solver, told, progress = ScriptedSolver(answer_of), [], []
-        config = config_for(tmp_path, "evaluation.num_tasks=3", "evaluation.max_attempts=2", "envs.mix={lookup=1}")
+        settings = ("evaluation.num_tasks=3", "evaluation.max_attempts=2", "envs.mix={lookup=1}", *overrides)
+        config = config_for(tmp_path, *settings)
 
         @contextmanager
         def phase_of(name, total):
@@ -154,7 +163,15 @@ def test_a_run_tries_a_broken_engine_again_and_names_what_stays_unscored(evaluat
     assert list(run.found.solved.values()) == [True, True]
     assert [key.task_id[-2:] for key in run.found.unscored] == ["-2"]
     assert "after RL: 2 of 2 held-out tasks right; 1 more are unscored" in run.said
-    assert f"failed at each of 2 attempts: lookup/{run.found.unscored[0].task_id}/0" in run.said
+    unscored = f"lookup/{run.found.unscored[0].task_id}/0"
+    assert f"unscored, because the engine or a tool failed at every attempt: {unscored}" in run.said
+
+
+def test_a_run_does_not_blame_the_engine_for_what_a_scorer_cannot_tell(evaluated):
+    run = evaluated(lambda task, seed: "who knows" if task.id.endswith("-2") else task.answer, *HESITANT)
+    assert [row["attempts"] for row in run.rows] == [1, 1, 1]
+    unscored = f"lookup/{run.found.unscored[0].task_id}/0"
+    assert f"1 more are unscored, because a scorer of one's own could not tell: {unscored}" in run.said
 
 
 def test_a_run_whose_engine_always_fails_scores_nothing_as_wrong(evaluated):
@@ -175,3 +192,101 @@ def test_a_run_writes_its_evaluation_in_the_order_of_the_tasks_and_asks_greedily
     assert [row["task_id"] for row in run.rows] == [task.id for task in run.tasks]
     assert {row["id"].partition("/")[0] for row in run.rows} == {"eval_after"}
     assert {asked[2:] for asked in run.asked} == {(0, 0.0)}
+
+
+def test_a_run_evaluates_after_every_so_many_steps_and_not_after_the_last():
+    def steps(*overrides):
+        config = load_run_config(None, ["num_steps=6", *overrides])
+        return [step for step in range(1, 7) if config.evaluates_after(step)]
+
+    assert steps() == []
+    assert steps("evaluation.every_steps=2") == [2, 4]
+    assert steps("evaluation.every_steps=1") == [1, 2, 3, 4, 5]
+
+
+def test_each_data_set_has_its_share_of_what_is_evaluated_while_training():
+    config = load_run_config(None, [HELD_OUT, "evaluation.num_tasks=40", "evaluation.while_training_tasks=10"])
+    whole, some = evaluation_tasks(config), tasks_while_training(config)
+    assert Counter(task.dataset for task in some) == {"lookup": 5, "two_lookup": 3, "branch": 2}
+    assert some == [task for task in whole if task in some]
+    few = load_run_config(None, [HELD_OUT, "evaluation.num_tasks=20"])
+    assert tasks_while_training(few) == evaluation_tasks(few)
+
+
+def test_curve_has_a_rate_with_its_interval_for_each_family_and_for_all():
+    found = held_out_metrics(evaluation("e", {"lookup": ["1", "0", None], "branch": ["1", "1"], "arith": [None]}))
+    assert {name: value for name, value in found.items() if "solve_rate" in name} == {
+        "held_out/solve_rate": 0.75,
+        "held_out/solve_rate/lookup": 0.5,
+        "held_out/solve_rate/branch": 1.0,
+    }
+    assert (found["held_out/tasks"], found["held_out/tasks/lookup"], found["held_out/unscored"]) == (4, 2, 2)
+    # Wilson, 2 of 2.
+    assert (found["held_out/low/branch"], found["held_out/high/branch"]) == pytest.approx((0.342, 1.0), abs=1e-3)
+    # One family is all there is.
+    assert not any(name.count("/") > 1 for name in held_out_metrics(evaluation("e", {"lookup": ["1"]})))
+
+
+class FakeSupervisor:
+    """Lets work be done at once."""
+
+    def beside(self, policy, work, what):
+        return work()
+
+    def readings(self):
+        return []
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A run in its RL loop, of which version 3 is the newest."""
+    settings = ("evaluation.num_tasks=8", "evaluation.while_training_tasks=4", "envs.mix={lookup=0.5,branch=0.5}")
+    config, told = config_for(tmp_path, "evaluation.every_steps=1", *settings), []
+    solver = ScriptedSolver(lambda task, seed: "no" if task.dataset == "branch" else right_answer(task))
+    solver.policy_version = 3
+    with RunFolder.create(config) as folder:
+        yield SimpleNamespace(
+            config=config,
+            folder=folder,
+            pinned_rollouts=lambda: solver,
+            solver=solver,
+            log_metrics=folder.log_metrics,
+            console=SimpleNamespace(note=told.append),
+            told=told,
+        )
+
+
+def held_out_rows(folder):
+    return [row for row in read_records(folder.path / "metrics.jsonl") if "held_out/unscored" in row]
+
+
+def test_evaluation_while_training_leaves_a_row_its_attempts_and_a_line(stage):
+    evaluate_step(stage, FakeSupervisor(), 5)
+    (row,) = held_out_rows(stage.folder)
+    assert (row["step"], row["held_out/solve_rate"], row["held_out/policy_version"]) == (5, 0.5, 3)
+    assert (row["held_out/solve_rate/lookup"], row["held_out/solve_rate/branch"]) == (1.0, 0.0)
+    attempts = list(read_records(stage.folder.path / "trajectories.jsonl"))
+    assert [one["task_id"] for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
+    assert {(one["phase"], one["step"], one["group_id"]) for one in attempts} == {("held_out", 5, "held_out-5")}
+    assert {asked[3] for asked in stage.solver.asked} == {0.0}
+    assert stage.told == ["after step 5: 2 of 4 held-out tasks right"]
+
+
+def test_run_that_goes_back_to_a_checkpoint_keeps_the_evaluations_up_to_it_and_no_other(stage):
+    for step in (1, 2, 3):
+        evaluate_step(stage, FakeSupervisor(), step)
+    stage.folder.rewind(2)
+    evaluate_step(stage, FakeSupervisor(), 3)
+    stage.folder.rewind(3)
+    assert [row["step"] for row in held_out_rows(stage.folder)] == [1, 2, 3]
+    attempts = Counter(one["step"] for one in read_records(stage.folder.path / "trajectories.jsonl"))
+    assert attempts == {1: 4, 2: 4, 3: 4}
+
+
+def test_attempts_whose_engine_breaks_while_training_end_nothing_and_are_named(stage):
+    stage.solver.answer_of = broken
+    evaluate_step(stage, FakeSupervisor(), 1)
+    (row,) = held_out_rows(stage.folder)
+    assert row["held_out/unscored"] == 4
+    assert "held_out/solve_rate" not in row
+    assert "0 of 0 held-out tasks right; 4 more are unscored, because the engine or a tool failed" in stage.told[0]

@@ -18,7 +18,7 @@ from rollout.store.lifecycle import GroupCounts
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "agentflow.json"
 WRITTEN = re.compile(
-    r"""["'f](?P<name>(?:rollout|policy|prm|bias|groups|learner|time|util|cold_start|train_prm)/\w+)"""
+    r"""["'f](?P<name>(?:rollout|held_out|policy|prm|bias|groups|learner|time|util|cold_start|train_prm)/\w+)"""
 )
 
 
@@ -50,6 +50,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
         payloads=(),
         version_ages={0: 0},
         facts={"trajectories": 1.0, "prm_steps": 1.0, "prm_unscored": 1.0},
+        families={"lookup": 3, "chain": 1, "branch": 0, "game24": 4},
         bias={},
         counts=GroupCounts(),
         warning=None,
@@ -57,6 +58,8 @@ def test_every_metric_of_a_train_step_is_in_the_table():
     times = StepTimes(wait_s=1.0, train_s=1.0, publish_s=1.0, step_s=3.0)
     row = step_metrics(batch, StepResult(policy_version=1, metrics=policy), times, [])
     assert row.keys() <= BY_NAME.keys()
+    mix = {name: value for name, value in row.items() if name.startswith("mix/")}
+    assert mix == {"mix/lookup": 0.375, "mix/chain": 0.125, "mix/branch": 0.0}
 
 
 def test_every_metric_that_the_code_writes_out_is_in_the_table():

@@ -32,6 +32,8 @@ SMALL = (
     "prm.num_layers=4",
     "evaluation.num_tasks=6",
     "evaluation.num_untouched_tasks=0",
+    "evaluation.every_steps=1",
+    "evaluation.while_training_tasks=2",
 )
 
 
@@ -145,12 +147,21 @@ def test_run_folder_says_what_ran_and_where(run):
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     assert list((run / "tb").iterdir())
     phases = {row["phase"] for row in read_records(run / "trajectories.jsonl")}
-    assert {"eval_before", "train", "eval_after"} <= phases
+    assert {"eval_before", "train", "held_out", "eval_after"} <= phases
 
 
 def test_every_metric_is_in_the_table(run):
     rows = read_records(run / "metrics.jsonl")
-    assert {name for row in rows for name in row} - {"step", "wall_s"} <= BY_NAME.keys()
+    names = {name for row in rows for name in row} - {"step", "wall_s"}
+    # Those of a data set end in its name.
+    assert {"/".join(name.split("/")[:2]) for name in names} <= BY_NAME.keys()
+
+
+def test_held_out_tasks_were_attempted_between_the_two_steps_once_and_with_one_version(run):
+    (row,) = [row for row in read_records(run / "metrics.jsonl") if "held_out/unscored" in row]
+    attempts = [row for row in read_records(run / "trajectories.jsonl") if row["phase"] == "held_out"]
+    assert (row["step"], len(attempts), {one["step"] for one in attempts}) == (1, 2, {1})
+    assert {version for one in attempts for version in one["versions"] or ()} == {row["held_out/policy_version"]}
 
 
 def test_finished_pipeline_says_so_at_once(run):

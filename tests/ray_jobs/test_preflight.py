@@ -153,6 +153,22 @@ def test_setting_that_cannot_work_here_is_named(config, override, said):
     assert said in refusal(config(override))
 
 
+@pytest.mark.parametrize(
+    ("mix", "said"),
+    [
+        ("{lookup=0.5, game24=0.5}", "names 'game24', which is none; leave it out, or set envs.choice = 'mix'"),
+        ("{lookup=1.0, chain=0.0}", "names one, 'lookup'; name another, or set envs.choice = 'mix'"),
+    ],
+)
+def test_choice_between_families_needs_two_and_nothing_else(config, mix, said):
+    refused = refusal(config(f"envs.mix={mix}", "envs.choice=learnable"))
+    assert f"(arith, lookup, two_lookup, three_lookup, chain, branch), and envs.mix {said}" in refused
+
+
+def test_choice_between_two_families_may_begin(config):
+    check_before_start(config("envs.mix={lookup=0.5, chain=0.5}", "envs.choice=learnable"))
+
+
 def test_more_held_out_tasks_than_the_file_has_are_refused(config, tmp_path):
     file = tmp_path / "hands.jsonl"
     file.write_text('{"id": "a", "numbers": [1, 2, 3, 4]}\n')

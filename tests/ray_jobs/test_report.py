@@ -126,6 +126,17 @@ def test_contents_lead_to_every_section(folder):
     assert links == re.findall(r'<section id="([^"]*)"', page)
 
 
+def test_families_have_a_chart_where_there_are_several(folder):
+    folder.log_metrics(1, METRICS | {"mix/lookup": 0.25, "mix/chain": 0.75, "mix/branch": 0.0})
+    (figure,) = (one for one in re.findall(r"<figure>.*?</figure>", render(folder), flags=re.DOTALL) if "chain" in one)
+    assert re.findall(r"<title>(\w+)</title>", figure) == ["lookup", "chain", "branch"]
+
+
+def test_a_single_family_has_no_chart(folder):
+    folder.log_metrics(1, METRICS | {"mix/lookup": 1.0})
+    assert "Groups by the family" not in render(folder)
+
+
 def test_every_chart_has_its_title_and_whole_steps_below(folder):
     for step in range(1, 38):
         folder.log_metrics(step, METRICS)
@@ -136,6 +147,29 @@ def test_every_chart_has_its_title_and_whole_steps_below(folder):
         assert re.search(r"<figcaption>\w", figure)
         below = re.findall(r'text-anchor="middle">(?:step )?(\d+)<', figure)
         assert below in (["0", *map(str, range(5, 38, 5))], [*map(str, range(5, 38, 5))])
+
+
+def held_out_row(step, **rates):
+    """An evaluation while training; every interval is from 0.1 to 0.9."""
+    names = {"": 0.5, **{f"/{name}": rate for name, rate in rates.items()}}
+    ends = {f"held_out/{end}{name}": value for name in names for end, value in (("low", 0.1), ("high", 0.9))}
+    return {"step": step, **{f"held_out/solve_rate{name}": rate for name, rate in names.items()}, **ends}
+
+
+def test_evaluations_while_training_are_a_curve_with_intervals_for_all_tasks_and_each_data_set(folder):
+    for step in (5, 10):
+        folder.log_metrics(step, METRICS)
+        folder.log_metrics(step, held_out_row(step, lookup=0.25, branch=0.75))
+    folder.write_summary(make_summary(num_steps=12))
+    figures = re.findall(r"<figure>.*?</figure>", render(folder), flags=re.DOTALL)
+    (whole,) = [one for one in figures if "Held-out tasks solved while training" in one]
+    (families,) = [one for one in figures if "The same by data set" in one]
+    # A whisker at each of two steps, and those of the diamonds before and after RL.
+    assert (whole.count('class="reach s0"'), whole.count('class="reach before"')) == (2, 1)
+    assert [families.count(f'class="reach s{line}"') for line in (0, 1, 2)] == [2, 2, 0]
+    assert "lookup" in families
+    # The chart is 220 high with edges of 14 and 30: 0.9 and 0.1 lie at 31.6 and 172.4.
+    assert families.count("31.6V172.4") == 4
 
 
 def test_statistics_of_the_prm_are_folded(folder):
@@ -178,6 +212,14 @@ def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder):
     assert "3 of the untouched model's 4 attempts ended without an answer" in words.replace("&#39;", "'")
     # Tasks, right, wrong answer, no answer, unscored, failed tool calls, turns per task.
     assert "untouched model 4 0 1 3 0 0 1.0" in words
+
+
+def test_answer_that_a_scorer_could_not_judge_is_not_told_as_wrong(folder):
+    rewards = {"0": 1.0, "1": 0.0, "2": None}
+    folder.log_trajectories(make_record("eval_after", reward, task_id=id) for id, reward in rewards.items())
+    folder.write_summary(make_summary())
+    # Tasks, right, wrong answer, no answer, unscored.
+    assert "after RL 3 1 1 0 1 " in words_of(render(folder))
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import ray
 
+from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
-from ray_jobs.run.rollouts import RayRollouts
+from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
+from ray_jobs.run.supervisor import Supervisor
 from rollout.types import Trajectory
 
 TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
@@ -23,11 +26,13 @@ class FakeWorker:
     def __init__(self, pause_s=0.0, dies_over=()):
         self.pause_s, self.dies_over = pause_s, dies_over
         self.answered, self.open, self.most_open, self.dead = [], 0, 0, False
+        self.asked_for = []
         self.attempt = SimpleNamespace(remote=self._attempt)
 
     async def _attempt(self, task, trajectory_id, **options):
         self.open += 1
         self.most_open = max(self.most_open, self.open)
+        self.asked_for.append(options.get("policy_version"))
         await asyncio.sleep(self.pause_s)
         self.open -= 1
         self.dead = self.dead or task.id in self.dies_over
@@ -134,3 +139,73 @@ async def test_a_task_that_ends_every_worker_ends_the_phase_as_a_crash_loop():
     rollouts = rollouts_over(FakeActors([FakeWorker(dies_over=("t0",))], spares))
     with pytest.raises(CrashLoopError, match="the rollout worker 0 died 6 times"):
         await attempt_all(rollouts, TASKS[:1])
+
+
+def pinned_over(actors):
+    return PinnedRollouts(actors, open_each=2, note=[].append, policy_version=7)
+
+
+async def test_while_training_every_attempt_is_asked_for_with_the_one_version():
+    one, other = FakeWorker(0.01), FakeWorker(0.01)
+    await attempt_all(pinned_over(FakeActors([one, other])))
+    assert one.asked_for + other.asked_for == [7] * 12
+
+
+async def test_while_training_a_worker_that_died_is_left_to_the_supervisor_and_what_it_had_open_is_asked_again():
+    dying, other, spare = FakeWorker(0.01, dies_over=("t0",)), FakeWorker(0.05), FakeWorker(0.01)
+    actors = FakeActors([dying, other])
+    attempts = asyncio.create_task(attempt_all(pinned_over(actors)))
+    await asyncio.sleep(0.1)
+    actors.by_index[0] = spare
+    assert await attempts == [task.id for task in TASKS]
+    assert actors.lost == []
+    assert sorted(dying.answered + other.answered + spare.answered) == sorted(task.id for task in TASKS)
+    assert spare.answered
+
+
+async def test_while_training_nobody_is_there_for_a_moment_and_the_attempts_wait():
+    actors = FakeActors([])
+    attempts = asyncio.create_task(attempt_all(pinned_over(actors), TASKS[:3]))
+    await asyncio.sleep(0.05)
+    actors.by_index[0] = FakeWorker()
+    assert len(await asyncio.wait_for(attempts, 10)) == 3
+
+
+async def test_while_training_attempts_end_with_the_loop_that_would_have_replaced_their_worker():
+    rollouts = pinned_over(FakeActors([FakeWorker(0.01, dies_over=("t0",))]))
+    attempts = asyncio.create_task(attempt_all(rollouts))
+    await asyncio.sleep(0.05)
+    rollouts.end(NoRoomError("no room"))
+    with pytest.raises(NoRoomError):
+        await asyncio.wait_for(attempts, 10)
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    """Without workers; nothing but `beside` is asked of it."""
+    watch = SimpleNamespace(deaths=Deaths(advice="mend it"))
+    return Supervisor(
+        SimpleNamespace(
+            actors=SimpleNamespace(watch=watch, prm_digest=None),
+            console=SimpleNamespace(waiting=lambda what: nullcontext(), note=[].append),
+            config=load_run_config(None, []),
+            folder=SimpleNamespace(wanted_workers=tmp_path / "workers"),
+        )
+    )
+
+
+def test_loop_returns_and_raises_what_is_done_beside_it(supervisor):
+    policy = pinned_over(FakeActors([FakeWorker()]))
+    assert supervisor.beside(policy, lambda: asyncio.run(attempt_all(policy, TASKS[:2])), "them") == ["t0", "t1"]
+    with pytest.raises(ZeroDivisionError):
+        supervisor.beside(policy, lambda: 1 / 0, "them")
+
+
+def test_loop_that_ends_does_not_wait_for_attempts_whose_worker_nobody_will_replace(supervisor, monkeypatch):
+    def ends():
+        raise NoRoomError("no room")
+
+    monkeypatch.setattr(supervisor, "_tend", ends)
+    policy = pinned_over(FakeActors([FakeWorker(dies_over=("t0",))]))
+    with pytest.raises(NoRoomError):
+        supervisor.beside(policy, lambda: asyncio.run(attempt_all(policy, TASKS[:2])), "them")

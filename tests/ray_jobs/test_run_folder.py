@@ -9,7 +9,7 @@ import pytest
 from configs.loading import load_run_config
 from ray_jobs.cli import main
 from ray_jobs.run import provenance
-from ray_jobs.run.folder import RunFolder, RunFolderError, run_path
+from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import read_records
 
@@ -69,7 +69,7 @@ def test_run_is_resumed_from_anywhere_in_the_folder_it_was_started_in(begun, tmp
     assert (config.output_dir, cwd) == ("runs", begun.parents[1])
     monkeypatch.chdir(tmp_path)
     config, cwd = resumed("home/runs/r")
-    assert (run_path(config), cwd) == (begun, begun.parents[1])
+    assert (config.run_path, cwd) == (begun, begun.parents[1])
     check_same_run(config, begun)
 
 
@@ -77,7 +77,7 @@ def test_run_that_was_moved_is_resumed_where_it_is_now(begun, tmp_path, monkeypa
     moved = begun.rename(tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     config, cwd = resumed("other")
-    assert (run_path(config), cwd) == (moved, tmp_path)
+    assert (config.run_path, cwd) == (moved, tmp_path)
     check_same_run(config, moved)
 
 
@@ -85,7 +85,7 @@ def test_run_whose_whole_home_was_moved_is_resumed_in_the_new_one(begun, tmp_pat
     monkeypatch.chdir(tmp_path)
     begun.parents[1].rename(tmp_path / "new home")
     config, cwd = resumed(tmp_path / "new home" / "runs" / "r")
-    assert (run_path(config), cwd) == (tmp_path / "new home" / "runs" / "r", tmp_path / "new home")
+    assert (config.run_path, cwd) == (tmp_path / "new home" / "runs" / "r", tmp_path / "new home")
 
 
 def test_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):

@@ -117,6 +117,8 @@ def test_charts_that_answer_one_question_stand_together(tmp_path):
     assert (first.chart[0].title, list(first.chart[0].multiline.tag)) == ("Solved", ["^rollout/solve_rate$"])
     # TensorBoard draws all lines of a chart in the colour of their run.
     assert list(first.chart[1].multiline.tag) == ["^rollout/groups_kept_share$"]
+    (held_out,) = first.chart[2].margin.series
+    assert (held_out.value, held_out.lower, held_out.upper) == ("held_out/solve_rate", "held_out/low", "held_out/high")
 
 
 def test_the_first_tag_of_all_is_the_solve_rate(tmp_path):

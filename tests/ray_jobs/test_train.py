@@ -1,4 +1,4 @@
-"""The synchronous job for real: a run that was killed and resumed is the run that was not, bit for bit."""
+"""The synchronous job for real: bit for bit, evaluations on the way, a kill and a resume change nothing of a run."""
 
 import shutil
 import sys
@@ -8,6 +8,7 @@ from real_run import WAIT_S, read, wait_for_train_step
 
 from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.job import Job
+from rollout.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
@@ -19,8 +20,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder):
-    """A run that was killed after its first train step, with all that it had started, moved, and resumed there."""
-    job = begin(folder, "killed")
+    """A run that is evaluated after each step. It was killed after its first train step, with all that it had started,
+    moved, and resumed there."""
+    job = begin(folder, "killed", "evaluation.every_steps=1", "evaluation.while_training_tasks=4")
     wait_for_train_step(job, 1)
     job.kill("driver", job.process.pid)
     job.folder = (folder / "elsewhere").absolute() / "moved"
@@ -32,13 +34,13 @@ def run(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder):
-    """The same recipe and seed, left in peace."""
+    """The same recipe and seed, left in peace, and evaluated only before and after."""
     return end(begin(folder, "undisturbed"))
 
 
-def begin(folder, name):
+def begin(folder, name, *overrides):
     command = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/sync_cpu.toml"]
-    start = [*command, f"name={name}", f"output_dir={folder}"]
+    start = [*command, f"name={name}", f"output_dir={folder}", *overrides]
     job = Job(start=start, folder=folder / name, log=folder / f"{name}.log")
     job.ensure_running()
     return job
@@ -58,6 +60,16 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_very_adapter_of_one_tha
     assert whole["step"] == killed["step"] == 3
     assert whole["files"]["adapter.safetensors"] == killed["files"]["adapter.safetensors"]
     assert {**audit(run)["ledger"], "live": 0} == {**audit(undisturbed)["ledger"], "live": 0}
+
+
+def test_each_step_but_the_last_is_evaluated_once_on_the_same_tasks_as_the_end(run):
+    rows = [row for row in read_records(run / "metrics.jsonl") if "held_out/unscored" in row]
+    assert [(row["step"], row["held_out/tasks"] + row["held_out/unscored"]) for row in rows] == [(1, 4), (2, 4)]
+    attempts = [row for row in read_records(run / "trajectories.jsonl") if row["phase"] in ("held_out", "eval_after")]
+    tasks = {step: [row["task_id"] for row in attempts if row["step"] == step] for step in (1, 2, None)}
+    assert tasks[1] == tasks[2] == [id for id in tasks[None] if id in tasks[1]]
+    versions = {row["step"]: row["held_out/policy_version"] for row in rows}
+    assert all(row["versions"] == [versions[row["step"]]] * 2 for row in attempts if row["step"])
 
 
 def test_nothing_is_lost_or_double_after_a_kill_and_a_resume(run):

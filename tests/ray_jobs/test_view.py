@@ -1,8 +1,10 @@
 """What the viewer says of a run folder, and what it refuses."""
 
+import contextlib
 import json
 import re
 import shutil
+import sqlite3
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -78,6 +80,23 @@ def test_every_group_says_what_became_of_it(folder):
     assert ask(client, "groups", verdict="all_right,all_wrong")["total"] == 1
     filtered = ask(client, "group", id="g000003")
     assert [row["verdict"] for row in filtered["siblings"]] == ["all_wrong", "all_wrong"]
+
+
+def test_every_group_names_its_family_whether_or_not_its_attempts_are_recorded(folder):
+    client = client_of(folder)
+    groups = ask(client, "groups")["rows"]
+    assert {group["family"] for group in groups} == {"lookup"}
+    assert min(group["recorded"] for group in groups) == 0
+    assert ask(client, "group", id="g000003")["family"] == "lookup"
+    assert (ask(client, "groups", text="lookup")["total"], ask(client, "groups", text="chain")["total"]) == (7, 0)
+
+
+def test_ledger_of_an_earlier_release_shows_the_family_of_recorded_groups(folder):
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
+        db.execute("DROP INDEX outcomes")
+        db.execute("ALTER TABLE groups DROP COLUMN family")
+    groups = ask(client_of(folder), "groups")["rows"]
+    assert [group["family"] for group in groups] == ["lookup"] * 4 + [None] * 3
 
 
 def test_new_rows_are_taken_in_without_reading_the_old_ones_again(folder):

@@ -18,6 +18,7 @@ ARGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
+ENDS = {"solve_rate": 0.0, "low": -0.1, "high": 0.1}
 PATIENCE_MS = 60_000
 """On a machine that is busy with other things."""
 
@@ -291,6 +292,17 @@ def test_counts_of_groups_are_the_same_above_and_in_the_chart(browser, folder):
         shown = page.locator(".plot", has_text="Groups after each step").locator(".reading").inner_text()
         assert shown.split("\n") == ["trained 3", "all right 0", "all wrong 1"]
         assert "3 trained" in page.locator(".facts .legend").inner_text()
+
+
+def test_evaluations_while_training_are_a_chart_of_their_own(browser, folder):
+    rates = {"": 0.5, "/lookup": 0.25, "/branch": 0.75}
+    row = {f"held_out/{kind}{name}": rate + more for name, rate in rates.items() for kind, more in ENDS.items()}
+    append(folder / "metrics.jsonl", [{"step": 2, "wall_s": 1.0, **row}])
+    with served(folder) as address, page_of(browser, address) as page:
+        chart = page.locator(".plot", has_text="Held-out tasks solved while training")
+        assert chart.locator(".reading").inner_text().split("\n") == ["all 50.0%", "lookup 25.0%", "branch 75.0%"]
+        chart.locator(".whisker").first.wait_for(state="attached")
+        assert chart.locator(".whisker").count() == 3
 
 
 def test_a_group_is_one_picture_of_its_attempts(browser, folder):

@@ -125,7 +125,12 @@ def test_scores_between_zero_and_one_give_signal_and_advantages():
     # Mean 0.5, sample deviation 0.2582.
     advantages = group_normalized([reward.total for reward in scored.rewards])
     assert advantages == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
-    assert group_result(scored, duration_s=0.0, prm_s=0.0).facts["right"] == pytest.approx(2.0)
+    result = group_result(scored, duration_s=0.0, prm_s=0.0)
+    assert (result.facts["right"], result.right, result.scored) == (
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+        len(scored.outcomes),
+    )
     assert judged(group_of("by_length", "aa", "bb")).ending != "ready"
 
 

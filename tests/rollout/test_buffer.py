@@ -28,6 +28,7 @@ from rollout.buffer import (
     WorkerStatus,
     admission_capacity,
 )
+from rollout.store.choice import LearnableChoice
 from rollout.store.ledger import Ledger, LedgerError
 from rollout.store.lifecycle import GroupCounts, GroupResult
 
@@ -53,10 +54,14 @@ def path(tmp_path):
     return tmp_path / "first" / "ledger.db"
 
 
-def make_buffer(ledger=None, *, policy_version=0, clock=lambda: 0.0, **changes):
+def make_buffer(ledger=None, *, policy_version=0, clock=lambda: 0.0, choice=None, **changes):
     values = {"batch_groups": 2, "pipeline_depth": 1, "max_empty_batches": 3} | changes
     return GroupBuffer(
-        BufferSettings(**values), Ledger() if ledger is None else ledger, policy_version=policy_version, clock=clock
+        BufferSettings(**values),
+        Ledger() if ledger is None else ledger,
+        policy_version=policy_version,
+        clock=clock,
+        choice=choice,
     )
 
 
@@ -1030,7 +1035,7 @@ async def test_round_that_was_cut_off_is_played_again_as_a_whole(path):
 
 def play_synchronously(*, seed, kills, num_steps=4, max_tasks=None):
     """What is trained in each step, when everything is killed at these events and every second step is a checkpoint.
-    What a group brings follows from its task, from the weights, and from what is sampled together with it."""
+    What a group brings follows from its task and family, the weights, and what is sampled together with it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "first" / "ledger.db"
         path.parent.mkdir()
@@ -1040,7 +1045,14 @@ def play_synchronously(*, seed, kills, num_steps=4, max_tasks=None):
 async def _play_synchronously(path, seed, kills, num_steps, max_tasks):
     trained, step, version, checkpoint, num_events = {}, 0, 0, 0, 0
     ledger = Ledger(path)
-    rules = {"pipeline_depth": 0, "batch_groups": 3, "max_empty_batches": 99, "max_tasks": max_tasks}
+    choice = LearnableChoice(names=("chain", "lookup"), seed=seed)
+    rules = {
+        "pipeline_depth": 0,
+        "batch_groups": 3,
+        "max_empty_batches": 99,
+        "max_tasks": max_tasks,
+        "choice": choice,
+    }
     buffer = make_buffer(ledger, **rules)
 
     def is_killed():
@@ -1055,13 +1067,16 @@ async def _play_synchronously(path, seed, kills, num_steps, max_tasks):
         for permit in permits:
             if is_killed():
                 return False
-            luck = random.Random(f"{seed} {step} {permit.ordinal} {together}")
+            luck = random.Random(f"{seed} {step} {permit.ordinal} {permit.family} {together}")
+            ending = luck.choice([MIXED, MIXED, RIGHT, WRONG])
             await buffer.complete(
                 permit.lease,
                 make_result(
-                    luck.choice([MIXED, MIXED, RIGHT, WRONG]),
-                    payload=json.dumps([step, permit.task, luck.random()]).encode(),
+                    ending,
+                    payload=json.dumps([step, permit.task, permit.family, luck.random()]).encode(),
                     versions={version: 1},
+                    right={RIGHT: 4, WRONG: 0}.get(ending, luck.randint(1, 3)),
+                    scored=4,
                 ),
             )
         return not is_killed()
@@ -1264,6 +1279,8 @@ class Life(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.folder = Path(tempfile.mkdtemp(prefix="ledger-"))
         self.ledgers = []
+        self.choice = LearnableChoice(names=("chain", "lookup"), seed=0)
+        self.families = {}
 
     @initialize(
         depth=st.integers(0, 2), batch_groups=st.integers(1, 3), max_tasks=st.none() | st.integers(1, 9), data=st.data()
@@ -1296,7 +1313,9 @@ class Life(RuleBasedStateMachine):
     def open(self):
         self.ledger = Ledger(self.path)
         self.ledgers.append(self.ledger)
-        self.buffer = GroupBuffer(self.settings, self.ledger, policy_version=self.version, clock=lambda: 0.0)
+        self.buffer = GroupBuffer(
+            self.settings, self.ledger, policy_version=self.version, clock=lambda: 0.0, choice=self.choice
+        )
 
     def play(self, awaitable):
         return self.loop.run_until_complete(awaitable)
@@ -1347,8 +1366,10 @@ class Life(RuleBasedStateMachine):
             assert len(admission.permits) <= max(status.free_places, self.places)
             self.known[status.worker] |= {permit.lease: permit for permit in admission.permits}
         admitter = self.buffer._admitter
-        waiting = {status.worker for status, _ in self.calls}
-        assert not admitter.num_available() or all(admitter.room(worker) <= 0 for worker in waiting)
+        # A suspect waits for the one worker that tries suspects.
+        for_all = admitter.num_available() > len(admitter.waiting_suspects())
+        could = {status.worker for status, _ in self.calls if for_all or admitter.tries_suspects(status.worker)}
+        assert not admitter.num_available() or all(admitter.room(worker) <= 0 for worker in could)
 
     def forget_calls(self):
         for _, call in self.calls:
@@ -1377,7 +1398,10 @@ class Life(RuleBasedStateMachine):
     def answer(self, lease, ending, version):
         held, num_failed = self.runs(lease), self.buffer.counts.failed
         payload = b"%d" % lease[0]
-        result = make_result(ending, payload=payload, versions={version: 10}, reason="unscorable")
+        right, scored = {MIXED: (1, 2), RIGHT: (2, 2), WRONG: (0, 2), UNSCORABLE: (0, 1)}[ending]
+        result = make_result(
+            ending, payload=payload, versions={version: 10}, reason="unscorable", right=right, scored=scored
+        )
         kept = self.play(self.buffer.complete(lease, result))
         assert kept == (held and ending == MIXED)
         self.failed_with_facts += self.buffer.counts.failed - num_failed
@@ -1451,11 +1475,11 @@ class Life(RuleBasedStateMachine):
     @rule(learner_too=st.booleans(), workers_too=st.booleans())
     def kill(self, learner_too, workers_too):
         """The buffer is killed, alone or with others."""
-        counts = self.buffer.counts
+        counts, weights = self.buffer.counts, self.choice.weights(self.ledger.outcomes)
         self.forget_calls()
         self.path = killed(self.path)
         self.open()
-        assert self.buffer.counts == counts
+        assert (self.buffer.counts, self.choice.weights(self.ledger.outcomes)) == (counts, weights)
         if workers_too:
             self.play(self.buffer.release(None, "killed"))
             if self.settings.pipeline_depth == 0:
@@ -1493,6 +1517,16 @@ class Life(RuleBasedStateMachine):
         counts = self.buffer.counts
         assert counts.drawn - counts.expired == self.ledger.next_task
         assert self.settings.max_tasks is None or self.ledger.next_task <= self.settings.max_tasks
+
+    @invariant()
+    def family_of_a_task_is_chosen_once(self):
+        for _, permit in self.ledger.leases():
+            assert self.families.setdefault(permit.task, permit.family) == permit.family
+
+    @invariant()
+    def what_is_believed_of_families_is_of_the_groups_that_ended(self):
+        num = sum(len(self.ledger.outcomes(family, 10**6)) for family in self.choice.names)
+        assert num == self.num_ended()
 
     @invariant()
     def places_are_never_exceeded_and_only_rewinding_takes_more(self):

@@ -12,15 +12,37 @@ WHOLE = st.integers(-(2**31), 2**31 - 1)
 REAL = st.floats(allow_nan=False)
 
 
-@given(st.lists(WHOLE) | st.lists(REAL) | st.lists(st.floats(width=32, allow_nan=False)))
+@given(
+    st.lists(WHOLE)
+    | st.lists(REAL)
+    | st.lists(REAL, max_size=3).map(lambda few: few * 128)
+    | st.lists(st.floats(width=32, allow_nan=False))
+)
 def test_packed_numbers_come_back_to_the_last_bit(values):
     assert unpacked(packed(values)).tolist() == values
     assert json.loads(json.dumps(packed(values))) == packed(values)
 
 
-def test_floats_of_an_engine_are_single_ones_and_take_half_the_bytes():
+def test_numbers_take_as_few_bytes_as_hold_them_exactly():
     single = np.float32(-0.1).item()
-    assert (packed([single])[:3], packed([-0.1])[:3], packed([7])[:3]) == ("f4:", "f8:", "i4:")
+    kinds = [packed(values)[:3] for values in ([single], [-0.1], [7], [2**16 - 1], [2**16], [-1], [])]
+    assert kinds == ["f4=", "f8=", "u2=", "u2=", "i4=", "i4=", "u2="]
+
+
+def test_only_many_numbers_that_zlib_makes_shorter_go_through_it():
+    numbers = [-0.1] * 128
+    assert [packed(numbers)[:3], packed(numbers[1:])[:3]] == ["f8:", "f8="]
+    assert [packed_millionths(numbers)[:3], packed([2**20] * 128)[:3], packed([1] * 128)[:3]] == ["e6:", "i4:", "u2="]
+
+
+def test_numbers_of_earlier_releases_are_read():
+    assert unpacked("i4:eAFj52AAAwAAeAAQ").tolist() == [7, 8]
+    assert unpacked("f4:eAFjYGBgOKBgfwAABKYB4A==").tolist() == [1.5, -2.5]
+
+
+def test_whole_numbers_beyond_32_bits_are_refused():
+    with pytest.raises(OverflowError, match="32 bits"):
+        packed([2**31])
 
 
 @given(st.lists(st.floats(-100, 0)))
@@ -40,7 +62,9 @@ def test_plain_lists_are_read_as_they_are():
     assert unpacked([]).tolist() == []
 
 
-@pytest.mark.parametrize("text", ["", "x4:AAAA", "f4:####", "f4:AAAA", packed([1.5])[:-8], "i4:" + packed([0.1])[3:-4]])
+@pytest.mark.parametrize(
+    "text", ["", "x4:AAAA", "f4!AAAA", "f4:####", "f4=AAAA", packed([0.1])[:-8], packed([2**20] * 200)[:-4]]
+)
 def test_what_is_torn_is_refused(text):
     with pytest.raises(ValueError, match=r"number|base64|reshape|padding"):
         unpacked(text)

@@ -18,7 +18,6 @@ from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.faults import FAULTS, Stage
 from ray_jobs.checks.chaos.job import Job
 from ray_jobs.checks.chaos.machines import Machines
-from ray_jobs.run.folder import run_path
 
 MEAN_PAUSE_S = 8.0
 MAX_WAIT_S = 900.0
@@ -42,7 +41,7 @@ def run_chaos(
     if unknown := sorted({*only} - {*FAULTS}):
         raise ChaosError(f"there are the faults {', '.join(FAULTS)}; got {', '.join(unknown)}")
     console, began = Console(stderr=True), time.monotonic()
-    folder = run_path(config).absolute()
+    folder = config.run_path.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _job(config, start, folder, two_machines=two_machines) as (job, machines):
         stage = Stage(

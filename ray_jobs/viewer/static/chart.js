@@ -7,8 +7,8 @@ const HEIGHT = 170;
 const ROUND = [1.2, 1.6, 2, 3, 4, 5, 6, 8, 10, 12];
 const STRIDES = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000];
 
-// `lines`: [{name, points: [[step, value]], kind}]; `kind` chooses the colour, `dashed` the stroke. Of `marks` each point
-// is [step, value, low, high]: a diamond with its interval. `share` shows the values in percent, from 0 to 100%.
+// `lines`: [{name, points: [[step, value]], kind}]; `kind` chooses the colour, `dashed` the stroke. A point of a line may
+// be [step, value, low, high], with its interval. Of `marks` each point is that: a diamond with its interval. `share` shows the values in percent, from 0 to 100%.
 export function chart({ title, note, lines, marks = [], share = false, tall = false }) {
   const all = [...lines, ...marks];
   const drawn = { lines, marks, share, steps: all.flatMap((line) => line.points), height: tall ? 260 : HEIGHT };
@@ -83,7 +83,9 @@ function paint(canvas, drawn, width) {
   }
   ticks(first, last, width).forEach((step, index) => canvas.append(
     s("text", { x: across(step), y: height - 6, "text-anchor": "middle" }, index ? String(step) : `step ${step}`)));
+  const whisker = (kind, x, from, to) => s("line", { class: `whisker ${kind}`, x1: x, x2: x, y1: up(from), y2: up(to) });
   for (const line of drawn.lines) {
+    canvas.append(...line.points.filter((one) => one.length > 2).map(([step, , from, to]) => whisker(line.kind, across(step), from, to)));
     const path = line.points.map(([step, value], index) => `${index ? "L" : "M"}${across(step).toFixed(1)} ${up(value).toFixed(1)}`);
     canvas.append(s("path", { class: `line ${line.kind}${line.dashed ? " dashed" : ""}`, d: path.join("") }));
     if (line.points.length <= 40) {
@@ -93,7 +95,7 @@ function paint(canvas, drawn, width) {
   for (const mark of drawn.marks) {
     for (const [step, value, low_, high_] of mark.points) {
       const [x, y] = [across(step), up(value)];
-      canvas.append(s("line", { class: `whisker ${mark.kind}`, x1: x, x2: x, y1: up(low_), y2: up(high_) }),
+      canvas.append(whisker(mark.kind, x, low_, high_),
         s("path", { class: `mark ${mark.kind}`, d: `M${x} ${y - 7}l7 7l-7 7l-7 -7z` }));
     }
   }

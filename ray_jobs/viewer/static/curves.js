@@ -9,6 +9,7 @@ const SECTIONS = [
   ["Does it learn?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
     ["Groups after each step", "What has become of the groups so far; the last point is the bar at the top.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
+    ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Can the process reward model be trusted?", [
@@ -27,12 +28,21 @@ const SECTIONS = [
   ]],
 ];
 
+const HELD_OUT_RATE = "held_out/solve_rate";
+
+// All tasks of the evaluations while training, and each data set where there are several.
+function heldOutPlot(rows) {
+  const metrics = new Set(rows.flat().flatMap((row) => Object.keys(row)).filter((name) => name.startsWith(HELD_OUT_RATE)));
+  const names = Object.fromEntries([...metrics].map((metric) => [metric, metric.slice(HELD_OUT_RATE.length + 1) || (metrics.size > 1 ? "all" : "")]));
+  return ["Held-out tasks solved while training", "Some of the held-out tasks, answered greedily, with 95% intervals. Diamonds: all of them, before and after RL.", names, { share: true, tall: true }];
+}
+
 export async function curves(app) {
   const node = h("div", { class: "curves" });
   const draw = async () => {
     const rows = await Promise.all(app.runs.map((_, run) => get("metrics", { run })));
-    const first = plot(SOLVED, rows, app);
-    node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run)), ...(first ? [first] : []), ...SECTIONS.flatMap((one) => section(one, rows, app)));
+    const first = [SOLVED, heldOutPlot(rows)].map((one) => plot(one, rows, app)).filter(Boolean);
+    node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run)), ...first, ...SECTIONS.flatMap((one) => section(one, rows, app)));
   };
   await draw();
   return {
@@ -55,7 +65,7 @@ function plot([title, note, metrics, { share = false, tall = false } = {}], rows
   const twoRuns = app.runs.length > 1;
   const lines = rows.flatMap((of, run) => Object.entries(metrics).map(([metric, label], index) => ({
     name: [twoRuns ? app.runs[run].name : "", label].filter(Boolean).join(" "),
-    kind: metric.startsWith("groups/") ? `v-${metric.slice(7)}` : `l${several ? index : run}`,
+    kind: metric.startsWith("groups/") ? `v-${metric.slice(7)}` : `l${(several ? index : run) % 6}`,
     dashed: several && run > 0,
     points: metric.startsWith("groups/") ? afterEachStep(of, metric, app.states[run]) : pointsOf(of, metric),
   }))).filter((line) => line.points.length);
@@ -64,7 +74,10 @@ function plot([title, note, metrics, { share = false, tall = false } = {}], rows
 }
 
 function pointsOf(rows, metric) {
-  return rows.filter((row) => row[metric] !== undefined && row[metric] !== null && "policy/loss" in row).map((row) => [row.step, row[metric]]);
+  const evaluated = metric.startsWith(HELD_OUT_RATE);
+  const ends = evaluated ? ["low", "high"].map((end) => metric.replace("solve_rate", end)) : [];
+  return rows.filter((row) => row[metric] !== undefined && row[metric] !== null && (evaluated || "policy/loss" in row))
+    .map((row) => [row.step, row[metric], ...ends.map((end) => row[end])]);
 }
 
 // A row counts the groups when its batch was cut, which is before its step was trained; the ledger counts them now.

@@ -20,7 +20,7 @@ export async function groups(app, { query }) {
     draw: (row) => [
       h("span", { class: "c-id" }, row.id),
       h("span", { class: "c-pill" }, verdictPill(row.state)),
-      h("span", { class: "c-main", dir: "auto" }, visible(row.question ?? row.reason ?? `task number ${row.task_number}`)),
+      h("span", { class: "c-main", dir: "auto" }, visible(row.question ?? row.reason ?? `${row.family ? `${row.family}, ` : ""}task number ${row.task_number}`)),
       h("span", { class: "c-dots" }, row.outcomes.length ? dots(row.outcomes) : row.scored ? `${number(row.right)} of ${number(row.scored)} right` : ""),
       h("span", { class: "c-step" }, row.step === null || row.step === undefined ? "" : `step ${row.step}`),
       h("span", { class: "c-more" }, row.versions ? versions(row.versions) : ""),
@@ -30,7 +30,7 @@ export async function groups(app, { query }) {
   const states = app.states[run].groups;
   const choices = CHOICES.filter((one) => one.split(",").some((state) => states[state])).map((one) => [one, one.includes(",") ? "all filtered" : verdictName(one)]);
   const bar = filters(asked, {
-    title: "Groups", search: "Search question, task, group, reason",
+    title: "Groups", search: "Search question, family, task, group, reason",
     selects: [["verdict", "Verdict", choices], ["order", "Order", [["newest", "newest first"]]]],
     changed: () => { adjust({ ...asked, run }); list.reset(); },
   });
@@ -90,7 +90,7 @@ export async function group(app, { id }) {
         siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
         ...(picture ? [matrixLegend(), picture] : [])),
       h("dl", { class: "stats" }, ...[
-        ["step", one.step], ["reference", siblings[0]?.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
+        ["family", one.family], ["step", one.step], ["reference", siblings[0]?.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
         ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],
         ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["standard deviation of step scores", credit?.scores.num ? credit.scores.std : null],
       ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))))],

@@ -6,7 +6,7 @@ import { filters, wanted } from "./filters.js";
 import { changed, versions } from "./groups.js";
 import { VirtualList } from "./list.js";
 
-const PHASES = { train: "training", eval_untouched: "untouched model", eval_before: "before RL", eval_after: "after RL" };
+const PHASES = { train: "training", held_out: "held out, while training", eval_untouched: "untouched model", eval_before: "before RL", eval_after: "after RL" };
 const CHANGED = "changed";
 
 export function phaseName(phase) {

@@ -1,0 +1,289 @@
+import shutil
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.buffer import BufferSettings, GroupBuffer, WorkerStatus
+from rollout.store.choice import NUM_RECENT, FixedChoice, LearnableChoice, learnable_weight, solve_rate
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupResult
+
+FOUR = ("chain", "lookup", "three_lookup", "two_lookup")
+TWO = ("chain", "lookup")
+
+
+def known(**outcomes):
+    """What the ledger would say of families: (right, scored) of their groups, the one drawn last first."""
+    return lambda family, last: outcomes.get(family, [])[:last]
+
+
+def choose(outcomes, *, names=FOUR, seed=0, tasks=range(2000)):
+    family_of = LearnableChoice(names=names, seed=seed).by(outcomes)
+    return [family_of(task) for task in tasks]
+
+
+# Weights.
+
+
+def test_rate_is_the_mean_of_a_beta_distribution_whose_counts_decay():
+    assert solve_rate([]) == 0.5
+    assert solve_rate([(8, 8)]) == 9 / 10
+    # The older group counts 0.9: 8 right of 8 + 7.2.
+    assert solve_rate([(8, 8), (0, 8)]) == pytest.approx(9 / 17.2)
+    assert solve_rate([(0, 8), (8, 8)]) == pytest.approx(8.2 / 17.2)
+    assert solve_rate([(2, 4), (1, 4), (4, 4)]) == pytest.approx((1 + 2 + 0.9 + 0.81 * 4) / (2 + 4 * (1 + 0.9 + 0.81)))
+
+
+def test_weight_is_the_floor_and_the_variance_of_an_outcome():
+    assert [learnable_weight(rate) for rate in (0.0, 0.5, 0.9, 1.0)] == pytest.approx([0.1, 0.35, 0.19, 0.1])
+
+
+def test_family_that_is_solved_half_the_time_has_the_most_weight_and_an_unknown_one_as_much():
+    choice = LearnableChoice(names=FOUR, seed=0)
+    weights = choice.weights(known(chain=[(0, 8)], lookup=[(8, 8)], two_lookup=[(4, 8)]))
+    assert weights == pytest.approx({"chain": 0.19, "lookup": 0.19, "two_lookup": 0.35, "three_lookup": 0.35})
+
+
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(FOUR, st.lists(st.integers(1, 16).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))))
+    )
+)
+def test_no_family_is_starved_whatever_comes_of_it(outcomes):
+    weights = LearnableChoice(names=FOUR, seed=0).weights(known(**outcomes))
+    assert min(weights.values()) >= 0.1
+    assert min(weights.values()) / sum(weights.values()) >= 0.1 / (0.1 + 3 * 0.35)
+
+
+def test_families_are_drawn_by_their_weights():
+    hard = [(0, 8)] * NUM_RECENT
+    drawn = Counter(choose(known(chain=hard, lookup=hard, three_lookup=hard, two_lookup=[(4, 8)]), tasks=range(8000)))
+    # 0.1 + 0.0122 each: the mean of Beta(1, 1 + 79.9) is 0.0122; and 0.35.
+    assert drawn["two_lookup"] / 8000 == pytest.approx(0.35 / (0.35 + 3 * 0.1121), abs=0.02)
+    assert min(drawn.values()) / 8000 == pytest.approx(0.1121 / (0.35 + 3 * 0.1121), abs=0.02)
+
+
+def test_number_seed_and_outcomes_decide_and_no_draw_before():
+    outcomes = known(lookup=[(8, 8)])
+    assert choose(outcomes, tasks=[7]) == [choose(outcomes)[7]]
+    assert choose(outcomes) != choose(outcomes, seed=1)
+    assert choose(known()) != choose(known(lookup=[(8, 8)] * NUM_RECENT))
+
+
+# In the ledger.
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "first").mkdir()
+    return tmp_path / "first" / "ledger.db"
+
+
+def killed(path):
+    """The files as they are at this moment, in another folder."""
+    folder = path.parent.with_name(f"{path.parent.name}-killed")
+    shutil.copytree(path.parent, folder)
+    return folder / path.name
+
+
+def make_result(right, scored=8, ending=None):
+    ending = ending or {0: "all_wrong", scored: "all_right"}.get(right, "ready")
+    return GroupResult(
+        ending=ending, payload=b"bytes", versions={0: 1}, right=right, scored=scored, facts={"groups": 1.0}
+    )
+
+
+def lease(ledger, *families, worker=0):
+    """A new group of each of these families, in this order."""
+    begin = ledger.next_task
+    return ledger.lease(
+        worker, len(families), num_new=len(families), min_version=0, family_of=lambda task: families[task - begin]
+    )
+
+
+def settle(ledger, permit, right, *, now=1.0):
+    result = make_result(right)
+    ledger.settle(permit.lease, result.ending, result, now=now)
+
+
+def test_permit_names_the_family_and_the_ledger_keeps_it():
+    ledger = Ledger()
+    permits = lease(ledger, "lookup", "chain")
+    assert [permit.family for permit in permits] == ["lookup", "chain"]
+    assert [permit for _, permit in ledger.leases()] == permits
+
+
+def test_outcomes_stand_in_the_order_of_drawing_whoever_ended_first():
+    ledger = Ledger()
+    permits = lease(ledger, *["lookup"] * 3, "chain")
+    for permit, right in zip(reversed(permits), (1, 8, 4, 0), strict=True):
+        settle(ledger, permit, right)
+    assert ledger.outcomes("lookup", 9) == [(8, 8), (4, 8), (0, 8)]
+    assert ledger.outcomes("lookup", 2) == [(8, 8), (4, 8)]
+    assert ledger.outcomes("chain", 9) == [(1, 8)]
+    assert ledger.outcomes("branch", 9) == []
+
+
+def test_group_that_ended_without_a_score_says_nothing_of_its_family():
+    ledger = Ledger()
+    permits = lease(ledger, "lookup", "lookup", "lookup")
+    ledger.fail(permits[0].lease, make_result(0, scored=0), now=1.0)
+    ledger.fail(permits[1].lease, make_result(1, scored=1), now=1.0)
+    ledger.give_back(permits[2].lease, "worker lost", max_attempts=1)
+    assert ledger.outcomes("lookup", 9) == [(1, 1)]
+
+
+def test_group_that_is_played_again_counts_once_and_keeps_its_family():
+    ledger = Ledger()
+    first, second = lease(ledger, "lookup", "lookup")
+    settle(ledger, first, 8)
+    ledger.run_again(second.lease)
+    ledger.undo_open_rounds()
+    assert ledger.outcomes("lookup", 9) == []
+    again = ledger.lease(0, 2, num_new=0, min_version=0, family_of=lambda task: "chain")
+    assert [permit.family for permit in again] == ["lookup", "lookup"]
+
+
+def test_task_that_is_drawn_again_keeps_its_family():
+    ledger = Ledger()
+    (permit,) = lease(ledger, "lookup")
+    settle(ledger, permit, 4)
+    ledger.expire(ledger.ready()[0], "too old")
+    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, family_of=lambda task: "chain")
+    assert (again.ordinal, again.task, again.family) == (1, 0, "lookup")
+
+
+def test_queued_group_of_which_no_family_is_known_gets_one_when_it_is_given_out():
+    """As after a power cut took its row, or in the ledger of an earlier release."""
+    ledger = Ledger()
+    (permit,) = ledger.lease(0, 1, num_new=1, min_version=0)
+    assert permit.family is None
+    ledger.run_again(permit.lease)
+    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, family_of=lambda task: "chain")
+    assert again.family == "chain"
+    assert ledger.leases() == [(0, again)]
+
+
+def test_groups_that_ended_since_the_last_batch_are_counted_by_family():
+    ledger = Ledger()
+    permits = lease(ledger, "lookup", "lookup", "chain", "chain")
+    for permit, right in zip(permits[:3], (4, 8, 0), strict=True):
+        settle(ledger, permit, right)
+    ledger.cut([0], 1)
+    settle(ledger, permits[3], 4)
+    ledger.cut([3], 2)
+    assert ledger.families(1) == {"lookup": 2, "chain": 1}
+    assert ledger.families(2) == ledger.read_cut(2, num_durations=1).families == {"chain": 1}
+
+
+def test_what_is_believed_of_a_family_outlives_a_kill(path):
+    ledger = Ledger(path)
+    for number, permit in enumerate(lease(ledger, *TWO * 50)):
+        settle(ledger, permit, number % 9)
+    choice = LearnableChoice(names=TWO, seed=5)
+    again = Ledger(killed(path))
+    assert again.outcomes("chain", NUM_RECENT) == ledger.outcomes("chain", NUM_RECENT) != []
+    assert choice.weights(again.outcomes) == choice.weights(ledger.outcomes)
+    assert list(map(choice.by(again.outcomes), range(300))) == list(map(choice.by(ledger.outcomes), range(300)))
+
+
+def test_looking_at_outcomes_reads_an_index_and_sorts_nothing():
+    ledger = Ledger()
+    said = ledger._db.execute(
+        "EXPLAIN QUERY PLAN SELECT num_right, num_scored FROM groups WHERE family = ? AND num_scored > 0 "
+        "ORDER BY ordinal DESC LIMIT ?",
+        ("lookup", 64),
+    ).fetchall()
+    assert [row["detail"] for row in said] == ["SEARCH groups USING INDEX outcomes (family=?)"]
+
+
+# In the buffer.
+
+
+def make_buffer(ledger, choice, *, depth):
+    settings = BufferSettings(batch_groups=4, pipeline_depth=depth, max_empty_batches=99)
+    return GroupBuffer(settings, ledger, clock=lambda: 0.0, choice=choice)
+
+
+async def admitted(buffer, *, worker=0, free_places=4):
+    running = tuple(permit.lease for one, permit in buffer._ledger.leases() if one == worker)
+    status = WorkerStatus(worker=worker, policy_version=0, running=running, free_places=free_places)
+    return list((await buffer.admit(status, patience_s=0)).permits)
+
+
+async def play_round(buffer, *, right_of):
+    permits = await admitted(buffer)
+    for permit in permits:
+        await buffer.complete(permit.lease, make_result(right_of[permit.family]))
+    return [permit.family for permit in permits]
+
+
+async def test_draws_leave_what_is_always_solved():
+    """None has signal, so that no batch ends the rounds: only what is believed of the families changes."""
+    buffer = make_buffer(Ledger(), LearnableChoice(names=TWO, seed=0), depth=0)
+    endings = {"chain": (4, "overlong"), "lookup": (8, "all_right")}
+    drawn = []
+    for _ in range(100):
+        for permit in await admitted(buffer):
+            right, ending = endings[permit.family]
+            await buffer.complete(permit.lease, make_result(right, ending=ending))
+            drawn.append(permit.family)
+    # 0.35 against 0.1122: the mean of Beta(81, 1) is 0.9877.
+    assert drawn.count("chain") / 400 == pytest.approx(0.35 / 0.4622, abs=0.06)
+
+
+async def test_synchronous_round_is_chosen_as_things_were_when_it_began():
+    """Whether a group of it ended before another worker asked for the rest changes nothing."""
+    families = []
+    for early in (True, False):
+        buffer = make_buffer(Ledger(), LearnableChoice(names=TWO, seed=1), depth=0)
+        await play_round(buffer, right_of={"chain": 0, "lookup": 0})
+        buffer._admitter.proven[1] = 0
+        first, second = await admitted(buffer, free_places=2)
+        if early:
+            await buffer.complete(first.lease, make_result(8))
+        # To choose anew would fail.
+        buffer._admitter._choose = None
+        rest = await admitted(buffer, worker=1)
+        assert len(rest) == 2
+        families.append([one.family for one in (first, second, *rest)])
+    assert families[0] == families[1]
+
+
+async def test_asynchronous_choice_follows_each_group_that_ends():
+    buffer = make_buffer(Ledger(), LearnableChoice(names=TWO, seed=0), depth=1)
+    first, *_ = await admitted(buffer, free_places=2)
+    before = [buffer._admitter._family_of(task) for task in range(300)]
+    await buffer.complete(first.lease, make_result(8))
+    await admitted(buffer, free_places=3)
+    assert [buffer._admitter._family_of(task) for task in range(300)] != before
+
+
+async def test_batch_counts_every_family_that_there_is():
+    choice = FixedChoice(names=("lookup", "chain", "branch"), family_of=lambda task: TWO[task % 2])
+    buffer = make_buffer(Ledger(), choice, depth=0)
+    assert await play_round(buffer, right_of={"chain": 4, "lookup": 4}) == ["chain", "lookup"] * 2
+    batch = await buffer.next_batch(1)
+    assert batch.families == {"lookup": 2, "chain": 2, "branch": 0}
+
+
+async def test_where_nobody_chooses_permits_name_no_family():
+    buffer = GroupBuffer(BufferSettings(batch_groups=2, pipeline_depth=0), Ledger())
+    assert {permit.family for permit in await admitted(buffer)} == {None}
+
+
+def test_ledger_of_an_earlier_release_gets_what_the_choice_needs(path):
+    ledger = Ledger(path)
+    (permit,) = lease(ledger, "lookup")
+    settle(ledger, permit, 4)
+    ledger._db.execute("DROP INDEX outcomes")
+    for name in ("family", "num_right", "num_scored"):
+        ledger._db.execute(f"ALTER TABLE groups DROP COLUMN {name}")
+    ledger.close()
+    ledger = Ledger(path)
+    assert (ledger.ready()[0].family, ledger.outcomes("lookup", 9)) == (None, [])
+    (permit,) = lease(ledger, "chain")
+    settle(ledger, permit, 4)
+    assert ledger.outcomes("chain", 9) == [(4, 8)]
