@@ -152,6 +152,15 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _forks_repeat_what_was_asked(self) -> "RunConfig":
+        if self.rollout.restarts.type != "none" and self.memory.type != "none":
+            raise ValueError(
+                f"rollout.restarts.type = '{self.rollout.restarts.type}' needs memory.type = 'none', not "
+                f"'{self.memory.type}': hints change between an attempt and the fork that repeats its beginning"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _cap_is_above_the_depth(self) -> "RunConfig":
         if self.max_staleness < self.pipeline_depth:
             raise ValueError(

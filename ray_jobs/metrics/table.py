@@ -200,6 +200,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "restarts/revived_share",
             "restarts/fork_token_share",
         ),
+        "Groups that were all wrong": ("restarts/dead_groups", "restarts/inexact_forks"),
         "Groups revived per 1,000 tokens of forks": ("restarts/revived_per_1000_tokens",),
     },
     "What limits the speed?": {

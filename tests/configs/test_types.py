@@ -137,3 +137,8 @@ def test_a_key_of_before_beside_the_one_that_replaced_it_is_refused():
         load_run_config(None, ["learner.objective=dapo", "learner.loss=grpo"])
     with pytest.raises(ConfigError, match=r"memory\.location is now memory\.type"):
         load_run_config(None, ["memory.location=there"])
+
+
+def test_restarts_are_refused_beside_a_memory_whose_hints_change():
+    with pytest.raises(ConfigError, match=r"restarts.type = 'random' needs memory.type = 'none', not 'in_process'"):
+        load_run_config(None, ["rollout.restarts=random", "memory=in_process"])
