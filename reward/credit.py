@@ -80,16 +80,17 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     totals = [reward.total for reward in scored.rewards]
     scheme: Credit = credit if scores else "outcome"
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    by_outcome = group_normalized(totals)
+    outcomes = turn_advantages(scored, credit="outcome", prm_weight=0.0)
     return CreditParts(
         scheme=scheme,
         weight=prm_weight if scheme == "outcome_gated" else 0.0,
         totals=spread_of([total for total in totals if total is not None]),
         scores=spread_of(scores),
         advantages=advantages,
-        outcomes=[[part] * len(steps) for part, steps in zip(by_outcome, advantages, strict=True)],
+        outcomes=outcomes,
         processes=[
-            [advantage - part for advantage in steps] for part, steps in zip(by_outcome, advantages, strict=True)
+            [advantage - part for advantage, part in zip(*both, strict=True)]
+            for both in zip(advantages, outcomes, strict=True)
         ],
         step_rewards=rewards,
     )

@@ -181,6 +181,7 @@ def _row(head: Mapping[str, Any]) -> Row:
         "tokens": head.get("num_tokens"),
         "versions": head.get("versions"),
         "advantages": head.get("advantages"),
+        "anchor": head.get("anchor"),
         "scores": head.get("step_rewards") or head.get("prm_scores"),
     }
 

@@ -8,7 +8,7 @@ from configs.learner import LearnerConfig
 from configs.rollout import FirstCallRestartsConfig, NoRestartsConfig
 from envs.types import Task, ToolCall, ToolResult
 from learner.samples import build_samples
-from reward.credit import turn_advantages
+from reward.credit import credit_parts, turn_advantages
 from reward.judging import GroupJudge, group_result
 from reward.outcome import OutcomeReward
 from reward.restarts import Restarter, restart_metrics
@@ -137,6 +137,13 @@ async def test_replayed_turns_have_no_advantage_and_no_token_in_the_loss():
     assert advantages == [[0.0, pytest.approx(0.70710578)], [0.0, pytest.approx(-0.70710578)]]
     samples = build_samples(found.scored.group, advantages, temperature=1.0)
     assert [sample.loss_mask.tolist() for sample in samples] == [[False, False, False, True]] * 2
+
+
+async def test_what_explains_a_replayed_turn_is_zero_in_all_its_parts():
+    found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
+    parts = credit_parts(found.scored, credit="outcome", prm_weight=0.0)
+    assert parts.outcomes == [[0.0, pytest.approx(0.70710578)], [0.0, pytest.approx(-0.70710578)]]
+    assert parts.processes == [[0.0, 0.0], [0.0, 0.0]]
 
 
 async def test_log_prob_of_a_replayed_token_changes_nothing():
