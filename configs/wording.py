@@ -55,9 +55,11 @@ def describe(detail: Any, model: type[BaseModel]) -> str:
     place, types = _placed(detail["loc"], model)
     key = ".".join(place) or "recipe"
     if detail["type"] == "extra_forbidden":
+        known = list(setting_names(model))
         if said := _of_another_type(place[-1], types):
-            return f"unknown key '{key}': {said}"
-        near = did_you_mean(key, setting_names(model))
+            whole = _first_setting(key, detail["input"])
+            return f"unknown key '{key}': {said}{'' if whole in known else did_you_mean(whole, known)}"
+        near = did_you_mean(key, known)
         if not near:
             near = "; `agentflow train --dry-run` prints every key that exists"
         return f"unknown key '{key}'{near}"
@@ -70,6 +72,13 @@ def describe(detail: Any, model: type[BaseModel]) -> str:
     shown = "a table" if isinstance(value, dict) else json.dumps(value, default=str)
     got = "" if detail["type"] in ("missing", "value_error") and isinstance(value, dict) else f" (got {shown})"
     return f"{key}: {_message(detail)}{got}"
+
+
+def _first_setting(key: str, given: Any) -> str:
+    """The dotted name of the first setting that was given below `key`, or `key` where it is one itself."""
+    for name, value in given.items() if isinstance(given, dict) else ():
+        return _first_setting(f"{key}.{name}", value)
+    return key
 
 
 def reason(error: Exception) -> str:

@@ -142,3 +142,12 @@ def test_a_key_of_before_beside_the_one_that_replaced_it_is_refused():
 def test_restarts_are_refused_beside_a_memory_whose_hints_change():
     with pytest.raises(ConfigError, match=r"restarts.type = 'random' needs memory.type = 'none', not 'in_process'"):
         load_run_config(None, ["rollout.restarts=random", "memory=in_process"])
+
+
+def test_misspelt_setting_of_another_type_is_told_the_nearest_one():
+    with pytest.raises(ConfigError) as error:
+        load_run_config(None, ["label.judge.price_per_million_iput_tokens=1"])
+    assert "'judge' has it; did you mean 'label.judge.price_per_million_input_tokens'?" in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        load_run_config(None, ["label.judge.price_per_million_input_tokens=1"])
+    assert str(error.value).endswith("'judge' has it")
