@@ -28,7 +28,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ from reward.prm.step_text import step_texts
 from reward.prm.training import RIGHT, prm_data
 from rollout.filters import has_signal
 from rollout.records import read_records
+from rollout.restarts import after_first_calls, beginnings, most_turns, repeats
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -82,24 +83,17 @@ def new_root(group: TrajectoryGroup, scores: Sequence[Sequence[float]], rng: ran
 
 def random_prefix(group: TrajectoryGroup, scores: Sequence[Sequence[float]], rng: random.Random) -> Anchor | None:
     """Any prefix that leaves a turn to sample."""
-    places = [Anchor(root, depth) for root, most in enumerate(_most_turns(group)) for depth in range(1, most + 1)]
-    return rng.choice(places) if places else None
+    return _drawn(beginnings(group), group, rng)
 
 
 def after_first_call(group: TrajectoryGroup, scores: Sequence[Sequence[float]], rng: random.Random) -> Anchor | None:
-    places = [
-        Anchor(root, depth + 1)
-        for root, most in enumerate(_most_turns(group))
-        for depth in (_first_call(group.trajectories[root]),)
-        if depth is not None and depth < most
-    ]
-    return rng.choice(places) if places else None
+    return _drawn(after_first_calls(group), group, rng)
 
 
 def deepest_passed(group: TrajectoryGroup, scores: Sequence[Sequence[float]], rng: random.Random) -> Anchor | None:
     """By scores that are at least 0 where a turn passes and negative where it does not."""
     found: list[tuple[int, float, int]] = []
-    for root, most in enumerate(_most_turns(group)):
+    for root, most in enumerate(map(most_turns, group.trajectories)):
         passed = scores[root][:most]
         depth = next((at for at, score in enumerate(passed) if score < 0), len(passed))
         if depth:
@@ -110,19 +104,9 @@ def deepest_passed(group: TrajectoryGroup, scores: Sequence[Sequence[float]], rn
     return Anchor(-root, depth)
 
 
-def _most_turns(group: TrajectoryGroup) -> Iterator[int]:
-    """Of each root: turns before its answer or its last turn."""
-    for trajectory in group.trajectories:
-        turns = trajectory.planner_turns
-        answers = (at for at, turn in enumerate(turns) if turn.tool_call and turn.tool_call.name == "answer")
-        yield min(next(answers, len(turns)), len(turns) - 1) if turns else 0
-
-
-def _first_call(trajectory: Trajectory) -> int | None:
-    for at, turn in enumerate(trajectory.planner_turns):
-        if turn.tool_call and turn.tool_call.name != "think" and turn.tool_result and turn.tool_result.error is None:
-            return at
-    return None
+def _drawn(places: Iterable[tuple[Trajectory, int]], group: TrajectoryGroup, rng: random.Random) -> Anchor | None:
+    anchors = [Anchor(group.trajectories.index(root), num_turns) for root, num_turns in places]
+    return rng.choice(anchors) if anchors else None
 
 
 SOURCES: dict[str, Choose] = {
@@ -246,15 +230,8 @@ async def _fork(worker: "Worker", group: TrajectoryGroup, anchor: Anchor | None,
         anchor,
         tuple(outcome_of(fork) for fork in forks),
         sum(len(turn.completion.token_ids) for fork in forks for turn in fork.planner_turns[anchor.num_turns :]),
-        all(_repeats(fork, root, anchor.num_turns) for fork in forks),
+        all(repeats(fork, root, anchor.num_turns) for fork in forks),
     )
-
-
-def _repeats(fork: Trajectory, root: Trajectory, num_turns: int) -> bool:
-    """The same prompts led to the same results, and the next prompt is the recorded one."""
-    prompts = [[turn.prompt_token_ids for turn in one.planner_turns[: num_turns + 1]] for one in (fork, root)]
-    results = [[turn.tool_result for turn in one.planner_turns[:num_turns]] for one in (fork, root)]
-    return prompts[0] == prompts[1] and [r and r.text for r in results[0]] == [r and r.text for r in results[1]]
 
 
 # --- the table -------------------------------------------------------------------------------------------

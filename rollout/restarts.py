@@ -21,7 +21,7 @@ class Anchor:
 
 def choose_anchor(group: TrajectoryGroup, config: Forks, *, seed: int) -> Anchor | None:
     """The same for the same group and seed; None where no attempt has a beginning to go on from."""
-    places = list(_anywhere(group) if isinstance(config, RandomRestartsConfig) else _after_first_calls(group))
+    places = list(beginnings(group) if isinstance(config, RandomRestartsConfig) else after_first_calls(group))
     if not places:
         return None
     trajectory, num_turns = random.Random(f"anchor|{seed}|{group.id}").choice(places)
@@ -48,12 +48,14 @@ def most_turns(trajectory: Trajectory) -> int:
     return max(0, min(next(answers, len(turns)), len(turns) - 1))
 
 
-def _anywhere(group: TrajectoryGroup) -> Iterator[tuple[Trajectory, int]]:
+def beginnings(group: TrajectoryGroup) -> Iterator[tuple[Trajectory, int]]:
+    """All that leave a turn to sample, as an attempt and a number of its planner turns."""
     for trajectory in group.trajectories:
         yield from ((trajectory, num_turns) for num_turns in range(1, most_turns(trajectory) + 1))
 
 
-def _after_first_calls(group: TrajectoryGroup) -> Iterator[tuple[Trajectory, int]]:
+def after_first_calls(group: TrajectoryGroup) -> Iterator[tuple[Trajectory, int]]:
+    """Those of them that end with the attempt's first tool call that worked."""
     for trajectory in group.trajectories:
         worked = (at + 1 for at, turn in enumerate(trajectory.planner_turns) if _called(turn))
         num_turns = next(worked, None)
