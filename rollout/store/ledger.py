@@ -15,14 +15,13 @@ from typing import Any
 
 from rollout.store.choice import FamilyOf, nobody_chooses
 from rollout.store.ledger_file import LedgerError as LedgerError
-from rollout.store.ledger_mending import LedgerMending
+from rollout.store.ledger_mending import BROUGHT, LedgerMending
 from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, ReadyGroup, State
 
 SHOWN_UNTRAINED = 4
 """Of so many groups without signal per train step the bytes are kept, to be looked at."""
 
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
-_BROUGHT = ("worker", "settled_at", "num_right", "num_scored", "facts", "shown", "versions", "reported_step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +305,7 @@ class Ledger(LedgerMending, LedgerReading):
         with self._transaction():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
-                self._move(ordinal, state, "queued", **dict.fromkeys(_BROUGHT))
+                self._move(ordinal, state, "queued", **dict.fromkeys(BROUGHT))
                 self._drop(ordinal)
 
     # --- what it all adds up to ------------------------------------------------------------------

@@ -8,18 +8,8 @@ from rollout.store.ledger_file import LedgerError, LedgerFile
 from rollout.store.lifecycle import State, TrainedGroups, TrainedStep, group_id
 
 _IN_A_BATCH = "('in_batch', 'trained', 'refused')"
-_BROUGHT = (
-    "worker",
-    "settled_at",
-    "num_right",
-    "num_scored",
-    "facts",
-    "shown",
-    "versions",
-    "reported_step",
-    "step",
-    "reason",
-)
+BROUGHT = ("worker", "settled_at", "num_right", "num_scored", "facts", "shown", "versions", "reported_step")
+"""What an attempt brought; a group that is queued again has none of it."""
 _NAMED = 8
 """So many groups are named in a message."""
 
@@ -120,7 +110,7 @@ class LedgerMending(LedgerFile):
         if self._scalar("SELECT EXISTS (SELECT 1 FROM payloads WHERE ordinal = ?)", (ordinal,)):
             self._set(ordinal, state="ready", step=None, reason=None)
         else:
-            self._set(ordinal, state="queued", **dict.fromkeys(_BROUGHT))
+            self._set(ordinal, state="queued", **dict.fromkeys((*BROUGHT, "step", "reason")))
 
     def _set(self, ordinal: int, **columns: Any) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
