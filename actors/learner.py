@@ -13,7 +13,7 @@ from learner.learner import Learner
 from learner.packing import build_batch
 from learner.samples import build_sample
 from learner.types import StepResult
-from reward.credit import CreditedStep, credit_parts, group_samples
+from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
 from reward.stored import scored_group_of
 from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
@@ -69,8 +69,13 @@ class LearnerCalls:
             policy_version=result.policy_version,
             metrics=result.metrics,
             skipped=result.skipped,
-            learner_logprobs=result.learner_logprobs,
             credit=credit,
+            turn_logprobs={
+                one.id: turn_logprobs(one, result.learner_logprobs[one.id], batch.version_ages)
+                for scored in groups
+                for one in scored.group.trajectories
+                if one.id in result.learner_logprobs
+            },
         )
 
     def publish(self, store: Any) -> int:

@@ -23,6 +23,7 @@ from reward.credit import CreditedStep, credit_parts
 from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup
 from rollout.buffer import Batch
+from rollout.numbers import packed_millionths
 from rollout.store.lifecycle import GroupCounts
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
@@ -86,8 +87,9 @@ def main() -> None:
     started = time.perf_counter()
     payloads = tuple(map(stored_group, groups))
     encoded = time.perf_counter()
-    decoded = tuple(map(scored_group_of, payloads))
+    parsed = tuple(map(scored_group_of, payloads))
     read = time.perf_counter()
+    assert parsed == tuple(groups)
     batch = Batch(
         step=1,
         payloads=payloads,
@@ -101,8 +103,8 @@ def main() -> None:
     result = CreditedStep(
         policy_version=2,
         metrics={},
-        learner_logprobs={
-            one.id: np.concatenate([np.float32(turn.completion.logprobs) + 0.001 for turn in one.turns])
+        turn_logprobs={
+            one.id: [packed_millionths(np.array(turn.completion.logprobs) + 0.001) for turn in one.turns]
             for scored in groups
             for one in scored.group.trajectories
         },
@@ -111,7 +113,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="agentflow-") as parent:
         folder = RunFolder.create(RunConfig(output_dir=parent, name="run"))
         begun = time.perf_counter()
-        folder.log_step(1, step_records(batch, decoded, result), version_ages=batch.version_ages)
+        lines = step_records(batch, payloads, result)
+        folder.log_step(1, lines, version_ages=batch.version_ages, num_trained=result.num_trajectories)
         handed_over = time.perf_counter()
         folder.catch_up()
         written = time.perf_counter()
@@ -120,7 +123,7 @@ def main() -> None:
     num = options.groups * options.size * options.turns * options.tokens
     stored = sum(map(len, payloads)) / num
     print(f"payloads: {stored:.1f} bytes per token, written in {encoded - started:.2f} s by workers")
-    print(f"decoding in a thread: {read - encoded:.2f} s")
+    print(f"parsing, as the learner does: {read - encoded:.2f} s")
     print(f"loop: {handed_over - begun:.4f} s; records in a thread: {written - begun:.2f} s")
     print(f"{TRAJECTORIES}: {num_bytes / 1e6:.1f} MB, {num_bytes / num:.1f} bytes per token")
 

@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import ray
 
 from actors.learner import LearnerCalls
@@ -31,6 +30,7 @@ from reward.prm.step_text import StepText
 from reward.types import ScoredGroup, StepScores
 from rollout.buffer import Admission, Batch, WorkerStatus
 from rollout.concurrency import WorkerReading
+from rollout.numbers import packed_millionths
 from rollout.store.lifecycle import GroupResult, Lease, Permit
 
 NUM_PREPARED = 16
@@ -170,16 +170,16 @@ class SteppingLearner(SimulatedLearner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCredit:
-    """What a learner says of the groups that were prepared: its log-probs by trajectory, the credit by group."""
+    """What a learner says of the prepared groups: its log-probs by trajectory and turn, the credit by group."""
 
-    logprobs: Mapping[str, np.ndarray]
+    logprobs: Mapping[str, Sequence[str | None]]
     credit: Mapping[str, CreditParts]
 
     def of(self, num_groups: int) -> "PreparedCredit":
         """As much of it as so many groups bring: those after the first ones under names that nobody asks for."""
         rounds = range(-(-num_groups // NUM_PREPARED))
         return PreparedCredit(
-            logprobs={_again(name, one): values.copy() for one in rounds for name, values in self.logprobs.items()},
+            logprobs={_again(name, one): list(values) for one in rounds for name, values in self.logprobs.items()},
             credit={_again(name, one): deepcopy(parts) for one in rounds for name, parts in self.credit.items()},
         )
 
@@ -210,8 +210,8 @@ class PacedLearner(LearnerCalls):
         return CreditedStep(
             policy_version=result.policy_version,
             metrics=result.metrics,
-            learner_logprobs=self._prepared.logprobs,
             credit=self._prepared.credit,
+            turn_logprobs=self._prepared.logprobs,
         )
 
 
@@ -276,7 +276,7 @@ def prepared_results(groups: Sequence[ScoredGroup], load: Load) -> list[GroupRes
 def prepared_credit(groups: Sequence[ScoredGroup]) -> PreparedCredit:
     return PreparedCredit(
         logprobs={
-            one.id: np.concatenate([np.array(turn.completion.logprobs, dtype=np.float32) for turn in one.planner_turns])
+            one.id: [packed_millionths(turn.completion.logprobs) for turn in one.turns]
             for scored in groups
             for one in scored.group.trajectories
         },

@@ -39,7 +39,7 @@ from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
-from ray_jobs.run.step_records import StoredGroups, step_records
+from ray_jobs.run.step_records import StepGroups, step_records
 from ray_jobs.run.summary import summarize
 from ray_jobs.run.supervisor import LearnerLostError, Supervisor
 from rollout.store.lifecycle import NOTHING_TRAINED
@@ -99,7 +99,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     if (batch := rollouts.get(cut, f"the groups of step {step}")) is None:
         return False
     batched = time.perf_counter()
-    groups = StoredGroups(payloads)
+    groups = StepGroups(payloads, parse=actors.uses_prm)
     prm_weight = training.monitor.prm_weight
     result = rollouts.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
     trained = time.perf_counter()
@@ -109,9 +109,10 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
     )
     metrics = step_metrics(batch, result, times, rollouts.readings())
-    metrics |= watch_prm(run, groups, step, prm_weight)
+    metrics |= watch_prm(run, groups.scored(), step, prm_weight)
     run.log_metrics(step, metrics)
-    run.folder.log_step(step, step_records(batch, groups, result), version_ages=batch.version_ages)
+    lines = step_records(batch, groups, result)
+    run.folder.log_step(step, lines, version_ages=batch.version_ages, num_trained=result.num_trajectories)
     alarms = training.add(metrics)
     run.tell(batch.warning, result.skipped, training.news(), *(alarms if actors.uses_prm else ()))
     if config.evaluates_after(step):

@@ -3,14 +3,17 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from configs.reward import Credit
 from learner.advantages import group_normalized, outcome_gated
 from learner.samples import build_samples
-from learner.types import StepResult, TrainingSample
+from learner.types import TrainingSample
 from reward.types import PrmError, ScoredGroup
-from rollout.types import Turn
+from rollout.numbers import packed_millionths
+from rollout.types import Trajectory, Turn
 
 VALID_FLOOR = 0.05
 
@@ -60,7 +63,8 @@ class CreditParts:
 
     `totals` spreads over the trajectories' total rewards, `scores` over the group's scored steps. Per trajectory, one
     number per planner turn: `advantages`, the `outcomes` and `processes` that add up to them, and the mapped
-    `step_rewards` (None: not scored).
+    `step_rewards` (None: not scored). `same_steps`, per planner turn, are the advantages of all attempts that made this
+    very step; `by_action` spreads over the scored valid steps of each action.
     """
 
     scheme: Credit
@@ -71,6 +75,8 @@ class CreditParts:
     outcomes: list[list[float]]
     processes: list[list[float]]
     step_rewards: list[list[float | None]]
+    same_steps: list[list[list[float]]]
+    by_action: Mapping[str, Spread]
 
 
 def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> CreditParts:
@@ -93,14 +99,44 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
             for both in zip(advantages, outcomes, strict=True)
         ],
         step_rewards=rewards,
+        same_steps=_same_steps(scored, advantages),
+        by_action=_scores_by_action(scored, rewards),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreditedStep(StepResult):
-    """A train step with the credit that it was trained on, by group."""
+class CreditedStep:
+    """A train step with all that explains it. `policy_version`, `metrics` and `skipped` are those of its `StepResult`.
+    `credit` is, by group, what was trained on. `turn_logprobs` are the learner's, by trajectory and turn: packed
+    strings (`rollout.numbers`), with nan at tokens that were too old to be trained; None for a turn that was not."""
 
+    policy_version: int
+    metrics: Mapping[str, float]
+    skipped: str | None = None
     credit: Mapping[str, CreditParts]
+    turn_logprobs: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+
+    @property
+    def num_trajectories(self) -> int:
+        return sum(len(parts.advantages) for parts in self.credit.values())
+
+
+def turn_logprobs(trajectory: Trajectory, logprobs: np.ndarray, version_ages: Mapping[int, int]) -> list[str | None]:
+    """Of the learner's log-probs of a trajectory's trained tokens, `[num_loss_tokens]`, those of each turn, as
+    `CreditedStep` has them. A token is too old where its version has no age in the batch."""
+    found: list[str | None] = []
+    at = 0
+    for turn in trajectory.turns:
+        if turn.role != "planner" or not turn.trainable:
+            found.append(None)
+            continue
+        values = np.full(len(turn.completion.token_ids), np.nan)
+        trained = np.flatnonzero([version in version_ages for version in turn.completion.token_versions])
+        own = logprobs[at : at + len(trained)]
+        values[trained[: len(own)]] = own
+        at += len(own)
+        found.append(packed_millionths(values))
+    return found
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -112,7 +148,7 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(num=num, mean=mean, std=math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (num - 1)))
 
 
-def same_steps(scored: ScoredGroup, advantages: Sequence[Sequence[float]]) -> list[list[list[float]]]:
+def _same_steps(scored: ScoredGroup, advantages: Sequence[Sequence[float]]) -> list[list[list[float]]]:
     """Per trajectory and planner turn: the advantages of all attempts, its own among them, that made this decision in
     this state, that is after the same prompt token for token. Attempts that could not be scored are left out."""
     made: dict[Hashable, list[float]] = defaultdict(list)
@@ -124,7 +160,7 @@ def same_steps(scored: ScoredGroup, advantages: Sequence[Sequence[float]]) -> li
     return [[made[_decision(turn)] for turn in trajectory.planner_turns] for trajectory in trajectories]
 
 
-def scores_by_action(scored: ScoredGroup, rewards: Sequence[Sequence[float | None]]) -> Mapping[str, Spread]:
+def _scores_by_action(scored: ScoredGroup, rewards: Sequence[Sequence[float | None]]) -> Mapping[str, Spread]:
     """Mapped step rewards of the group's valid steps, by action: the pool that a step is credited against holds all
     actions, and some score higher than others."""
     found: dict[str, list[float]] = defaultdict(list)

@@ -1,12 +1,13 @@
 """Trajectories as JSON lines, for reading why a step got its reward.
 
-A line's turns come last: what stands before them, the head, is short, so that a reader can list a long file without
-reading what was said in it.
+A line is a head, then its turns, then what the learner said of their tokens. The head is short, so that a reader can
+list a long file without reading what was said in it, and turns are taken over from one file to another as bytes.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
-from rollout.numbers import packed, packed_millionths, unpacked
+from rollout.numbers import packed, unpacked
 from rollout.store.disk import named
 from rollout.types import Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
@@ -25,7 +26,11 @@ PACKED = ("prompt_token_ids", "token_ids", "logprobs", "learner_logprobs")
 """The fields of a turn whose numbers are packed (`rollout.numbers`)."""
 
 TURNS = b', "turns": ['
-"""Ends the head of a line. Within a text of the head every quotation mark has a backslash before it."""
+"""Ends the head of a line. Within a text every quotation mark has a backslash before it."""
+
+LEARNER = b', "learner_logprobs": ['
+"""Ends the turns of a line, where it is there. The field has a packed string for each turn, None for one that was not
+trained."""
 
 
 def trajectory_record(
@@ -35,12 +40,9 @@ def trajectory_record(
     phase: str,
     step: int | None,
     more: Mapping[str, Any] = MappingProxyType({}),
-    exact: bool = True,
 ) -> dict[str, Any]:
     """Everything known of a trajectory, ready for JSON; tokens and log-probs are packed (`rollout.numbers`). `reward`
-    None: it could not be scored. `more` goes into the head. Unless `exact`, log-probs have six digits after the
-    point."""
-    pack = packed if exact else packed_millionths
+    None: it could not be scored. `more` goes into the head."""
     versions = [version for turn in trajectory.planner_turns for version in turn.completion.token_versions]
     return {
         "id": trajectory.id,
@@ -60,14 +62,14 @@ def trajectory_record(
         "versions": [min(versions), max(versions)] if versions else None,
         **more,
         "turns": [
-            _turn_record(turn, before) | {"logprobs": pack(turn.completion.logprobs)}
+            _turn_record(turn, before)
             for turn, before in zip(trajectory.turns, _planner_turns_before(trajectory), strict=True)
         ],
     }
 
 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `trajectory_record` wrote down; of an exact record log-probs to the last bit. Numbers may
+    """The trajectory that `trajectory_record` wrote down; log-probs to the last bit. Numbers may
     stand in plain lists, as earlier releases wrote them."""
     turns: list[Turn] = []
     so_far: tuple[int, ...] = ()
@@ -101,12 +103,21 @@ def _own_scoring(task: Task) -> dict[str, Any]:
 
 
 def readable(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with plain lists in the place of packed numbers; None where there is none."""
-    for turn in record["turns"]:
+    """The record with plain lists in the place of packed numbers, and the learner's log-probs within the turns; None
+    where there is none."""
+    for turn in whole(record)["turns"]:
         for name in PACKED:
             if isinstance(turn.get(name), str):
                 numbers = unpacked(turn[name])
                 turn[name] = [None if number != number else number for number in numbers.tolist()]
+    return record
+
+
+def whole(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the learner's log-probs within the turns, where earlier releases wrote them."""
+    for turn, logprobs in zip(record["turns"], record.pop("learner_logprobs", ()), strict=False):
+        if logprobs is not None:
+            turn["learner_logprobs"] = logprobs
     return record
 
 
@@ -119,6 +130,51 @@ def head_of(line: bytes) -> dict[str, Any]:
 def line_of(record: Mapping[str, Any]) -> bytes:
     """With its end. Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark."""
     return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A line in two parts: the `head` for reading and changing, the `turns` as they stand in the file, from their
+    brackets' opening to their closing. `learner_logprobs` are packed, one string for each turn or None."""
+
+    head: Mapping[str, Any]
+    turns: bytes
+    learner_logprobs: Sequence[str | None] | None = None
+
+    @classmethod
+    def of(cls, line: bytes) -> "RecordLine":
+        """Of a line that `exact_line` made."""
+        end = line.index(TURNS)
+        return cls(head=json.loads(line[:end] + b"}"), turns=line[end + len(TURNS) - 1 : line.rindex(b"}")])
+
+    def line(self) -> bytes:
+        """As `line_of` the record."""
+        head = json.dumps(self.head, ensure_ascii=False).encode(errors="replace")
+        turns = self.turns if HALF not in self.turns else _dumped(json.loads(self.turns))
+        parts = [head[:-1], TURNS[:-1], turns]
+        if self.learner_logprobs is not None:
+            parts += [LEARNER[:-1], json.dumps(self.learner_logprobs).encode()]
+        return b"".join((*parts, b"}\n"))
+
+    def record(self) -> dict[str, Any]:
+        """All of it, parsed."""
+        record = {**self.head, "turns": json.loads(self.turns)}
+        if self.learner_logprobs is not None:
+            record["learner_logprobs"] = self.learner_logprobs
+        return whole(record)
+
+
+HALF = b"\\ud"
+"""Stands in every half of a surrogate pair, and in next to nothing else."""
+
+
+def exact_line(record: Mapping[str, Any]) -> bytes:
+    """With its end; as `line_of`, but half a surrogate pair is kept, by its number."""
+    return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -186,6 +242,7 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
         "continues": continues,
         "prompt_token_ids": packed(turn.prompt_token_ids[len(before) if continues else 0 :]),
         "token_ids": packed(completion.token_ids),
+        "logprobs": packed(completion.logprobs),
         "served": _counts(completion) if isinstance(completion, TextCompletion) else None,
     }
 

@@ -52,19 +52,26 @@ class StepTexts:
     def __init__(self) -> None:
         self._kept: dict[str, Record] = {}
 
+    def wants(self, head: Record) -> bool:
+        """Whether the record with this head is one of those two."""
+        groups = {one["group_id"] for one in self._kept.values()}
+        return (
+            head.get("verdict") == "trained"
+            and head["outcome"] is not None
+            and groups <= {head["group_id"]}
+            and _text_of(head) not in self._kept
+        )
+
     def add(self, record: Record) -> None:
-        if record.get("verdict") == "trained":
-            self._look_at(record)
+        self._kept[_text_of(record)] = record
 
     def texts(self) -> dict[str, str]:
         """Markdown by the names of `TEXTS`."""
         return {name: markdown_of(record) for name, record in self._kept.items()}
 
-    def _look_at(self, record: Record) -> None:
-        groups = {one["group_id"] for one in self._kept.values()}
-        if record["outcome"] is not None and groups <= {record["group_id"]}:
-            name = "trajectories/right" if record["outcome"] == 1.0 else "trajectories/wrong"
-            self._kept.setdefault(name, record)
+
+def _text_of(head: Record) -> str:
+    return "trajectories/right" if head["outcome"] == 1.0 else "trajectories/wrong"
 
 
 def markdown_of(record: Record) -> str:
@@ -127,6 +134,8 @@ def _number(value: float | None, *, signed: bool = False) -> str:
 
 MAX_LOG_RATIO = 20.0
 NUM_BUCKETS = 30
+MOST_COUNTED = 256
+"""Trajectories of a step: thousands of tokens, which show a distribution as well as all of them."""
 
 HISTOGRAMS: Mapping[str, str] = {
     "steps/advantage": "Advantage of each planner step",
@@ -145,16 +154,21 @@ _WHOLE = {"steps/tokens", "trajectories/steps", "tokens/staleness"}
 
 
 class StepDistributions:
-    """Looks at the records of one step, one by one. `version_ages` are those of their batch."""
+    """Looks at the records of one step, one by one. `version_ages` are those of their batch. Of `num_trained` that were
+    trained it counts `MOST_COUNTED` at most, evenly spread."""
 
-    def __init__(self, version_ages: Mapping[int, int]) -> None:
+    def __init__(self, version_ages: Mapping[int, int], num_trained: int = 0) -> None:
         self._version_ages = version_ages
+        self._every = max(1, math.ceil(num_trained / MOST_COUNTED))
+        self._num_seen = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
-    def add(self, record: Record) -> None:
-        """Counted if it was trained."""
-        if record.get("verdict") == "trained":
-            self._add(record)
+    def wants(self, head: Record) -> bool:
+        """Whether the record with this head, the next one of the step, is counted."""
+        if head.get("verdict") != "trained":
+            return False
+        self._num_seen += 1
+        return (self._num_seen - 1) % self._every == 0
 
     def histograms(self) -> dict[str, np.ndarray]:
         """By the names of `HISTOGRAMS`, those with anything in them: `[K, 3]`, left edge, right edge and count of
@@ -162,7 +176,7 @@ class StepDistributions:
         made = ((name, _buckets(parts, whole=name in _WHOLE)) for name, parts in self._values.items())
         return {name: buckets for name, buckets in made if buckets is not None}
 
-    def _add(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
         self._count("trajectories/steps", [len(turns)])
         self._count("steps/advantage", record["advantages"])

@@ -25,7 +25,7 @@ from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
-from rollout.records import TOKENIZER, head_of, line_of, read_records, whole_lines
+from rollout.records import TOKENIZER, RecordLine, head_of, line_of, read_records, whole_lines
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
 
 LEASE_S = 120.0
@@ -256,23 +256,26 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         with _writing(self.path / TENSORBOARD):
             self._board.add_scalars(step, metrics)
 
-    def log_step(self, step: int, records: Iterable[Mapping[str, Any]], *, version_ages: Mapping[int, int]) -> None:
-        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's. Returns at
-        once: the records are made and written in a thread. What fails there is raised by the next call, by `catch_up`,
-        or when the folder is closed."""
-        self._backlog.add(partial(self._log_step, step, records, version_ages))
+    def log_step(
+        self, step: int, lines: Iterable[RecordLine], *, version_ages: Mapping[int, int], num_trained: int = 0
+    ) -> None:
+        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's; for
+        `num_trained` see `StepDistributions`. Returns at once: the records are made and written in a thread. What fails
+        there is raised by the next call, by `catch_up`, or when the folder is closed."""
+        self._backlog.add(partial(self._log_step, step, lines, StepDistributions(version_ages, num_trained)))
 
     def catch_up(self) -> None:
         """Returns when everything that was logged is written."""
         self._backlog.finish()
 
-    def _log_step(self, step: int, records: Iterable[Mapping[str, Any]], version_ages: Mapping[int, int]) -> None:
-        distributions, texts = StepDistributions(version_ages), StepTexts()
+    def _log_step(self, step: int, lines: Iterable[RecordLine], distributions: StepDistributions) -> None:
+        texts = StepTexts()
         with _writing(self.path / TRAJECTORIES):
-            for record in records:
-                distributions.add(record)
-                texts.add(record)
-                self._trajectories.write(line_of(record))
+            for line in lines:
+                self._trajectories.write(line.line())
+                for looking in (distributions, texts):
+                    if looking.wants(line.head):
+                        looking.add(line.record())
             self._trajectories.flush()
         with _writing(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())

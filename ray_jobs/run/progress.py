@@ -9,7 +9,6 @@ import ray
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from learner.types import StepResult
 from ray_jobs.metrics.advice import hints
 from ray_jobs.metrics.bottleneck import (
     Limit,
@@ -22,6 +21,7 @@ from ray_jobs.metrics.bottleneck import (
     verdict_metrics,
 )
 from ray_jobs.run.actors import RunActors
+from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
 from reward.restarts import restart_metrics
 from reward.statistics import RolloutStatistics, statistics_of
@@ -42,7 +42,7 @@ class StepTimes:
 
 
 def step_metrics(
-    batch: Batch, result: StepResult, times: StepTimes, readings: Sequence[WorkerReading]
+    batch: Batch, result: CreditedStep, times: StepTimes, readings: Sequence[WorkerReading]
 ) -> dict[str, float]:
     """A train step's metrics under their stable names."""
     counts, facts = batch.counts, batch.facts

@@ -2,116 +2,87 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 import ray
 
-from reward.credit import CreditedStep, same_steps, scores_by_action
-from reward.stored import scored_group_of
+from reward.credit import CreditedStep
+from reward.stored import StoredGroup, scored_group_of
 from reward.types import ScoredGroup
 from rollout.buffer import Batch
-from rollout.numbers import packed_millionths
-from rollout.records import trajectory_record
-from rollout.types import Trajectory
+from rollout.records import RecordLine
 
 DIGITS = 6
 """Of advantages and scores so many digits after the point are written."""
 
 
-class StoredGroups(Iterable[ScoredGroup]):
-    """The groups that a reference to their bytes stands for: fetched and parsed in a thread, from the moment that this
-    is made, while the learner trains on them. Who asks for them waits until that is done."""
+class StepGroups(Iterable[bytes]):
+    """The groups that a reference to their bytes stands for, fetched in a thread from the moment that this is made,
+    while the learner trains on them. Who asks for them waits until that is done."""
 
-    def __init__(self, payloads: Any) -> None:
+    def __init__(self, payloads: Any, *, parse: bool) -> None:
+        """`parse`: somebody will ask for `scored`, and it is made in the thread, too."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
-        self._groups = thread.submit(lambda: tuple(map(scored_group_of, ray.get(payloads))))
+        self._payloads = thread.submit(ray.get, payloads)
+        self._scored = thread.submit(lambda: tuple(map(scored_group_of, self._payloads.result() if parse else ())))
         thread.shutdown(wait=False)
 
-    def __iter__(self) -> Iterator[ScoredGroup]:
-        return iter(self._groups.result())
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._payloads.result())
+
+    def scored(self) -> tuple[ScoredGroup, ...]:
+        """None at all unless they were to be parsed."""
+        return self._scored.result()
 
 
-def step_records(batch: Batch, groups: Iterable[ScoredGroup], result: CreditedStep) -> Iterator[dict[str, Any]]:
+def step_records(batch: Batch, payloads: Iterable[bytes], result: CreditedStep) -> Iterator[RecordLine]:
     """All groups of the step's batch, with the credit that the learner gave, then those few without signal that the
-    ledger kept bytes of."""
-    for scored in groups:
-        yield from _batch_records(scored, batch, result)
+    ledger kept bytes of. Turns stay the bytes that a worker wrote."""
+    for payload in payloads:
+        yield from _trained_lines(StoredGroup.of(payload), batch.step, result)
     for verdict, reason, payload in batch.untrained:
-        yield from _untrained_records(scored_group_of(payload), batch.step, verdict, reason)
+        yield from _untrained_lines(StoredGroup.of(payload), batch.step, verdict, reason)
 
 
-def _batch_records(scored: ScoredGroup, batch: Batch, result: CreditedStep) -> Iterator[dict[str, Any]]:
-    parts = result.credit[scored.group.id]
+def _trained_lines(group: StoredGroup, step: int, result: CreditedStep) -> Iterator[RecordLine]:
+    parts = result.credit[group.id]
     shared = _verdict(result) | {
         "credit": {
             "scheme": parts.scheme,
             "weight": parts.weight,
             "totals": asdict(parts.totals),
             "scores": asdict(parts.scores),
-            "by_action": {
-                action: asdict(spread) for action, spread in scores_by_action(scored, parts.step_rewards).items()
-            },
+            "by_action": {action: asdict(spread) for action, spread in parts.by_action.items()},
         },
     }
-    if scored.anchor is not None:
-        shared["anchor"] = asdict(scored.anchor)
-    same = same_steps(scored, parts.advantages)
-    for index, trajectory in enumerate(scored.group.trajectories):
+    if group.anchor is not None:
+        shared["anchor"] = asdict(group.anchor)
+    for index in range(len(group.lines)):
         more = shared | {
-            "outcome": scored.rewards[index].outcome,
+            "outcome": group.rewards[index].outcome,
             "advantages": _rounded(parts.advantages[index]),
             "outcome_parts": _rounded(parts.outcomes[index]),
             "process_parts": _rounded(parts.processes[index]),
             "step_rewards": _rounded(parts.step_rewards[index]),
-            "same_steps": [_rounded(values) for values in same[index]],
+            "same_steps": [_rounded(values) for values in parts.same_steps[index]],
         }
-        record = _record(scored, index, batch.step, more)
-        logprobs = result.learner_logprobs.get(trajectory.id)
-        if logprobs is not None:
-            for turn, values in zip(record["turns"], _turn_logprobs(trajectory, logprobs, batch), strict=True):
-                if values is not None:
-                    turn["learner_logprobs"] = packed_millionths(values)
-        yield record
-    if scored.roots is not None:
-        yield from _untrained_records(scored.roots, batch.step, "all_wrong", "forks are trained on in its place")
+        line = _line(group, index, step, more)
+        yield replace(line, learner_logprobs=result.turn_logprobs.get(line.head["id"]))
+    if group.roots is not None:
+        yield from _untrained_lines(group.roots, step, "all_wrong", "forks are trained on in its place")
 
 
-def _untrained_records(scored: ScoredGroup, step: int, verdict: str, reason: str) -> Iterator[dict[str, Any]]:
-    for index, reward in enumerate(scored.rewards):
-        yield _record(scored, index, step, {"verdict": verdict, "reason": reason, "outcome": reward.outcome})
+def _untrained_lines(group: StoredGroup, step: int, verdict: str, reason: str) -> Iterator[RecordLine]:
+    for index, reward in enumerate(group.rewards):
+        yield _line(group, index, step, {"verdict": verdict, "reason": reason, "outcome": reward.outcome})
 
 
-def _record(scored: ScoredGroup, index: int, step: int, more: Mapping[str, Any]) -> dict[str, Any]:
+def _line(group: StoredGroup, index: int, step: int, more: Mapping[str, Any]) -> RecordLine:
     """Of the trajectory at `index`, with the PRM's scores where it has some."""
-    scores, trajectory = scored.step_scores, scored.group.trajectories[index]
+    line, scores = RecordLine.of(group.lines[index]), group.step_scores
     judged = {} if scores is None else {"prm_scores": list(scores.raw[index]), "prm_digest": scores.prm_digest}
-    return trajectory_record(
-        trajectory,
-        reward=scored.rewards[index].total,
-        phase="train",
-        step=step,
-        more={**more, **judged},
-        exact=False,
-    )
-
-
-def _turn_logprobs(trajectory: Trajectory, logprobs: np.ndarray, batch: Batch) -> Iterator[np.ndarray | None]:
-    """The learner's for each turn, nan at tokens that were not trained: too old. None for turns that are not the
-    planner's."""
-    at = 0
-    for turn in trajectory.turns:
-        if turn.role != "planner" or not turn.trainable:
-            yield None
-            continue
-        values = np.full(len(turn.completion.token_ids), np.nan)
-        versions = turn.completion.token_versions
-        trained = np.flatnonzero([version in batch.version_ages for version in versions])
-        own = logprobs[at : at + len(trained)]
-        values[trained[: len(own)]] = own
-        at += len(own)
-        yield values
+    return replace(line, head={**line.head, "step": step, **more, **judged})
 
 
 def _verdict(result: CreditedStep) -> dict[str, Any]:

@@ -7,11 +7,12 @@ import torch
 
 from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
-from learner.types import StepResult, TrainBatch
+from learner.types import TrainBatch
 from ray_jobs.metrics.bottleneck import LIMITS
 from ray_jobs.metrics.pages import PAGE, metrics_page
 from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE, LOGGED
 from ray_jobs.run.progress import StepTimes, step_metrics
+from reward.credit import CreditedStep
 from rollout.buffer import Batch
 from rollout.store.lifecycle import GroupCounts
 
@@ -56,7 +57,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
         warning=None,
     )
     times = StepTimes(wait_s=1.0, train_s=1.0, publish_s=1.0, step_s=3.0)
-    row = step_metrics(batch, StepResult(policy_version=1, metrics=policy), times, [])
+    row = step_metrics(batch, CreditedStep(policy_version=1, metrics=policy, credit={}), times, [])
     assert row.keys() <= BY_NAME.keys()
     mix = {name: value for name, value in row.items() if name.startswith("mix/")}
     assert mix == {"mix/lookup": 0.375, "mix/chain": 0.125, "mix/branch": 0.0}

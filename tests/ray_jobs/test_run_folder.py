@@ -11,7 +11,7 @@ from ray_jobs.cli import main
 from ray_jobs.run import provenance
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
-from rollout.records import read_records
+from rollout.records import RecordLine, read_records
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
@@ -170,7 +170,7 @@ def test_full_disk_is_one_clear_error(tmp_path, name, write):
 
 
 def train_row(step):
-    return {"id": f"{step}", "phase": "train", "step": step, "turns": []}
+    return RecordLine(head={"id": f"{step}", "phase": "train", "step": step}, turns=b"[]")
 
 
 def slow_rows(step, gate):

@@ -10,7 +10,7 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.step_records import step_records
-from reward.credit import CreditedStep, credit_parts
+from reward.credit import CreditedStep, credit_parts, turn_logprobs
 from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
@@ -55,12 +55,12 @@ def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     )
 
 
-def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
+def make_batch(*scored, untrained=()):
     return Batch(
         step=3,
         payloads=tuple(map(stored_group, scored)),
         untrained=untrained,
-        version_ages=dict.fromkeys(versions, 0),
+        version_ages=dict.fromkeys((0, 1, 2), 0),
         facts={},
         bias={},
         counts=GroupCounts(),
@@ -70,8 +70,7 @@ def make_batch(*scored, untrained=(), versions=(0, 1, 2)):
 
 def shown(batch, result):
     """As the file has them."""
-    made = step_records(batch, map(scored_group_of, batch.payloads), result)
-    return [readable(json.loads(line_of(one))) for one in made]
+    return [readable(json.loads(one.line())) for one in step_records(batch, batch.payloads, result)]
 
 
 def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.5, skipped=None):
@@ -79,10 +78,8 @@ def records(batch, *, logprobs=None, credit: Credit = "outcome_gated", weight=0.
         scored.group.id: credit_parts(scored, credit=credit, prm_weight=weight)
         for scored in map(scored_group_of, batch.payloads)
     }
-    result = CreditedStep(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {}, credit=parts)
-    return [
-        readable(json.loads(line_of(one))) for one in step_records(batch, map(scored_group_of, batch.payloads), result)
-    ]
+    result = CreditedStep(policy_version=4, metrics={}, skipped=skipped, turn_logprobs=logprobs or {}, credit=parts)
+    return shown(batch, result)
 
 
 def test_an_advantage_is_its_outcome_part_and_its_process_part():
@@ -104,11 +101,7 @@ def test_what_is_shown_is_the_credit_that_was_trained_on_and_not_computed_again(
     scored = make_scored(make_trajectory(0), make_trajectory(1))
     trained = replace(credit_parts(scored, credit="outcome", prm_weight=0.0), advantages=[[0.125], [-0.25]])
     result = CreditedStep(policy_version=4, metrics={}, credit={scored.group.id: trained})
-    batch = make_batch(scored)
-    shown = [
-        readable(json.loads(line_of(one))) for one in step_records(batch, map(scored_group_of, batch.payloads), result)
-    ]
-    assert [one["advantages"] for one in shown] == [[0.125], [-0.25]]
+    assert [one["advantages"] for one in shown(make_batch(scored), result)] == [[0.125], [-0.25]]
 
 
 def test_records_of_a_refused_batch_say_why_and_name_no_version():
@@ -127,8 +120,9 @@ def test_without_scores_all_of_it_is_the_outcome_whatever_the_recipe_says():
 def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
     """Version 1 sampled the first token, version 2 the second; tokens before version 2 were not trained."""
     trajectory = make_trajectory(0, 2, switches=(VersionSwitch(index=1, policy_version=2),))
-    batch = make_batch(make_scored(trajectory, make_trajectory(1)), versions=(2,))
-    first, second = records(batch, logprobs={"g/0": np.array([-2.25, -2.5], dtype=np.float32)})
+    by_turn = turn_logprobs(trajectory, np.array([-2.25, -2.5], dtype=np.float32), {2: 0})
+    batch = make_batch(make_scored(trajectory, make_trajectory(1)))
+    first, second = records(batch, logprobs={"g/0": by_turn})
     assert [turn["learner_logprobs"] for turn in first["turns"]] == [[None, -2.25], [None, -2.5]]
     assert "learner_logprobs" not in second["turns"][0]
 
@@ -181,3 +175,21 @@ def test_mean_score_of_each_action_is_beside_the_mean_of_all():
     scored = make_scored(make_trajectory(0, 2), make_trajectory(1), raw=((0.9, 0.5), (0.1,)))
     by_action = records(make_batch(scored))[0]["credit"]["by_action"]
     assert by_action == {"think": {"num": 3, "mean": pytest.approx(0.525), "std": pytest.approx(0.38)}}
+
+
+@pytest.mark.parametrize(
+    "said", ["Äpfel 苹果 \U0001f34e", '", "turns": [', "half a pair \ud800", "\\ud800", "\u2028\r\n"]
+)
+def test_what_a_worker_wrote_is_taken_over_and_what_no_file_can_hold_is_a_question_mark(said):
+    turn = replace(make_turn((1, 2)), thought=said, tool_result=ToolResult(text=said))
+    trajectory = replace(make_trajectory(0), turns=(turn,), answer=said)
+    (line,) = step_records(
+        make_batch(untrained=(("all_wrong", "", stored_group(make_scored(trajectory, totals=(0.0,)))),)),
+        (),
+        CreditedStep(policy_version=4, metrics={}, credit={}),
+    )
+    shown_as = said.encode(errors="replace").decode()
+    record = json.loads(line.line())
+    assert (record["answer"], record["turns"][0]["thought"], record["turns"][0]["result"]) == (shown_as,) * 3
+    assert line.line() == line_of(record)
+    assert line.record()["turns"][0]["thought"] == said

@@ -14,6 +14,7 @@ from configs.loading import load_run_config
 from ray_jobs.metrics.table import BY_NAME
 from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS, Board, StepDistributions, StepTexts, markdown_of, plain
 from ray_jobs.run.folder import RunFolder
+from rollout.records import RecordLine, exact_line
 
 HOSTILE = (
     "<script>alert(1)</script> ![x](http://evil.test/a.png) [y](javascript:alert(2)) <http://evil.test> **b** | c | "
@@ -86,13 +87,14 @@ AGES = {1: 2, 2: 1, 3: 0}
 
 
 def as_written(record):
-    return record
+    return RecordLine.of(exact_line(record))
 
 
 def watched(*records, version_ages=AGES):
-    looking = StepDistributions(version_ages)
+    looking = StepDistributions(version_ages, len(records))
     for record in records:
-        looking.add(record)
+        if looking.wants(record):
+            looking.add(record)
     return looking.histograms()
 
 
@@ -167,6 +169,13 @@ def test_numbers_that_are_none_are_left_out():
     assert "steps/prm_score" not in found
 
 
+def test_of_a_large_step_a_part_is_counted_from_its_first_to_its_last():
+    """600 trajectories: every third one, 200 of them."""
+    records = [make_record(make_turn(), outcome=float(number)) for number in range(600)]
+    looking = StepDistributions(AGES, len(records))
+    assert [record["outcome"] for record in records if looking.wants(record)] == list(range(0, 600, 3))
+
+
 def test_histograms_and_texts_read_back_with_their_counts_and_descriptions(tmp_path):
     with make_folder(tmp_path) as folder:
         right, wrong = make_record(make_turn()), make_record(make_turn(), make_turn(), outcome=0.0)
@@ -193,7 +202,8 @@ def test_the_right_and_the_wrong_trajectory_are_siblings():
         make_record(make_turn(), group="g1", outcome=0.0, answer="third"),
     ]
     for record in records:
-        looking.add(record)
+        if looking.wants(record):
+            looking.add(record)
     assert {name: re.search(r"Answer\*\* (\w+)", shown)[1] for name, shown in looking.texts().items()} == {
         "trajectories/right": "first",
         "trajectories/wrong": "third",

@@ -9,8 +9,8 @@ import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.step_records import step_records
-from reward.credit import CreditedStep, credit_parts
-from reward.stored import scored_group_of, stored_group
+from reward.credit import CreditedStep, credit_parts, turn_logprobs
+from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import trajectory_record
@@ -101,10 +101,10 @@ def group_rows(scored, step, *, untrained=()):
         counts=GroupCounts(),
         warning=None,
     )
-    groups = tuple(map(scored_group_of, batch.payloads))
-    credit = {one.group.id: credit_parts(one, credit="outcome_gated", prm_weight=0.5) for one in groups}
-    result = CreditedStep(policy_version=step, metrics={}, learner_logprobs=drifted, credit=credit)
-    return step_records(batch, groups, result)
+    by_turn = {one.id: turn_logprobs(one, drifted[one.id], batch.version_ages) for one in scored.group.trajectories}
+    credit = {scored.group.id: credit_parts(scored, credit="outcome_gated", prm_weight=0.5)}
+    result = CreditedStep(policy_version=step, metrics={}, turn_logprobs=by_turn, credit=credit)
+    return (json.loads(one.line()) for one in step_records(batch, batch.payloads, result))
 
 
 def _logprobs(trajectory):
