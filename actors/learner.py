@@ -14,6 +14,7 @@ from learner.packing import build_batch
 from learner.samples import build_sample
 from learner.types import StepResult
 from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
+from reward.prm.fresh_error import fresh_error
 from reward.stored import scored_group_of
 from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
@@ -67,7 +68,7 @@ class LearnerCalls:
         result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
         return CreditedStep(
             policy_version=result.policy_version,
-            metrics=result.metrics,
+            metrics={**result.metrics, **fresh_error(groups)},
             skipped=result.skipped,
             credit=credit,
             turn_logprobs={

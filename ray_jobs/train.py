@@ -99,7 +99,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     if (batch := rollouts.get(cut, f"the groups of step {step}")) is None:
         return False
     batched = time.perf_counter()
-    groups = StepGroups(payloads, parse=actors.uses_prm)
+    groups = StepGroups(payloads)
     prm_weight = training.monitor.prm_weight
     result = rollouts.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
     trained = time.perf_counter()
@@ -109,7 +109,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
     )
     metrics = step_metrics(batch, result, times, rollouts.readings())
-    metrics |= watch_prm(run, groups.scored(), step, prm_weight)
+    metrics |= watch_prm(run, groups, step, prm_weight)
     run.log_metrics(step, metrics)
     lines = step_records(batch, groups, result)
     run.folder.log_step(step, lines, version_ages=batch.version_ages, num_trained=result.num_trajectories)

@@ -8,8 +8,7 @@ from typing import Any
 import ray
 
 from reward.credit import CreditedStep
-from reward.stored import StoredGroup, scored_group_of
-from reward.types import ScoredGroup
+from reward.stored import StoredGroup
 from rollout.buffer import Batch
 from rollout.records import RecordLine
 
@@ -21,19 +20,13 @@ class StepGroups(Iterable[bytes]):
     """The groups that a reference to their bytes stands for, fetched in a thread from the moment that this is made,
     while the learner trains on them. Who asks for them waits until that is done."""
 
-    def __init__(self, payloads: Any, *, parse: bool) -> None:
-        """`parse`: somebody will ask for `scored`, and it is made in the thread, too."""
+    def __init__(self, payloads: Any) -> None:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
         self._payloads = thread.submit(ray.get, payloads)
-        self._scored = thread.submit(lambda: tuple(map(scored_group_of, self._payloads.result() if parse else ())))
         thread.shutdown(wait=False)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._payloads.result())
-
-    def scored(self) -> tuple[ScoredGroup, ...]:
-        """None at all unless they were to be parsed."""
-        return self._scored.result()
 
 
 def step_records(batch: Batch, payloads: Iterable[bytes], result: CreditedStep) -> Iterator[RecordLine]:

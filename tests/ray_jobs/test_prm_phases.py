@@ -11,7 +11,9 @@ from ray_jobs.phases.prm import watch_prm
 from ray_jobs.phases.train_prm import learn_prm
 from reward.collected import CollectedGroups
 from reward.labels.labels import StepLabel, append_label
+from reward.prm.fresh_error import fresh_error
 from reward.prm.step_text import step_texts
+from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.types import TrajectoryGroup
 from tests.ray_jobs.view_world import make_trajectory, make_turn
@@ -57,14 +59,14 @@ def answers_at_once(monkeypatch):
 def watch():
     def watched(groups, *, step=1, prm=None):
         run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
-        return watch_prm(run, groups, step, 0.5)
+        return watch_prm(run, map(stored_group, groups), step, 0.5)
 
     return watched
 
 
-def test_error_against_the_plan_is_over_every_group_of_the_batch(watch):
+def test_error_against_the_plan_is_over_every_group_of_the_batch():
     groups = [make_group("g0", 0.6, 0.6), make_group("g1", 0.1, 0.1), make_group("g2", 0.0, None)]
-    assert watch(groups)["prm/rejudge_mse"] == pytest.approx((2 * 0.36 + 2 * 0.01 + 0) / 5)
+    assert fresh_error(groups) == {"prm/rejudge_mse": pytest.approx((2 * 0.36 + 2 * 0.01 + 0) / 5)}
 
 
 def test_without_a_prm_no_group_is_read():
@@ -72,16 +74,17 @@ def test_without_a_prm_no_group_is_read():
     assert watch_prm(run, iter([None]), 1, 0.5) == {}
 
 
-def test_groups_without_a_plan_or_without_scores_are_left_out(watch):
+def test_groups_without_a_plan_or_without_scores_are_left_out():
     groups = [make_group("g0", 0.9, task=UNPLANNED), make_group("g1", 0.2), make_group("g2", 0.9, scored=False)]
-    assert watch(groups)["prm/rejudge_mse"] == pytest.approx(0.04)
-    assert watch(groups[:1]) == {"prm/weight": 0.5}
-    assert watch(groups[2:]) == {}
+    assert fresh_error(groups) == {"prm/rejudge_mse": pytest.approx(0.04)}
+    assert fresh_error(groups[:1]) == {}
+    assert fresh_error(groups[2:]) == {}
 
 
 def test_canaries_are_asked_once_a_window_in_a_context_of_every_group(watch):
     groups, prm = [make_group("g0", 0.1, 0.1), make_group("g1", 0.1)], Canaries(0.2, 0.4)
-    assert "prm/canary_max" not in watch(groups, step=3, prm=prm)
+    groups.append(make_group("g2", 0.9, scored=False))
+    assert watch(groups, step=3, prm=prm) == {"prm/weight": 0.5}
     assert watch(groups, step=4, prm=prm)["prm/canary_max"] == 0.4
     assert prm.asked == ["g0/0", "g1/0"]
 
