@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.cluster import WORKER_GAUGES, set_gauges
+from actors.courier import Courier
 from actors.weight_follower import WeightFollower
 from configs.own import OwnCodeError, search_in
 from configs.run import RunConfig
@@ -50,6 +51,7 @@ class RolloutWorkerActor:
         self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, store, index)
+        self._courier = Courier(store)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
         self._running: dict[Lease, asyncio.Task[None]] = {}
         self._draining = False
@@ -168,7 +170,7 @@ class RolloutWorkerActor:
 
     async def _run_group(self, permit: Permit) -> None:
         try:
-            await self._store.complete.remote(permit.lease, await self._judged(permit))
+            await self._courier.bring(permit.lease, await self._judged(permit))
         finally:
             del self._running[permit.lease]
             self._show()

@@ -115,8 +115,9 @@ class StoreActor:
         await self._turns.turn()
         return admission
 
-    async def complete(self, lease: Lease, result: GroupResult) -> None:
-        await self._buffer.complete(lease, result)
+    async def complete(self, results: Sequence[tuple[Lease, GroupResult]]) -> None:
+        """Groups of one worker came back. Returns once all are written down."""
+        await asyncio.gather(*(self._buffer.complete(lease, result) for lease, result in results))
 
     async def release(self, worker: int, reason: str) -> Loss:
         """The worker left, or was lost."""

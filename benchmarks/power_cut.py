@@ -118,7 +118,7 @@ class Parts:
         task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
         group = await self._worker.run_group(task, name, self._config.rollout.group_size)
         result = group_result(await self._judge.judge(group), duration_s=0.0, prm_s=0.0)
-        await self.store.target.complete(permit.lease, result)
+        await self.store.target.complete([(permit.lease, result)])
 
     def end(self) -> None:
         """As when the process ends; what it had begun in a thread is waited for."""

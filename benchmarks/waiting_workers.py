@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from actors.courier import Courier
 from actors.learner import LearnerCalls
 from actors.weight_follower import WeightFollower
 from benchmarks.simulated_parts import GroupShape, SimulatedEngine, SimulatedLearner, SimulatedWorker
@@ -100,6 +101,7 @@ class WaitingWorker:
         self._read_at = time.monotonic()
         self._asked_at: float | None = None
         self._waited_s = 0.0
+        self._courier = Courier(store)
         self.follower = WeightFollower(SimulatedEngine(), store, index)
 
     async def run(self) -> None:
@@ -151,9 +153,7 @@ class WaitingWorker:
         try:
             await asyncio.sleep(self._load.group_s * self._random.uniform(0.5, 1.5))
             result = self._random.choice(self._results)
-            await self._store.complete.remote(
-                permit.lease, replace(result, versions={version: sum(result.versions.values())})
-            )
+            await self._courier.bring(permit.lease, replace(result, versions={version: sum(result.versions.values())}))
         finally:
             del self._running[permit.lease]
 

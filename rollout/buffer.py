@@ -90,7 +90,7 @@ class GroupBuffer:
     # --- called for workers ----------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus, *, patience_s: float = float("inf")) -> Admission:
-        """Permits for the capacity there is, at most for the worker's free places.
+        """Permits for the capacity there is, at most for the worker's free places and those that become free.
 
         Work that the worker does not know of, because the answer to an earlier call was lost, is given out first. A
         worker whose proven version is too old gets nothing. Waits for capacity; woken by a group that ended, a trained

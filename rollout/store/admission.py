@@ -36,7 +36,8 @@ class BufferSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker that asks for work: the version that it has proven, what it runs, and how much more it could."""
+    """A worker that asks for work: the version that it has proven, what it runs, and how much more it could. Of what it
+    runs some may end while it waits: then it is given work for these places, too."""
 
     worker: int
     policy_version: int
@@ -294,7 +295,8 @@ class AdmissionQueue:
             if waiter.answer.done():
                 continue
             running = self._admitter.num_running(worker) + by_worker[worker]
-            room = min(waiter.status.free_places - given[waiter], self._admitter.room(worker) - by_worker[worker])
+            places = waiter.status.free_places + len(waiter.status.running)
+            room = min(places - running, self._admitter.room(worker) - by_worker[worker])
             if room <= 0:
                 waiter.listed = False
             elif available <= num_suspects and not self._admitter.tries_suspects(worker):

@@ -117,7 +117,7 @@ def test_batch_is_two_references_of_which_the_small_one_has_no_payloads(store):
     status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=2)
     for permit in ray.get(store.admit.remote(status)).permits:
         result = GroupResult(ending="ready", payload=b"%d" % permit.ordinal, versions={0: 5}, facts={"groups": 1.0})
-        ray.get(store.complete.remote(permit.lease, result))
+        ray.get(store.complete.remote([(permit.lease, result)]))
     cut, payloads = store.next_batch.remote(1)
     batch = ray.get(cut)
     kill("store")
@@ -252,8 +252,8 @@ def test_result_that_comes_twice_counts_once_through_a_kill(store):
     status = WorkerStatus(worker=0, policy_version=0, running=(), free_places=1)
     (permit,) = ray.get(store.admit.remote(status)).permits
     result = GroupResult(ending="ready", payload=b"group", versions={0: 5}, facts={"groups": 1.0})
-    ray.get(store.complete.remote(permit.lease, result))
+    ray.get(store.complete.remote([(permit.lease, result)]))
     kill("store")
-    ray.get(store.complete.remote(permit.lease, result))
+    ray.get(store.complete.remote([(permit.lease, result)]))
     counts, facts, _ = ray.get(store.totals.remote())
     assert (counts.drawn, counts.ready, facts) == (1, 1, {"groups": 1.0})

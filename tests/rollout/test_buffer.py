@@ -337,6 +337,19 @@ async def test_worker_that_waits_is_given_nothing_beyond_what_it_asked_for():
     assert ordinals((await woken(waiter)).permits) == [4]
 
 
+async def test_worker_that_waits_is_given_work_for_places_that_became_free_meanwhile():
+    """It asks for one while it runs three; two of these end before there is work."""
+    buffer = make_buffer(batch_groups=2)
+    permits = await admitted(buffer)
+    await complete(buffer, permits[0])
+    (waiter,) = await waiting_workers(buffer, 0, free_places=1)
+    await complete(buffer, permits[1])
+    await complete(buffer, permits[2])
+    await batch_now(buffer, 1)
+    await buffer.mark_trained(1, 1)
+    assert ordinals((await woken(waiter)).permits) == [4, 5]
+
+
 async def batch_of(buffer, permits):
     for permit in permits:
         await complete(buffer, permit)
