@@ -54,7 +54,8 @@ def guard(seed: int) -> Measured:
 
 
 def trust_region(seed: int) -> Measured:
-    """The share of the gradient that the default clip takes away, under every correction."""
+    """The share of the gradient that the default clip takes away, under every correction: from tokens that rose in
+    attempts better than their siblings, and from tokens that fell in worse ones."""
     generator = torch.Generator().manual_seed(seed)
     rollout = _planner_tokens(generator)
     moved = rollout + 0.5 * torch.randn(SHAPE, generator=generator)
@@ -78,9 +79,13 @@ def trust_region(seed: int) -> Measured:
             return learner.grad
 
         free, bound = gradient(DapoConfig(clip_low=0.999, clip_high=1000.0)), gradient(DapoConfig())
-        taken[correction.type] = float((free - bound).abs().sum() / free.abs().sum())
-    text = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in taken.items())
-    return Measured(f"gradient taken by the clip: {text}", all(share > 0 for share in taken.values()))
+        taken[correction.type] = [
+            float((free - bound)[side].abs().sum() / free[side].abs().sum())
+            for side in (advantages[:, 0] > 0, advantages[:, 0] < 0)
+        ]
+    text = ", ".join(f"{kind} {100 * up:.0f}% and {100 * down:.0f}%" for kind, (up, down) in taken.items())
+    bound_on_both = all(share > 0 for sides in taken.values() for share in sides)
+    return Measured(f"gradient taken by the clip from better and from worse attempts: {text}", bound_on_both)
 
 
 PROMISES = [
