@@ -20,6 +20,8 @@ from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup,
 from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 BIAS_WINDOW = 1000
+LATELY = 8
+"""Groups of a family: fewer scatter, more lag behind."""
 
 MOST_TOGETHER = 64
 """Results that are written down before other calls have their turn."""
@@ -31,7 +33,8 @@ class Batch:
     each version lie behind; tokens of a version that it lacks are not to be trained on. `untrained` are state, reason
     and bytes of some groups that ended without signal since the batch before, to be looked at; `facts` are added up
     over all groups that ended since then, and `families` says how many of these there were of each family that there
-    is; `warning` says where too few groups carry signal."""
+    is; `solved` is the solve rate of each family's last LATELY groups; `warning` says where too few groups carry
+    signal."""
 
     step: int
     payloads: tuple[bytes, ...]
@@ -39,6 +42,7 @@ class Batch:
     version_ages: Mapping[int, int]
     facts: dict[str, float]
     families: Mapping[str, int] = field(default_factory=dict)
+    solved: Mapping[str, float] = field(default_factory=dict)
     bias: dict[str, float]
     counts: GroupCounts
     warning: str | None
@@ -207,7 +211,8 @@ class GroupBuffer:
         """The batch that was cut for this step. While its bytes are read other calls go on."""
         ages, counts = self._version_ages, self._ledger.verify_live()
         warning = self._diagnosis() if self._guard.warns else None
-        cut = await self._ledger.aside(partial(self._ledger.read_cut, step, num_durations=BIAS_WINDOW))
+        read = partial(self._ledger.read_cut, step, num_durations=BIAS_WINDOW, num_lately=LATELY)
+        cut = await self._ledger.aside(read)
         if not cut.payloads:  # a rewind took it back meanwhile
             return await self.next_batch(step)
         return Batch(
@@ -217,6 +222,7 @@ class GroupBuffer:
             version_ages=ages,
             facts=cut.facts,
             families=dict.fromkeys(self._families, 0) | cut.families,
+            solved=cut.solved,
             bias=bias_metrics(cut.durations),
             counts=counts,
             warning=warning,

@@ -65,6 +65,10 @@ LOGGED: tuple[Metric, ...] = (
         ),
     ),
     *_metrics(
+        "solved",
+        *((family, "share", f"Solve rate while sampling, over the last 8 groups of {family}") for family in FAMILIES),
+    ),
+    *_metrics(
         "held_out",
         ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),
         ("low", "share", "Lower end of its 95% Wilson interval"),
@@ -186,6 +190,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "Solved": ("rollout/solve_rate",),
         "Groups with signal": ("rollout/groups_kept_share",),
         "Held-out tasks solved": ("held_out/solve_rate", "held_out/low", "held_out/high"),
+        "Solved, by family": tuple(f"solved/{family}" for family in FAMILIES),
         "Tasks drawn": tuple(f"mix/{family}" for family in FAMILIES),
         "Steps per trajectory": ("rollout/turns",),
         "Tokens per trajectory": ("rollout/sampled_tokens",),

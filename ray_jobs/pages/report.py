@@ -65,7 +65,8 @@ def write_report(run_dir: Path) -> Path:
         answer=answer,
         kind=kind,
         chart=_chart,
-        families=_families(run.steps),
+        families=_families(run.steps, "mix"),
+        solved=_families(run.steps, "solved"),
         marks=_marks(summary),
         held_out=_held_out_charts(run.held_out, _marks(summary)),
         bars=list(_bars(summary)),
@@ -125,9 +126,10 @@ def _chart(
     return LineChart(title=title, xs=xs, lines=lines, top=top, marks=marks, share=share, intervals=intervals)
 
 
-def _families(steps: Sequence[Record]) -> dict[str, str]:
-    """The metrics of the generated families that were drawn from, and their names; none where it was one alone."""
-    found = {f"mix/{family}": family for family in FAMILIES if any(f"mix/{family}" in row for row in steps)}
+def _families(steps: Sequence[Record], kind: str) -> dict[str, str]:
+    """The metrics of this kind of the generated families that were drawn from, and their names; none where it was one
+    alone."""
+    found = {f"{kind}/{family}": family for family in FAMILIES if any(f"{kind}/{family}" in row for row in steps)}
     return found if len(found) > 1 else {}
 
 

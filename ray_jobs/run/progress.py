@@ -62,6 +62,7 @@ def step_metrics(
         **restart_metrics(facts),
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
         **_drawn_shares(batch.families),
+        **{f"solved/{name}": rate for name, rate in batch.solved.items() if name in FAMILIES},
         "learner/wait_s": times.wait_s,
         "learner/publish_s": times.publish_s,
         "time/step_s": times.step_s,

@@ -28,12 +28,14 @@ _FILTERED = "'all_right', 'all_wrong', 'overlong'"
 class CutBatch:
     """The batch of a train step as it stands in the ledger: bytes of its groups; state, reason and bytes of some that
     ended without signal since the batch before; facts added up over all that ended since then, and their number by
-    family; and of those that ended last, batch or not, state, seconds and tokens."""
+    family; the solve rate of each family's last groups; and of those that ended last, batch or not, state, seconds and
+    tokens."""
 
     payloads: tuple[bytes, ...]
     untrained: tuple[tuple[State, str, bytes], ...]
     facts: dict[str, float]
     families: dict[str, int]
+    solved: dict[str, float]
     durations: list[tuple[State, float, int]]
 
 
@@ -77,6 +79,20 @@ class LedgerReading:
             (step,),
         )
         return {row["family"]: row["num"] for row in rows}
+
+    def solved(self, step: int, last: int) -> dict[str, float]:
+        """Of each family, the solve rate of the groups that were drawn last: so many of those that ended before this
+        step's batch was cut. It takes no longer the more groups there are."""
+        rates = {}
+        for (family,) in self._db.execute("SELECT DISTINCT family FROM groups WHERE family IS NOT NULL").fetchall():
+            row = self._db.execute(
+                "SELECT SUM(num_right) / SUM(num_scored) AS rate FROM (SELECT num_right, num_scored FROM groups WHERE "
+                "family = ? AND num_scored > 0 AND reported_step <= ? ORDER BY ordinal DESC LIMIT ?)",
+                (family, step, last),
+            ).fetchone()
+            if row["rate"] is not None:
+                rates[family] = row["rate"]
+        return rates
 
     def outcomes(self, family: str, last: int) -> list[tuple[float, int]]:
         """Sum of the outcomes and number of scored trajectories of the family's groups that ended with any: so many of
@@ -236,7 +252,7 @@ class Ledger(LedgerMending, LedgerReading):
                 "UPDATE groups SET reported_step = ? WHERE reported_step IS NULL AND settled_at IS NOT NULL", (step,)
             )
 
-    def read_cut(self, step: int, *, num_durations: int) -> CutBatch:
+    def read_cut(self, step: int, *, num_durations: int, num_lately: int = 1) -> CutBatch:
         """The batch in training; without payloads where none was cut for this step. Made for `aside`."""
         with self._connection_beside() as db:
             reading = LedgerReading(db)
@@ -247,6 +263,7 @@ class Ledger(LedgerMending, LedgerReading):
                     untrained=tuple(reading.untrained(step)),
                     facts=reading.reported(step),
                     families=reading.families(step),
+                    solved=reading.solved(step, num_lately),
                     durations=reading.durations(num_durations),
                 )
             finally:

@@ -52,6 +52,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
         version_ages={0: 0},
         facts={"trajectories": 1.0, "prm_steps": 1.0, "prm_unscored": 1.0},
         families={"lookup": 3, "chain": 1, "branch": 0, "game24": 4},
+        solved={"lookup": 0.75, "game24": 0.5},
         bias={},
         counts=GroupCounts(),
         warning=None,
@@ -60,6 +61,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
     row = step_metrics(batch, CreditedStep(policy_version=1, metrics=policy, credit={}), times, [])
     assert row.keys() <= BY_NAME.keys()
     mix = {name: value for name, value in row.items() if name.startswith("mix/")}
+    assert {name: value for name, value in row.items() if name.startswith("solved/")} == {"solved/lookup": 0.75}
     assert mix == {"mix/lookup": 0.375, "mix/chain": 0.125, "mix/branch": 0.0}
 
 

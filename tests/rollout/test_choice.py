@@ -178,6 +178,20 @@ def test_groups_that_ended_since_the_last_batch_are_counted_by_family():
     assert ledger.families(2) == ledger.read_cut(2, num_durations=1).families == {"chain": 1}
 
 
+def test_solve_rate_of_a_family_is_that_of_its_last_groups_before_the_cut():
+    """Of eight attempts each: lookup 4, then 8; chain 0; the last lookup, 2, ended after the cut."""
+    ledger = Ledger()
+    permits = lease(ledger, "lookup", "chain", "lookup", "lookup")
+    for permit, right in zip(permits[:3], (4, 0, 8), strict=True):
+        settle(ledger, permit, right)
+    ledger.cut([0], 1)
+    settle(ledger, permits[3], 2)
+    assert ledger.solved(1, last=2) == {"lookup": 12 / 16, "chain": 0.0}
+    assert ledger.solved(1, last=1) == {"lookup": 1.0, "chain": 0.0}
+    ledger.cut([3], 2)
+    assert ledger.read_cut(2, num_durations=1, num_lately=2).solved == {"lookup": 10 / 16, "chain": 0.0}
+
+
 def test_what_is_believed_of_a_family_outlives_a_kill(path):
     ledger = Ledger(path)
     for number, permit in enumerate(lease(ledger, *TWO * 50)):

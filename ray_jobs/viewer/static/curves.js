@@ -9,6 +9,7 @@ const SECTIONS = [
   ["Does it learn?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
     ["Groups after each step", "What has become of the groups so far; the last point is the bar at the top.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
+    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 groups of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
     ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
