@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner
 from learner.packing import build_batch
-from learner.samples import build_sample
+from learner.samples import samples_of
 from learner.types import StepResult
 from reward.credit import CreditedStep, credit_parts, group_samples
 from reward.stored import scored_group_of
@@ -31,8 +31,9 @@ class LearnerCalls:
 
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         samples = [
-            build_sample(trajectory, [1.0] * len(trajectory.planner_turns), temperature=1.0)
+            sample
             for trajectory in demonstrations
+            for sample in samples_of(trajectory, [1.0] * len(trajectory.planner_turns), temperature=1.0)
         ]
         return self._learner.imitate_step(samples, learning_rate=learning_rate)
 

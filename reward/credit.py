@@ -148,7 +148,7 @@ def group_samples(
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
     """The training samples of a group with these advantages, one per planner turn of each trajectory; for
-    `version_ages` see `build_sample`. Trajectories that could not be scored, or that the overlong rule keeps out of
+    `version_ages` see `samples_of`. Trajectories that could not be scored, or that the overlong rule keeps out of
     training, have none."""
     trained = [None if reward.total is None else own for reward, own in zip(scored.rewards, advantages, strict=True)]
     return build_samples(scored.group, trained, temperature=temperature, version_ages=version_ages)

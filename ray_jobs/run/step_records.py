@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from learner.types import sample_name
 from reward.credit import CreditedStep, same_steps, scores_by_action
 from reward.stored import scored_group_of
 from reward.types import ScoredGroup
@@ -68,11 +69,10 @@ def _batch_records(scored: ScoredGroup, batch: Batch, result: CreditedStep) -> I
             "same_steps": [_rounded(values) for values in same[index]],
         }
         record = _record(scored, index, batch.step, more)
-        logprobs = result.learner_logprobs.get(trajectory.id)
-        if logprobs is not None:
-            for turn, values in zip(record["turns"], _turn_logprobs(trajectory, logprobs, batch), strict=True):
-                if values is not None:
-                    turn["learner_logprobs"] = packed_millionths(values)
+        own = iter(_planner_logprobs(trajectory, result.learner_logprobs, batch))
+        for turn, made in zip(record["turns"], trajectory.turns, strict=True):
+            if made.role == "planner" and (values := next(own)) is not None:
+                turn["learner_logprobs"] = packed_millionths(values)
         yield record
     if scored.roots is not None:
         yield from _untrained_records(scored.roots, batch.step, "all_wrong", "forks are trained on in its place")
@@ -97,21 +97,24 @@ def _record(scored: ScoredGroup, index: int, step: int, more: Mapping[str, Any])
     )
 
 
-def _turn_logprobs(trajectory: Trajectory, logprobs: np.ndarray, batch: Batch) -> Iterator[np.ndarray | None]:
-    """The learner's for each turn, nan at tokens that were not trained: too old. None for turns that are not the
-    planner's."""
-    at = 0
-    for turn in trajectory.turns:
-        if turn.role != "planner" or not turn.trainable:
-            yield None
+def _planner_logprobs(
+    trajectory: Trajectory, logprobs: Mapping[str, np.ndarray], batch: Batch
+) -> list[np.ndarray | None]:
+    """The learner's for each planner turn, nan at tokens that were not trained: too old. None for turns of which none
+    was."""
+    turns = trajectory.planner_turns
+    found: list[np.ndarray | None] = [None] * len(turns)
+    for branch, numbers in enumerate(trajectory.branches):
+        own = logprobs.get(sample_name(trajectory.id, branch))
+        if own is None:
             continue
-        values = np.full(len(turn.completion.token_ids), np.nan)
-        versions = turn.completion.token_versions
-        trained = np.flatnonzero([version in batch.version_ages for version in versions])
-        own = logprobs[at : at + len(trained)]
-        values[trained[: len(own)]] = own
-        at += len(own)
-        yield values
+        for number in (number for number in numbers if turns[number].trainable):
+            versions = turns[number].completion.token_versions
+            trained = np.flatnonzero([version in batch.version_ages for version in versions])
+            values = found[number] = np.full(len(versions), np.nan)
+            here, own = own[: len(trained)], own[len(trained) :]
+            values[trained[: len(here)]] = here
+    return found
 
 
 def _verdict(result: CreditedStep) -> dict[str, Any]:
