@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner
 from learner.packing import build_batch
-from learner.samples import build_sample
+from learner.samples import samples_of
 from learner.types import StepResult
 from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
 from reward.prm.fresh_error import fresh_error
@@ -32,8 +32,9 @@ class LearnerCalls:
 
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         samples = [
-            build_sample(trajectory, [1.0] * len(trajectory.planner_turns), temperature=1.0)
+            sample
             for trajectory in demonstrations
+            for sample in samples_of(trajectory, [1.0] * len(trajectory.planner_turns), temperature=1.0)
         ]
         return self._learner.imitate_step(samples, learning_rate=learning_rate)
 
@@ -72,10 +73,9 @@ class LearnerCalls:
             skipped=result.skipped,
             credit=credit,
             turn_logprobs={
-                one.id: turn_logprobs(one, result.learner_logprobs[one.id], batch.version_ages)
+                one.id: turn_logprobs(one, result.learner_logprobs, batch.version_ages)
                 for scored in groups
                 for one in scored.group.trajectories
-                if one.id in result.learner_logprobs
             },
         )
 

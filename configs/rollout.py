@@ -1,12 +1,14 @@
-"""The agent acting: groups, turns, the engine that samples, the frozen modules, memory across episodes."""
+"""The agent acting: who it is, groups, turns, the engine that samples, the frozen modules, memory across episodes."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, HttpUrl, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, HttpUrl, TypeAdapter, model_validator
 
 from configs.api_keys import exposed_key
 from configs.base import Config, typed
 from configs.judge import LOOPBACK
+from configs.own import ImportPath
 from configs.processor import Dtype, Precision, precision_of
 
 
@@ -131,6 +133,56 @@ class RolloutConfig(Config):
     generator: ModuleConfig = RuleConfig()
     """Writes the answer where the planner gave none."""
     engine: EngineConfig = EngineConfig()
+
+
+class PlannerAgentConfig(Config):
+    """The built-in planner with its tools, verifier and generator."""
+
+    type: Literal["planner"] = "planner"
+
+
+class OwnAgentConfig(Config):
+    """What every agent of one's own has."""
+
+    model: str = Field(default="policy", min_length=1)
+    """Name under which the endpoint offers the policy; a call with another one is refused."""
+    sampling: Literal["refuse", "override"] = "refuse"
+    """What becomes of a call whose temperature is not `rollout.temperature`, or that asks for top_p, penalties or a
+    logit bias: it is refused, or sampled as the recipe says all the same."""
+
+
+class FunctionAgentConfig(OwnAgentConfig):
+    """An async function in the rollout worker's process."""
+
+    type: Literal["function"] = "function"
+    function: ImportPath
+    """`module:name` of `async def name(task, client) -> str`, which returns its answer. `client` is an
+    `openai.AsyncOpenAI` for the endpoint."""
+
+
+class CommandAgentConfig(OwnAgentConfig):
+    """A program in a process of its own, one for each attempt."""
+
+    type: Literal["command"] = "command"
+    command: str = Field(min_length=1)
+    """The program and its arguments; files are looked for beside the recipe. It reads the task as JSON from its input,
+    and prints its answer as the last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the endpoint."""
+
+
+def _typed_by_its_key(value: Any) -> Any:
+    """`function` or `command` says which type it is."""
+    if isinstance(value, str):
+        return {"type": value}
+    if not isinstance(value, Mapping) or "type" in value:
+        return value
+    return {"type": next((name for name in ("function", "command") if name in value), "planner"), **value}
+
+
+AgentConfig = Annotated[
+    PlannerAgentConfig | FunctionAgentConfig | CommandAgentConfig,
+    Field(discriminator="type"),
+    BeforeValidator(_typed_by_its_key),
+]
 
 
 class NoMemoryConfig(Config):

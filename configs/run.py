@@ -14,7 +14,16 @@ from configs.judge import JudgeConfig
 from configs.learner import ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
 from configs.older import as_today
 from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
-from configs.rollout import FolderMemoryConfig, MemoryConfig, NoMemoryConfig, RolloutConfig
+from configs.rollout import (
+    AgentConfig,
+    CommandAgentConfig,
+    FolderMemoryConfig,
+    FunctionAgentConfig,
+    MemoryConfig,
+    NoMemoryConfig,
+    PlannerAgentConfig,
+    RolloutConfig,
+)
 
 
 class EvaluationConfig(Config):
@@ -69,6 +78,8 @@ class RunConfig(Config):
     called they are looked for besides."""
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
+    agent: AgentConfig = PlannerAgentConfig()
+    """Who acts: the built-in planner, or an agent of your own."""
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     collect: CollectConfig = CollectConfig()
@@ -108,7 +119,8 @@ class RunConfig(Config):
         """Whether it names modules of one's own."""
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
         scorers = self.reward.scorer or self.envs.datasets
-        return bool(tools or scorers or isinstance(self.learner.loss, CustomLossConfig))
+        agent = isinstance(self.agent, FunctionAgentConfig | CommandAgentConfig)
+        return bool(tools or scorers or agent or isinstance(self.learner.loss, CustomLossConfig))
 
     def evaluates_after(self, step: int) -> bool:
         """Whether held-out tasks are attempted between this train step and the next."""
@@ -161,6 +173,31 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _own_agents_need_no_plan(self) -> "RunConfig":
+        """What reads the planner's JSON, or repeats its turns, has nothing to read in an agent of one's own."""
+        if isinstance(self.agent, PlannerAgentConfig):
+            return self
+        in_lockstep = self.pipeline_depth == 0 and self.rollout.lockstep
+        for key, wrong, right, why in (
+            ("reward.credit", self.reward.prm is not None, "outcome", "a PRM scores the planner's decisions"),
+            (
+                "cold_start.num_demonstrations",
+                self.cold_start.num_demonstrations > 0,
+                0,
+                "only the planner plays plans",
+            ),
+            ("rollout.restarts", self.rollout.restarts.type != "none", "none", "only the planner's turns are repeated"),
+            ("rollout.verifier", self.rollout.verifier.type != "rule", "rule", "only the planner has a verifier"),
+            ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
+            ("memory", self.memory.type != "none", "none", "only the planner reads hints"),
+            ("rollout.lockstep", in_lockstep, "false", "nobody knows at pipeline_depth 0 when an agent asks next"),
+            ("backend", self.backend.type != "vllm", "vllm", "a server of one's own tells no token ids"),
+        ):
+            if wrong:
+                raise ValueError(f"agent.type = '{self.agent.type}' needs {key} = {right}: {why}")
+        return self
+
+    @model_validator(mode="after")
     def _cap_is_above_the_depth(self) -> "RunConfig":
         if self.max_staleness < self.pipeline_depth:
             raise ValueError(
@@ -171,7 +208,8 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _turns_fit_the_context(self) -> "RunConfig":
-        needed = self.rollout.max_steps * self.rollout.max_turn_tokens
+        turns = self.rollout.max_steps if isinstance(self.agent, PlannerAgentConfig) else 1
+        needed = turns * self.rollout.max_turn_tokens
         if needed >= self.rollout.engine.max_model_len:
             raise ValueError(
                 f"rollout.max_steps * max_turn_tokens = {needed} leaves no room for prompts in "

@@ -240,7 +240,7 @@ class Learner:
         gathered: dict[str, np.ndarray] = {}
         for own in self.optimizer.gather(self._step_logprobs):
             gathered |= own
-        gathered.pop(NOTHING.trajectory_id, None)
+        gathered.pop(NOTHING.name, None)
         return gathered
 
     def _finish_step(self, *, update: bool) -> None:

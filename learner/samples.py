@@ -16,7 +16,7 @@ def build_samples(
     temperature: float,
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """One sample per trajectory that trains; all tokens of a turn share the turn's advantage.
+    """One sample for each branch of a trajectory that trains; all tokens of a turn share the turn's advantage.
 
     `turn_advantages` holds one list per trajectory with one number per planner turn, None for one that does not train.
     A trajectory whose advantages are all 0 gives a sample: it counts in the loss's denominators and in the KL term. So
@@ -24,21 +24,22 @@ def build_samples(
     turn gives none.
     """
     return [
-        build_sample(trajectory, advantages, temperature=temperature, version_ages=version_ages)
+        sample
         for trajectory, advantages in zip(group.trajectories, turn_advantages, strict=True)
         if advantages
+        for sample in samples_of(trajectory, advantages, temperature=temperature, version_ages=version_ages)
     ]
 
 
-def build_sample(
+def samples_of(
     trajectory: Trajectory,
     turn_advantages: Sequence[float],
     *,
     temperature: float,
     version_ages: Mapping[int, int] | None = None,
-) -> TrainingSample:
-    """Lay the planner's turns on one axis. Raises ValueError where a turn's prompt does not continue the
-    tokens before it: training on that would train on a context nobody sampled in.
+) -> list[TrainingSample]:
+    """One for each branch. What a branch shares with another is trained in one of them and context in the other, so
+    that every sampled token is trained once, after the very tokens that it was sampled after.
 
     `version_ages` tells the age of each version's weights in train steps (None: all are the learner's own). Tokens of
     a version that it lacks are too old and are taken out of the loss mask, one by one: what comes after them in the
@@ -46,8 +47,23 @@ def build_sample(
     log-probs there is nothing to train on.
     """
     _require_tokens(trajectory)
+    return [
+        _sample(trajectory, branch, numbers, turn_advantages, temperature, version_ages)
+        for branch, numbers in enumerate(trajectory.branches)
+    ]
+
+
+def _sample(
+    trajectory: Trajectory,
+    branch: int,
+    numbers: Sequence[int],
+    turn_advantages: Sequence[float],
+    temperature: float,
+    version_ages: Mapping[int, int] | None,
+) -> TrainingSample:
+    """Lay the turns of a branch on one axis."""
     turns = trajectory.planner_turns
-    last = turns[-1]
+    last = turns[numbers[-1]]
     token_ids = np.array(last.prompt_token_ids + last.completion.token_ids, dtype=np.int64)
     sampled = np.zeros(len(token_ids), dtype=bool)
     ages = np.full(len(token_ids), -1, dtype=np.int64)
@@ -55,19 +71,22 @@ def build_sample(
     advantages = np.zeros(len(token_ids), dtype=np.float32)
     turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
     spans = []
-    for index, (turn, advantage) in enumerate(zip(turns, turn_advantages, strict=True)):
-        start, end = _turn_span(turn, token_ids, trajectory.id)
-        turn_ids[start:end] = index
+    for number in numbers:
+        turn = turns[number]
+        start = len(turn.prompt_token_ids)
+        end = start + len(turn.completion.token_ids)
+        turn_ids[start:end] = number
         if turn.trainable:
             sampled[start:end] = True
             ages[start:end] = _ages_of(turn, version_ages)
-            advantages[start:end] = advantage
+            advantages[start:end] = turn_advantages[number]
             logprobs[start:end] = turn.completion.logprobs
         if turn.grammar is not None:
             spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
     trained = sampled & (ages >= 0)
     return TrainingSample(
         trajectory_id=trajectory.id,
+        branch=branch,
         ages=ages,
         token_ids=token_ids,
         loss_mask=trained,
@@ -94,22 +113,11 @@ def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
     return [0] * len(versions) if version_ages is None else [version_ages.get(version, -1) for version in versions]
 
 
-def _turn_span(turn: Turn, token_ids: np.ndarray, trajectory_id: str) -> tuple[int, int]:
-    start = len(turn.prompt_token_ids)
-    end = start + len(turn.completion.token_ids)
-    sequence = np.array(turn.prompt_token_ids + turn.completion.token_ids)
-    if end > len(token_ids) or not np.array_equal(sequence, token_ids[:end]):
-        raise ValueError(f"trajectory {trajectory_id}: a turn's prompt does not continue the turns before it")
-    return start, end
-
-
 def trained_logprobs(rows: Sequence[TrainingSample], logprobs: Any) -> dict[str, np.ndarray]:
-    """The log-probs of each sample's trained tokens, by trajectory, as float32 `[num_loss_tokens]`. `logprobs` is a
+    """The log-probs of each sample's trained tokens, by its name, as float32 `[num_loss_tokens]`. `logprobs` is a
     tensor `[B, T]`, on any device."""
     values = logprobs.detach().float().cpu().numpy()
-    return {
-        row.trajectory_id: line[: len(row.loss_mask)][row.loss_mask] for row, line in zip(rows, values, strict=True)
-    }
+    return {row.name: line[: len(row.loss_mask)][row.loss_mask] for row, line in zip(rows, values, strict=True)}
 
 
 def scoring_sample(token_ids: Sequence[int]) -> TrainingSample:

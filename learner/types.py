@@ -17,9 +17,14 @@ class GrammarSpan:
     grammar: str
 
 
+def sample_name(trajectory_id: str, branch: int) -> str:
+    """No two samples of a batch have the same."""
+    return f"{trajectory_id}#{branch}" if branch else trajectory_id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """One trajectory as one sequence; all arrays are `[T]` over `token_ids`.
+    """One branch of a trajectory as one sequence; all arrays are `[T]` over `token_ids`. Most trajectories have one.
 
     `loss_mask` is True at trained tokens; `ages` says by how many train steps the weights that sampled each are older
     than the learner's and is -1 elsewhere, `rollout_logprobs` and `advantages` are 0 elsewhere. `turn_ids` numbers the
@@ -37,6 +42,11 @@ class TrainingSample:
     grammar_spans: tuple[GrammarSpan, ...]
     temperature: float
     num_masked_tokens: int = 0
+    branch: int = 0
+
+    @property
+    def name(self) -> str:
+        return sample_name(self.trajectory_id, self.branch)
 
     @property
     def num_loss_tokens(self) -> int:
@@ -52,6 +62,7 @@ class TrainingSample:
 class TrainBatch:
     """The samples of one optimizer step, already cut into microbatches (one forward pass each).
 
+    `num_trajectories` counts samples: losses that average over trajectories take each branch of one for itself.
     `num_masked_tokens` were too old to train on. `max_age` is the oldest trained token's, 0 where none is left.
     """
 
@@ -66,7 +77,7 @@ class TrainBatch:
 class StepResult:
     """What one train step did. `policy_version` is the version of the weights it left behind; `skipped` says in a
     sentence why these are the weights of before, None where they are not. `learner_logprobs` are those of the trained
-    tokens before the update, `[num_loss_tokens]` float32 by trajectory."""
+    tokens before the update, `[num_loss_tokens]` float32 by the sample's name."""
 
     policy_version: int
     metrics: Mapping[str, float]

@@ -4,13 +4,14 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
 from configs.reward import Credit
 from learner.advantages import group_normalized, outcome_gated
 from learner.samples import build_samples
-from learner.types import TrainingSample
+from learner.types import TrainingSample, sample_name
 from reward.types import PrmError, ScoredGroup
 from rollout.numbers import packed_millionths
 from rollout.types import Trajectory, Turn
@@ -121,22 +122,25 @@ class CreditedStep:
         return sum(len(parts.advantages) for parts in self.credit.values())
 
 
-def turn_logprobs(trajectory: Trajectory, logprobs: np.ndarray, version_ages: Mapping[int, int]) -> list[str | None]:
-    """Of the learner's log-probs of a trajectory's trained tokens, `[num_loss_tokens]`, those of each turn, as
-    `CreditedStep` has them. A token is too old where its version has no age in the batch."""
-    found: list[str | None] = []
-    at = 0
-    for turn in trajectory.turns:
-        if turn.role != "planner" or not turn.trainable:
-            found.append(None)
+def turn_logprobs(
+    trajectory: Trajectory, logprobs: Mapping[str, np.ndarray], version_ages: Mapping[int, int]
+) -> list[str | None]:
+    """Of the learner's log-probs of a batch's trained tokens, `[num_loss_tokens]` by the sample's name, those of the
+    trajectory's turns, as `CreditedStep` has them. A token is too old where its version has no age in the batch."""
+    found: dict[int, str] = {}
+    for branch, numbers in enumerate(trajectory.branches):
+        own = logprobs.get(sample_name(trajectory.id, branch))
+        if own is None:
             continue
-        values = np.full(len(turn.completion.token_ids), np.nan)
-        trained = np.flatnonzero([version in version_ages for version in turn.completion.token_versions])
-        own = logprobs[at : at + len(trained)]
-        values[trained[: len(own)]] = own
-        at += len(own)
-        found.append(packed_millionths(values))
-    return found
+        for number in (number for number in numbers if trajectory.planner_turns[number].trainable):
+            versions = trajectory.planner_turns[number].completion.token_versions
+            trained = np.flatnonzero([version in version_ages for version in versions])
+            values = np.full(len(versions), np.nan)
+            here, own = own[: len(trained)], own[len(trained) :]
+            values[trained[: len(here)]] = here
+            found[number] = packed_millionths(values)
+    numbers_of_planner = count()
+    return [found.get(next(numbers_of_planner)) if turn.role == "planner" else None for turn in trajectory.turns]
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -184,7 +188,7 @@ def group_samples(
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
     """The training samples of a group with these advantages, one per planner turn of each trajectory; for
-    `version_ages` see `build_sample`. Trajectories that could not be scored, or that the overlong rule keeps out of
+    `version_ages` see `samples_of`. Trajectories that could not be scored, or that the overlong rule keeps out of
     training, have none."""
     trained = [None if reward.total is None else own for reward, own in zip(scored.rewards, advantages, strict=True)]
     return build_samples(scored.group, trained, temperature=temperature, version_ages=version_ages)

@@ -13,6 +13,9 @@ from reward.types import ScoredGroup, StepScores
 from rollout.store.lifecycle import GroupResult
 from rollout.types import Trajectory, TrajectoryGroup
 
+MAX_REASON = 300
+"""Characters."""
+
 
 def group_result(
     scored: ScoredGroup, *, duration_s: float, prm_s: float, facts: Mapping[str, float] = MappingProxyType({})
@@ -44,7 +47,7 @@ def group_result(
 
 def failed_result(error: Exception) -> GroupResult:
     """A group whose rollout raised: nothing can be said of its trajectories."""
-    reason = f"{type(error).__name__}: {error}"[:300]
+    reason = f"{type(error).__name__}: {error}"[:MAX_REASON]
     return GroupResult(ending=None, payload=b"", versions={}, facts={"groups": 1.0}, reason=reason)
 
 
@@ -56,11 +59,11 @@ def _token_versions(trajectories: tuple[Trajectory, ...]) -> dict[int, int]:
 
 def _why_unscorable(scored: ScoredGroup) -> str:
     stops = Counter(
-        one.stop_reason if one.stop_reason == "infrastructure" else f"{one.stop_reason}, without a score"
+        one.failure or one.stop_reason if one.stop_reason == "infrastructure" else f"{one.stop_reason}, without a score"
         for one, outcome in zip(scored.group.trajectories, scored.outcomes, strict=True)
         if outcome is None
     )
-    return ", ".join(f"{num} of {len(scored.outcomes)} {stop}" for stop, num in stops.items())
+    return ", ".join(f"{num} of {len(scored.outcomes)} {stop}" for stop, num in stops.items())[:MAX_REASON]
 
 
 RETRY_DELAYS_S = (0.1, 1.0, 5.0, 15.0, 30.0)

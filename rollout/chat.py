@@ -7,11 +7,16 @@ a tool result that contains `<|im_end|>` stays text. A later turn only appends: 
 bridge. Nothing that was sampled is ever tokenised again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from configs.errors import UserError
+from rollout.types import Message
+
+MAX_SHAPES = 1000
+"""Sequences of roles whose fixed pieces are kept."""
 
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
 _BETWEEN = "\n\n"
@@ -62,6 +67,7 @@ class ChatFormat:
         """Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = pieces = chat_pieces(tokenizer)
+        self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self._pieces = [self._fixed(piece) for piece in (pieces.before_system, pieces.before_user, pieces.generation)]
         self._bridge = [self._fixed(piece) for piece in (pieces.before_next, pieces.next_generation)]
         self.eos_token_id = int(tokenizer.eos_token_id)
@@ -74,8 +80,35 @@ class ChatFormat:
     def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]:
         """What stands between a sampled turn and the next one: its end, the user's text, the next start."""
         before_next, generation = self._bridge
-        ended = bool(sampled) and sampled[-1] == self.eos_token_id and before_next[:1] == (self.eos_token_id,)
-        return (*before_next[1 if ended else 0 :], *self._free(user), *generation)
+        return (*self._after(sampled, before_next), *self._free(user), *generation)
+
+    def dialogue(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of any messages, up to where the assistant starts to write. Raises ChatTemplateError."""
+        opening, *pieces = self._pieces_around(messages)
+        return sum(
+            (self._free(one.content) + piece for one, piece in zip(messages, pieces, strict=True)), start=opening
+        )
+
+    def continuation(self, messages: Sequence[Message], since: int, sampled: tuple[int, ...]) -> tuple[int, ...]:
+        """What stands between `sampled`, the ids of the assistant's message before `since`, and the next start: its
+        end, and the messages from `since` on. Raises ChatTemplateError."""
+        before, *pieces = self._pieces_around(messages)[since:]
+        later = (self._free(one.content) + piece for one, piece in zip(messages[since:], pieces, strict=True))
+        return sum(later, start=self._after(sampled, before))
+
+    def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
+        """The fixed ids before, between and after messages of these roles."""
+        roles = tuple(one.role for one in messages)
+        if roles not in self._around:
+            if len(self._around) >= MAX_SHAPES:
+                self._around.clear()
+            self._around[roles] = tuple(map(self._fixed, _pieces_of(self._tokenizer, roles)))
+        return self._around[roles]
+
+    def _after(self, sampled: tuple[int, ...], fixed: tuple[int, ...]) -> tuple[int, ...]:
+        """`fixed` begins with the end of a turn, which stands once where that was sampled already."""
+        ended = bool(sampled) and sampled[-1] == self.eos_token_id and fixed[:1] == (self.eos_token_id,)
+        return fixed[1 if ended else 0 :]
 
     def encode_completion(self, text: str) -> tuple[int, ...]:
         """A scripted completion as the ids a sampler would have ended with EOS."""
@@ -96,17 +129,7 @@ def chat_pieces(tokenizer: Any) -> ChatPieces:
     if tokenizer.eos_token_id is None:
         raise ChatTemplateError("its tokenizer names no token that ends a reply (eos_token)")
 
-    def render(messages: Messages) -> str:
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-                )
-            )
-        except Exception as error:
-            # A template is a program that came with the model, and may fail in any way.
-            raise ChatTemplateError(f"its template says: {' '.join(str(error).split())}") from error
-
+    render = partial(_render, tokenizer)
     lone_user = _cut(render([_message("user", _USER)]), _USER)[0]
     try:
         opening = [_message("system", _SYSTEM), _message("user", _USER)]
@@ -114,6 +137,31 @@ def chat_pieces(tokenizer: Any) -> ChatPieces:
     except ChatTemplateError:
         opening = [_message("user", f"{_SYSTEM}{_BETWEEN}{_USER}")]
         return _pieces(render, opening, lone_user)
+
+
+def _render(tokenizer: Any, messages: Messages) -> str:
+    """Raises ChatTemplateError."""
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+        )
+    except Exception as error:
+        # A template is a program that came with the model, and may fail in any way.
+        raise ChatTemplateError(f"its template says: {' '.join(str(error).split())}") from error
+
+
+def _pieces_of(tokenizer: Any, roles: Sequence[str]) -> list[str]:
+    """The fixed text around messages of these roles. Where the template has no place for the system's words they head
+    the user's that follow. Raises ChatTemplateError."""
+    marks = [f"\x01{index}\x01" for index in range(len(roles))]
+    messages = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
+    try:
+        return _cut(_render(tokenizer, messages), *marks)
+    except ChatTemplateError:
+        if tuple(roles[:2]) != ("system", "user"):
+            raise
+        shared = _message("user", f"{marks[0]}{_BETWEEN}{marks[1]}")
+        return _cut(_render(tokenizer, [shared, *messages[2:]]), *marks)
 
 
 def _pieces(render: Callable[[Messages], str], opening: Messages, before_lone_user: str) -> ChatPieces:

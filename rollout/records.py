@@ -56,6 +56,7 @@ def trajectory_record(
         **_own_scoring(trajectory.task),
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason,
+        "failure": trajectory.failure,
         "reward": reward,
         "num_turns": len(trajectory.planner_turns),
         "num_tokens": trajectory.num_sampled_tokens,
@@ -91,6 +92,8 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
         turns=tuple(turns),
         answer=record["answer"],
         stop_reason=record["stop_reason"],
+        # Records of earlier runs do not have the field: nobody knew.
+        failure=record.get("failure"),
     )
 
 

@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from configs.rollout import NoMemoryConfig
+from configs.rollout import NoMemoryConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.tools.base_generator import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import Agent, TurnListener, build_agent
-from rollout.chat import Chat
+from rollout.agent.agent import AnyAgent, TurnListener, build_agent
+from rollout.agent.own import build_own_agent, build_solving
+from rollout.chat import Chat, ChatFormat
+from rollout.endpoint.server import Endpoint
 from rollout.engines.engine import Engine
 from rollout.engines.wrappers import SeededEngine
 from rollout.memory.episodic import EpisodicMemory
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Solver:
-    """Owns a toolbox. More than `max_open` attempts at a time only wait; `own_model` asks the frozen base model, where
-    the engine has one."""
+    """Owns a toolbox, or the model endpoint of an agent of one's own. More than `max_open` attempts at a time only
+    wait; `own_model` asks the frozen base model, where the engine has one."""
 
     def __init__(
         self, config: RunConfig, engine: Engine, chat: Chat, *, max_open: int, own_model: AskModel | None = None
@@ -28,17 +30,24 @@ class Solver:
         self._config = config
         self._engine = engine
         self._chat = chat
-        self._toolbox = Toolbox(config.envs, own_model=own_model)
+        self._toolbox: Toolbox | None = None
+        self._endpoint = Endpoint()
+        if isinstance(config.agent, PlannerAgentConfig):
+            self._toolbox = Toolbox(config.envs, own_model=own_model)
+        else:
+            self._solving = build_solving(config.agent, config.code_path)
         self._memory = None if isinstance(config.memory, NoMemoryConfig) else EpisodicMemory(config.memory)
         self.max_open = max_open
 
     @property
     def sandbox(self) -> "SandboxState | None":
         """The walls around what the policy's code tool runs; None where it has none."""
-        return self._toolbox.sandbox
+        return self._toolbox.sandbox if self._toolbox else None
 
     def close(self) -> None:
-        self._toolbox.close()
+        self._endpoint.close()
+        if self._toolbox is not None:
+            self._toolbox.close()
         if self._memory is not None:
             self._memory.close()
 
@@ -66,7 +75,17 @@ class Solver:
             return ""
         return await self._memory.hints(task)
 
-    def _build_agent(self, engine: Engine, temperature: float) -> Agent:
+    def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
+        if self._toolbox is None:
+            assert isinstance(self._chat, ChatFormat)
+            return build_own_agent(
+                self._config,
+                self._solving,
+                self._endpoint,
+                engine=engine,
+                chat=self._chat,
+                temperature=temperature,
+            )
         return build_agent(
             self._config,
             engine=engine,

@@ -96,7 +96,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The record of one rollout. `answer` is None where the agent gave none."""
+    """The record of one rollout. `answer` is None where the agent gave none. `failure` says in a sentence why it could
+    not be scored, where somebody knows."""
 
     id: str
     group_id: str
@@ -104,10 +105,29 @@ class Trajectory:
     turns: tuple[Turn, ...]
     answer: str | None
     stop_reason: StopReason
+    failure: str | None = None
 
     @property
     def planner_turns(self) -> tuple[Turn, ...]:
         return tuple(turn for turn in self.turns if turn.role == "planner")
+
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """The planner turns by number, each in one branch: one whose prompt continues all that was said in a branch so
+        far goes on with it, the longest where there are several; any other begins one. A dialogue that only grows has
+        one branch."""
+        branches: list[list[int]] = []
+        ends: list[tuple[int, ...]] = []
+        for number, turn in enumerate(self.planner_turns):
+            prompt = turn.prompt_token_ids
+            continued = [at for at, end in enumerate(ends) if prompt[: len(end)] == end]
+            at = max(continued, key=lambda at: len(ends[at]), default=len(branches))
+            if at == len(branches):
+                branches.append([])
+                ends.append(())
+            branches[at].append(number)
+            ends[at] = prompt + turn.completion.token_ids
+        return tuple(map(tuple, branches))
 
     @property
     def num_sampled_tokens(self) -> int:

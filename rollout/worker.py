@@ -10,7 +10,7 @@ from configs.rollout import NoRestartsConfig
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask, PlanStep
 from envs.types import Task
-from rollout.agent.agent import Agent, build_chat
+from rollout.agent.agent import AnyAgent, build_chat
 from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
@@ -28,7 +28,7 @@ from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 
 
-async def run_group(agent: Agent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
+async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
     """Run `group_size` trajectories of `task`, all with the same hints: only then can they be compared. Every one comes
     back, failed ones as failed."""
     trajectories = await asyncio.gather(

@@ -50,9 +50,9 @@ def test_vllm_is_imported_by_one_file():
     assert places_of("vllm") == {"rollout/engines/vllm_parts.py"}
 
 
-def test_there_is_one_http_client_beside_those_of_hostile_pages_and_mcp():
+def test_there_is_one_http_client_beside_those_of_hostile_pages_of_mcp_and_of_agents():
     addresses_only = "envs/tools/guard.py"
-    others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", addresses_only}
+    others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", "rollout/agent/own.py", addresses_only}
     assert places_of(*HTTP) == {"envs/http.py"} | others
 
 

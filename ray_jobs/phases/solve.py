@@ -96,7 +96,7 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
     if trace is not None:
         _append(trace, trajectory)
     if trajectory.answer is None:
-        console.print(f"no answer: {_WHY[trajectory.stop_reason]}")
+        console.print(f"no answer: {escape(trajectory.failure or _WHY[trajectory.stop_reason])}")
         return 1
     console.print(f"[bold green]answer[/bold green] {escape(trajectory.answer)}")
     return 0

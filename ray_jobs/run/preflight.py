@@ -15,6 +15,7 @@ from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
 from configs.learner import CustomLossConfig
 from configs.reward import JudgeLabelConfig
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from configs.wording import reason
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
@@ -201,6 +202,11 @@ def check_labelling(config: RunConfig) -> None:
     """Whether the recipe's labeller can label the recipe's tasks. Raises PreflightError."""
     from envs.datasets.families import FAMILIES
 
+    if not isinstance(config.agent, PlannerAgentConfig):
+        raise PreflightError(
+            f"agent.type = '{config.agent.type}' has no steps that a labeller could judge, only the planner has; train "
+            "it on outcomes"
+        )
     labeller = config.label.type
     foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
     if labeller == "plan" and foreign:
@@ -233,6 +239,8 @@ def _check_settings(config: RunConfig) -> "SandboxState | None":
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
     _check_own_code(config)
+    if not isinstance(config.agent, PlannerAgentConfig):
+        return None
     sandbox = check_sandbox(config.envs)
     _check_tools(config)
     return sandbox
@@ -363,13 +371,18 @@ def _check_own_answers(names: set[str], path: Path | None) -> None:
 
 
 def _check_own_code(config: RunConfig) -> None:
-    """Whether there is what the recipe names as module:name, and can be called. Raises OwnCodeError."""
+    """Whether there is what the recipe names, as module:name or command, and can be called. Raises OwnCodeError and
+    ProgramError."""
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:
         from reward.scorers.own import scorer_of
 
         scorer_of(config.reward.scorer)
+    if not isinstance(config.agent, PlannerAgentConfig):
+        from rollout.agent.own import build_solving
+
+        build_solving(config.agent, config.code_path)
 
 
 def _check_own_scorers(names: set[str], own: "OwnSources") -> None:

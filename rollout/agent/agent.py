@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
@@ -32,6 +33,14 @@ ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
 TurnListener = Callable[[Turn], None]
 
 _log = logging.getLogger(__name__)
+
+
+class AnyAgent(Protocol):
+    """The built-in planner, or an agent of one's own."""
+
+    async def run(
+        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
+    ) -> Trajectory: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ class GenerationRequest:
     The prompt stands here twice: as token ids, for an engine that samples itself, and as `messages`, for a server that
     renders and tokenises them. The form of the reply likewise: `grammar` is EBNF source, `json_schema` says the same in
     a server's words. `use_adapter` False asks the frozen base; without a `seed` the sampling continues the engine's
-    own random stream.
+    own random stream. A reply ends with the first of the texts in `stop`: its ids with the token that completes it, its
+    text before it.
     """
 
     trajectory_id: str
@@ -52,6 +53,7 @@ class GenerationRequest:
     grammar: str | None = None
     use_adapter: bool = True
     seed: int | None = None
+    stop: tuple[str, ...] = ()
     messages: tuple[Message, ...] = ()
     json_schema: Mapping[str, Any] | None = None
 

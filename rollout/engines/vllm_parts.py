@@ -123,6 +123,7 @@ def sampling_params(request: GenerationRequest) -> Any:
         max_tokens=request.max_tokens,
         logprobs=0,
         seed=request.seed,
+        stop=list(request.stop) or None,
         structured_outputs=grammar,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

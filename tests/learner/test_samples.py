@@ -1,8 +1,8 @@
 import pytest
 
 from envs.types import Task
-from learner.packing import build_batch
-from learner.samples import build_sample, build_samples
+from learner.packing import build_batch, pack
+from learner.samples import build_samples, samples_of
 from rollout.types import Completion, TextCompletion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
 
 TASK = Task(id="task", dataset="lookup", question="q", answer="a")
@@ -36,13 +36,13 @@ def switching_trajectory():
 
 def test_every_trained_token_carries_the_age_of_the_weights_that_sampled_it():
     ages = {3: 1, 4: 1, 5: 0}
-    sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
+    (sample,) = samples_of(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
     assert sample.ages.tolist() == [-1, -1, 1, 1, 1, 1, -1, 0, 0]
     assert (sample.max_age, sample.num_masked_tokens) == (1, 0)
 
 
 def test_without_a_table_of_ages_all_tokens_are_of_the_learners_own_weights():
-    sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0)
+    (sample,) = samples_of(switching_trajectory(), [0.5, 1.0], temperature=1.0)
     assert sample.ages.tolist() == [-1, -1, 0, 0, 0, 0, -1, 0, 0]
 
 
@@ -56,7 +56,7 @@ def test_without_a_table_of_ages_all_tokens_are_of_the_learners_own_weights():
     ],
 )
 def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_of_a_turn(ages, trained, masked):
-    sample = build_sample(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
+    (sample,) = samples_of(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
     assert sample.loss_mask.nonzero()[0].tolist() == trained
     assert sample.num_masked_tokens == masked
     for array, outside in ((sample.ages, -1), (sample.advantages, 0), (sample.rollout_logprobs, 0)):
@@ -66,7 +66,7 @@ def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_
 
 def test_untrainable_turn_has_no_age_and_counts_as_nothing_masked():
     old = make_turn([1], [11, 12], version=0, trainable=False)
-    sample = build_sample(
+    (sample,) = samples_of(
         make_trajectory(old, make_turn([1, 11, 12], [13], version=2)), [1.0, 1.0], temperature=1.0, version_ages={2: 0}
     )
     assert sample.ages.tolist() == [-1, -1, -1, 0]
@@ -96,4 +96,44 @@ def test_what_a_server_answered_is_refused_by_name():
     completion = TextCompletion(text="{}", finish_reason="stop", num_prompt_tokens=9, num_tokens=2)
     turn = Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=False)
     with pytest.raises(ValueError, match=r"trajectory t was answered by a server.*never be trained on"):
-        build_sample(make_trajectory(turn), [1.0], temperature=1.0)
+        samples_of(make_trajectory(turn), [1.0], temperature=1.0)
+
+
+def branching_trajectory():
+    """A turn, one that goes on from it, one that goes on from the first in another way, and one of another dialogue."""
+    return make_trajectory(
+        make_turn([1], [11, 12], version=1),
+        make_turn([1, 11, 12, 2], [13], version=1),
+        make_turn([1, 11, 12, 3], [14], version=1),
+        make_turn([7], [15], version=1),
+        make_turn([1, 11, 12, 3, 14, 4], [16], version=1),
+    )
+
+
+def test_each_sampled_token_of_a_branching_trajectory_is_trained_once_after_what_it_was_sampled_after():
+    assert branching_trajectory().branches == ((0, 1), (2, 4), (3,))
+    samples = samples_of(branching_trajectory(), [1.0, 2.0, 3.0, 4.0, 5.0], temperature=1.0)
+    assert [one.token_ids.tolist() for one in samples] == [
+        [1, 11, 12, 2, 13],
+        [1, 11, 12, 3, 14, 4, 16],
+        [7, 15],
+    ]
+    assert [one.advantages.tolist() for one in samples] == [[0, 1, 1, 0, 2], [0, 0, 0, 0, 3, 0, 5], [0, 4]]
+    assert [one.turn_ids.tolist() for one in samples] == [[-1, 0, 0, -1, 1], [-1, -1, -1, -1, 2, -1, 4], [-1, 3]]
+    assert [one.name for one in samples] == ["t", "t#1", "t#2"]
+    trained = [token for one in samples for token in one.token_ids[one.loss_mask].tolist()]
+    assert sorted(trained) == [11, 12, 13, 14, 15, 16]
+
+
+def test_what_branches_share_is_computed_once():
+    samples = samples_of(branching_trajectory(), [1.0] * 5, temperature=1.0)
+    assert len(pack(samples).token_ids) == 5 + 4 + 2
+
+
+def test_a_turn_goes_on_with_the_longest_branch_that_it_continues():
+    trajectory = make_trajectory(
+        make_turn([1], [11], version=1),
+        make_turn([1], [11, 12], version=1),
+        make_turn([1, 11, 12, 2], [13], version=1),
+    )
+    assert trajectory.branches == ((0,), (1, 2))

@@ -8,6 +8,7 @@ from configs.loading import load_run_config
 from configs.own import OwnCodeError, load_own
 from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.provenance import with_absolute_paths
+from rollout.agent.program import ProgramError
 
 TASKS = """
 def load():
@@ -46,6 +47,43 @@ def recipe(tmp_path, monkeypatch):
 
 def check(recipe, *overrides):
     check_before_acting(load_run_config(recipe, overrides), draws_tasks=True)
+
+
+AGENTS = """
+async def solve(task, client):
+    return ""
+
+async def takes_less(task):
+    return ""
+"""
+OWN_AGENT = ["reward.scorer=scorers_beside_the_recipe:right", "reward.credit=outcome"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "error", "says"),
+    [
+        ("agent.function=agents_beside_the_recipe:gone", OwnCodeError, "agent.function: .* cannot be imported"),
+        (
+            "agent.function=agents_beside_the_recipe:takes_less",
+            OwnCodeError,
+            r"is called as takes_less\(task, client\)",
+        ),
+        ("agent.function=scorers_beside_the_recipe:right", OwnCodeError, "is no async function"),
+        ("agent.command=no-such-program", ProgramError, "agent.command: there is no program 'no-such-program'"),
+    ],
+)
+def test_an_agent_that_cannot_be_called_ends_before_anything_starts(recipe, agent, error, says):
+    (recipe.parent / "agents_beside_the_recipe.py").write_text(AGENTS)
+    with pytest.raises(error, match=says) as caught:
+        check(recipe, *OWN_AGENT, agent)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_agent_that_can_be_called_passes_and_starts_no_sandbox(recipe, monkeypatch):
+    (recipe.parent / "agents_beside_the_recipe.py").write_text(AGENTS)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config: None)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_sandbox", None)
+    check(recipe, *OWN_AGENT, "agent.function=agents_beside_the_recipe:solve")
 
 
 def test_modules_are_looked_for_beside_the_recipe_on_every_machine(recipe, monkeypatch):

@@ -120,7 +120,7 @@ def test_without_scores_all_of_it_is_the_outcome_whatever_the_recipe_says():
 def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
     """Version 1 sampled the first token, version 2 the second; tokens before version 2 were not trained."""
     trajectory = make_trajectory(0, 2, switches=(VersionSwitch(index=1, policy_version=2),))
-    by_turn = turn_logprobs(trajectory, np.array([-2.25, -2.5], dtype=np.float32), {2: 0})
+    by_turn = turn_logprobs(trajectory, {"g/0": np.array([-2.25, -2.5], dtype=np.float32)}, {2: 0})
     batch = make_batch(make_scored(trajectory, make_trajectory(1)))
     first, second = records(batch, logprobs={"g/0": by_turn})
     assert [turn["learner_logprobs"] for turn in first["turns"]] == [[None, -2.25], [None, -2.5]]

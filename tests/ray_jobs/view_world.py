@@ -101,7 +101,7 @@ def group_rows(scored, step, *, untrained=()):
         counts=GroupCounts(),
         warning=None,
     )
-    by_turn = {one.id: turn_logprobs(one, drifted[one.id], batch.version_ages) for one in scored.group.trajectories}
+    by_turn = {one.id: turn_logprobs(one, drifted, batch.version_ages) for one in scored.group.trajectories}
     credit = {scored.group.id: credit_parts(scored, credit="outcome_gated", prm_weight=0.5)}
     result = CreditedStep(policy_version=step, metrics={}, turn_logprobs=by_turn, credit=credit)
     return (json.loads(one.line()) for one in step_records(batch, batch.payloads, result))

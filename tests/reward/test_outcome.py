@@ -151,8 +151,8 @@ def test_one_advantage_for_a_trajectory_however_many_turns_it_has():
     assert samples[0].turn_ids.tolist() == [-1, -1, 0, 0, 0, -1, 1, 1, 1]
 
 
-def test_turn_whose_prompt_does_not_continue_the_one_before_is_refused():
-    broken = Trajectory(
+def test_turn_whose_prompt_does_not_continue_the_one_before_is_a_sample_of_its_own_with_the_same_advantage():
+    edited = Trajectory(
         id="g/0",
         group_id="g",
         task=TASK,
@@ -160,8 +160,10 @@ def test_turn_whose_prompt_does_not_continue_the_one_before_is_refused():
         answer="42",
         stop_reason="answered",
     )
-    with pytest.raises(ValueError, match="does not continue"):
-        samples_of(score_group(broken, make_trajectory("1", index=1)))
+    first, second, other = samples_of(score_group(edited, make_trajectory("1", index=1)))
+    assert (first.trajectory_id, second.trajectory_id, other.trajectory_id) == ("g/0", "g/0", "g/1")
+    assert set(second.advantages[second.loss_mask]) == set(first.advantages[first.loss_mask])
+    assert second.token_ids[:6].tolist() == [7] * 6
 
 
 def test_failed_trajectories_stay_in_the_denominator_of_the_solve_rate():

@@ -1,0 +1,211 @@
+"""One attempt as its endpoint sees it: calls come in, completions go out, and each becomes one turn of the record."""
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass, replace
+
+from envs.types import ToolCall, ToolResult
+from rollout.chat import ChatFormat, ChatTemplateError
+from rollout.endpoint.conversation import Conversations, Prompt, Recorded
+from rollout.endpoint.messages import Said, read_reply
+from rollout.endpoint.request import Asked, Refused, Rules
+from rollout.engines.engine import Engine, EngineError, GenerationRequest
+from rollout.engines.wrappers import stream_seed
+from rollout.types import Completion, Turn
+
+ENDED = "this attempt has ended and was judged; a call after that cannot count"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """`said` is the completion's text as a message."""
+
+    id: str
+    created: int
+    num_prompt_tokens: int
+    completion: Completion
+    said: Said
+
+
+class Call:
+    """A request that is sampled, or was. `delivered`: its client has all of the answer. `left`: its client went away
+    before."""
+
+    def __init__(self, asked: Asked, prompt: Prompt, answering: "asyncio.Task[Reply]") -> None:
+        self.asked = asked
+        self.prompt = prompt
+        self.answering = answering
+        self.delivered = False
+        self.left = False
+        self.tool_result: ToolResult | None = None
+        self.generate_s = 0.0
+
+    async def reply(self) -> Reply:
+        """Whoever waits may go away; the sampling goes on. Raises Refused."""
+        try:
+            return await asyncio.shield(self.answering)
+        except asyncio.CancelledError:
+            if self.answering.cancelled():
+                raise Refused(ENDED, status=403, code="attempt_ended") from None
+            raise
+
+    def turn(self) -> Turn | None:
+        """None where nothing was sampled. What never reached the agent is no act of the policy, and is not trained."""
+        if not self.answering.done() or self.answering.cancelled() or self.answering.exception():
+            return None
+        reply = self.answering.result()
+        calls = reply.said.calls
+        call = None
+        if calls:
+            arguments = [one.arguments for one in calls]
+            call = ToolCall(name=", ".join(one.name for one in calls), arguments="\n".join(arguments))
+        return Turn(
+            role="planner",
+            prompt_token_ids=self.prompt.token_ids,
+            completion=reply.completion,
+            trainable=self.delivered,
+            grammar=self.asked.grammar,
+            thought=reply.said.content if calls else "",
+            tool_call=call,
+            tool_result=self.tool_result,
+            generate_s=round(self.generate_s, 4),
+        )
+
+
+class Attempt:
+    """Has a key of its own, by which its calls are known. It samples at `temperature`, which is the recipe's in
+    training and 0 in an evaluation."""
+
+    def __init__(
+        self, engine: Engine, chat: ChatFormat, rules: Rules, *, trajectory_id: str, temperature: float
+    ) -> None:
+        self.rules = rules
+        self.key = f"attempt-{secrets.token_urlsafe(24)}"
+        self.posted: str | None = None
+        self.out_of_context = False
+        self.broken: str | None = None
+        self._engine = engine
+        self._temperature = temperature
+        self._trajectory_id = trajectory_id
+        self._conversations = Conversations(chat)
+        self._calls: list[Call] = []
+        self._by_name: dict[str, Call] = {}
+        self._ended = False
+
+    def call(self, asked: Asked, *, name: str | None = None, is_retry: bool = False) -> Call:
+        """A new call, or the one that this request asks for again: the same idempotency key, a client that says that it
+        retries, or an equal request whose answer did not reach its client. Raises Refused."""
+        self.check_open()
+        known = self._by_name.get(name) if name else None
+        if known is not None and known.asked.fingerprint != asked.fingerprint:
+            raise Refused("this idempotency key was used for another request", status=422, code="idempotency_error")
+        known = known or self._asked_before(asked.fingerprint, is_retry=is_retry)
+        if known is not None:
+            known.left = False
+            return known
+        call = self._begin(asked)
+        if name:
+            self._by_name[name] = call
+        return call
+
+    def check_open(self) -> None:
+        """Raises Refused."""
+        if self._ended:
+            raise Refused(ENDED, status=403, code="attempt_ended")
+
+    async def end(self) -> list[Turn]:
+        """No call counts from now on; what is still sampled is dropped. The turns, in the order in which they were
+        asked for."""
+        self._ended = True
+        for call in self._calls:
+            call.answering.cancel()
+        await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
+        return [turn for call in self._calls if (turn := call.turn()) is not None]
+
+    def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
+        equal = [call for call in self._calls if call.asked.fingerprint == fingerprint and not _failed(call)]
+        unread = [call for call in equal if call.left]
+        if unread:
+            return unread[0]
+        return equal[-1] if equal and is_retry else None
+
+    def _begin(self, asked: Asked) -> Call:
+        try:
+            prompt = self._conversations.prompt(asked.messages, asked.tools)
+        except ChatTemplateError as error:
+            raise Refused(f"this model's chat template cannot hold these messages: {error}", param="messages") from None
+        room = self.rules.max_context_tokens - len(prompt.token_ids)
+        if room < 1:
+            self.out_of_context = True
+            raise Refused(
+                f"these messages have {len(prompt.token_ids)} tokens, and prompt and reply together may have "
+                f"{self.rules.max_context_tokens} (rollout.engine.max_model_len)",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        if prompt.parent is not None:
+            self._continued(self._calls[prompt.parent.call], prompt)
+        number = len(self._calls)
+        call = Call(
+            asked, prompt, asyncio.ensure_future(self._sample(asked, prompt, min(room, asked.max_tokens), number))
+        )
+        call.answering.add_done_callback(_seen)
+        self._calls.append(call)
+        return call
+
+    def _continued(self, parent: Call, prompt: Prompt) -> None:
+        """Whoever goes on from a reply has read it, and says what its calls brought."""
+        parent.delivered = True
+        results = [one.content for one in prompt.tail if one.role == "tool"]
+        if results and parent.tool_result is None:
+            parent.tool_result = ToolResult(text="\n".join(results))
+
+    async def _sample(self, asked: Asked, prompt: Prompt, max_tokens: int, number: int) -> Reply:
+        started = time.perf_counter()
+        try:
+            completion = await self._engine.generate(
+                GenerationRequest(
+                    trajectory_id=self._trajectory_id,
+                    prompt_token_ids=prompt.token_ids,
+                    max_tokens=max_tokens,
+                    temperature=self._temperature,
+                    grammar=asked.grammar,
+                    seed=None if asked.seed is None else stream_seed(self._trajectory_id, asked.seed),
+                    stop=asked.stop,
+                )
+            )
+        except EngineError as error:
+            self.broken = f"the engine failed: {error}"
+            raise Refused(str(error), status=503, code="engine_failed") from error
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
+        self._calls[number].generate_s = time.perf_counter() - started
+        self._conversations.record(
+            Recorded(
+                call=number,
+                messages=(*asked.messages, said),
+                tools=asked.tools,
+                prompt_token_ids=prompt.token_ids,
+                sampled=completion.token_ids,
+            )
+        )
+        return Reply(
+            id=f"chatcmpl-{secrets.token_hex(12)}",
+            created=int(time.time()),
+            num_prompt_tokens=len(prompt.token_ids),
+            completion=completion,
+            # What the agent reads is what was sampled, white space and all.
+            said=said if said.calls else replace(said, content=completion.text),
+        )
+
+
+def _failed(call: Call) -> bool:
+    return call.answering.done() and (call.answering.cancelled() or call.answering.exception() is not None)
+
+
+def _seen(answering: "asyncio.Task[Reply]") -> None:
+    """An error that nobody waits for any more is no news."""
+    if not answering.cancelled():
+        answering.exception()

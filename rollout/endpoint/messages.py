@@ -1,0 +1,160 @@
+"""What is said in a conversation, in one form whoever wrote it, and how calls of functions stand in its text.
+
+A call is written as a JSON object between `<tool_call>` and `</tool_call>`, a result between `<tool_response>` and
+`</tool_response>` in the user's turn: the form that Hermes and Qwen models are trained on, and any other can learn.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from rollout.types import Message
+
+SaidRole = Literal["system", "user", "assistant", "tool"]
+ROLES: Mapping[str, SaidRole] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+class MessageError(ValueError):
+    """A message that cannot be rendered; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """`arguments` is JSON text. Equal are calls with equal name and arguments, whatever the order of their keys."""
+
+    name: str
+    arguments: str
+
+    @property
+    def text(self) -> str:
+        return f'{OPEN}{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}}}{CLOSE}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One message. Two that are equal mean the same: white space around an assistant's words, the ids of calls and the
+    order of keys in their arguments do not count."""
+
+    role: SaidRole
+    content: str
+    calls: tuple[FunctionCall, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As it stands in a prompt."""
+        if self.role == "tool":
+            return f"<tool_response>\n{self.content}\n</tool_response>"
+        return "\n".join(part for part in (self.content, *(call.text for call in self.calls)) if part)
+
+
+def said_of(messages: Any) -> tuple[Said, ...]:
+    """From messages of OpenAI's chat protocol. Raises MessageError."""
+    if not isinstance(messages, list) or not messages:
+        raise MessageError("messages must be a list with at least one message")
+    return tuple(_said(message, f"messages[{index}]") for index, message in enumerate(messages))
+
+
+def _said(message: Any, where: str) -> Said:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}")
+    role = ROLES[message["role"]]
+    content = _content(message.get("content"), where)
+    if role != "assistant":
+        return Said(role=role, content=content)
+    calls = message.get("tool_calls") or []
+    try:
+        named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    except (TypeError, KeyError):
+        raise MessageError(f"{where}.tool_calls must be calls of functions, each with a name and arguments") from None
+    made = tuple(FunctionCall(name=str(name), arguments=_same_arguments(arguments)) for name, arguments in named)
+    return Said(role=role, content=content.strip(), calls=made)
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise MessageError(f"{where}.content holds something other than text, which this model cannot read")
+    return "".join(map(str, texts))
+
+
+def _same_arguments(arguments: Any) -> str:
+    """The same text for the same arguments; what is no JSON stays a JSON string."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        value = arguments
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Message]:
+    """As a chat template takes them: results of tools are the user's words, several in a row one message; the functions
+    that may be called stand in the system's words."""
+    turns: list[Message] = []
+    for is_result, group in groupby(messages, lambda one: one.role == "tool"):
+        if is_result:
+            turns.append(Message(role="user", content="\n".join(one.text for one in group)))
+        else:
+            turns += [Message(role=one.role, content=one.text) for one in group if one.role != "tool"]
+    if not tools:
+        return turns
+    described = tools_text(tools)
+    if turns and turns[0].role == "system":
+        return [Message(role="system", content=f"{turns[0].content}\n\n{described}"), *turns[1:]]
+    return [Message(role="system", content=described), *turns]
+
+
+def tools_text(tools: Sequence[str]) -> str:
+    """What the model is told of functions that it may call, each given as JSON."""
+    form = f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}'
+    return "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
+
+
+def read_reply(text: str) -> Said:
+    """A sampled text as a message. One in which a call is malformed calls nothing and is read as plain words."""
+    found = [_call_of(match) for match in _CALL.findall(text)]
+    calls = tuple(call for call in found if call is not None)
+    if not calls or len(calls) < len(found):
+        return Said(role="assistant", content=text.strip())
+    return Said(role="assistant", content=_CALL.sub("", text).strip(), calls=calls)
+
+
+def _call_of(text: str) -> FunctionCall | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    return FunctionCall(name=value["name"], arguments=_same_arguments(value.get("arguments", {})))
+
+
+def as_openai(said: Said) -> dict[str, Any]:
+    """An assistant's message of OpenAI's chat protocol; calls get new ids."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
+    if said.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{uuid.uuid4().hex[:24]}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in said.calls
+        ]
+    return message

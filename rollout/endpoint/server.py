@@ -1,0 +1,216 @@
+"""The model endpoint of one rollout worker: OpenAI's chat protocol over HTTP, on loopback, a key for each attempt."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rollout.endpoint.attempt import ENDED, Attempt, Call, Reply
+from rollout.endpoint.messages import as_openai
+from rollout.endpoint.request import Refused, read_request
+
+_log = logging.getLogger(__name__)
+MAX_ENDED = 10_000
+"""Keys of attempts that have ended which are still told from foreign ones."""
+CLIENT_LEFT = 499
+
+
+class Endpoint:
+    """Serves the attempts that are open. It starts with the first of them, in the loop that this one runs in."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, Attempt] = {}
+        self._ended: dict[str, None] = {}
+        self._server: _Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._port = 0
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    async def admit(self, attempt: Attempt) -> None:
+        """Its key is good from now on."""
+        if self._loop is not asyncio.get_running_loop():
+            await self._start()
+        self._attempts[attempt.key] = attempt
+
+    def dismiss(self, attempt: Attempt) -> None:
+        """Its key is that of an attempt that has ended."""
+        del self._attempts[attempt.key]
+        self._ended[attempt.key] = None
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _start(self) -> None:
+        self.close()
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        self._port = listening.getsockname()[1]
+        config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=300)
+        self._server = _Server(config)
+        self._loop = asyncio.get_running_loop()
+        self._serving = self._loop.create_task(self._server.serve([listening]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            await asyncio.sleep(0.005)
+
+    def _app(self) -> Starlette:
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/answer", self._take_answer, methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={Refused: _refusal})
+
+    def _attempt(self, request: Request) -> Attempt:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if key in self._ended:
+            raise Refused(ENDED, status=403, code="attempt_ended")
+        if key not in self._attempts:
+            raise Refused("this key is of no attempt here", status=401, code="invalid_api_key")
+        return self._attempts[key]
+
+    async def _models(self, request: Request) -> Response:
+        name = self._attempt(request).rules.model
+        return JSONResponse(
+            {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "agentflow"}]}
+        )
+
+    async def _take_answer(self, request: Request) -> Response:
+        attempt, body = self._attempt(request), await _body(request)
+        if not isinstance(body, dict) or not isinstance(body.get("answer"), str):
+            raise Refused('the body must be {"answer": "..."}')
+        attempt.posted = body["answer"]
+        return JSONResponse({})
+
+    async def _complete(self, request: Request) -> Response:
+        attempt = self._attempt(request)
+        asked = read_request(await _body(request), attempt.rules)
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        call = attempt.call(asked, name=request.headers.get("idempotency-key"), is_retry=is_retry)
+        if asked.stream:
+            events = _events(call, attempt.rules.model)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        return await _whole(call, request, attempt.rules.model)
+
+
+class _Server(uvicorn.Server):
+    """One that leaves the signals to the process that it runs in."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return await request.json()
+    except ValueError:
+        raise Refused("the body is no JSON") from None
+    except ClientDisconnect:
+        raise Refused("the client went away", status=CLIENT_LEFT) from None
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    if error.status in (401, 403):
+        _log.warning("a call of the model endpoint was refused: %s", error)
+    return JSONResponse({"error": _error(error)}, status_code=error.status)
+
+
+def _error(error: Refused) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+
+
+async def _whole(call: Call, request: Request, model: str) -> Response:
+    answer, gone = asyncio.ensure_future(call.reply()), asyncio.ensure_future(_client_leaves(request))
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            call.left = not call.delivered
+            return Response(status_code=CLIENT_LEFT)
+        reply = answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()
+    call.delivered = True
+    choice = {"index": 0, "message": as_openai(reply.said), "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return JSONResponse(_head(reply, "chat.completion", model) | {"choices": [choice], "usage": _usage(reply)})
+
+
+async def _client_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(call: Call, model: str) -> AsyncIterator[str]:
+    """A reply is sent once it is sampled to its end. A client that leaves before the last event has not got it."""
+    # One that leaves while it is sampled is met by the same end.
+    whole = False
+    try:
+        try:
+            reply = await call.reply()
+        except Refused as error:
+            yield _event({"error": _error(error)})
+            return
+        for delta, finish_reason in _deltas(reply):
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+            yield _event(_head(reply, "chat.completion.chunk", model) | {"choices": [choice]})
+        if call.asked.with_usage:
+            yield _event(_head(reply, "chat.completion.chunk", model) | {"choices": [], "usage": _usage(reply)})
+        whole = call.delivered = True
+        yield "data: [DONE]\n\n"
+    finally:
+        call.left = not whole and not call.delivered
+
+
+def _deltas(reply: Reply) -> Iterator[tuple[dict[str, Any], str | None]]:
+    message = as_openai(reply.said)
+    yield {"role": "assistant", "content": ""}, None
+    if message["content"]:
+        yield {"content": message["content"]}, None
+    for index, call in enumerate(message.get("tool_calls", [])):
+        yield {"tool_calls": [{"index": index, **call}]}, None
+    yield {}, _finish_reason(reply)
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def _head(reply: Reply, kind: str, model: str) -> dict[str, Any]:
+    fingerprint = f"v{reply.completion.policy_version}"
+    return {
+        "id": reply.id,
+        "object": kind,
+        "created": reply.created,
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
+
+
+def _finish_reason(reply: Reply) -> str:
+    return "tool_calls" if reply.said.calls else reply.completion.finish_reason
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    sampled = len(reply.completion.token_ids)
+    prompt = reply.num_prompt_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,0 +1,51 @@
+"""An agent of one's own in a recipe: what it is, and what does not go with it."""
+
+import pytest
+
+from configs.loading import ConfigError, load_run_config
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
+
+ALONE = ["reward.credit=outcome", "cold_start.num_demonstrations=0"]
+
+
+def test_the_planner_acts_where_nobody_else_is_named():
+    assert load_run_config(None).agent == PlannerAgentConfig()
+
+
+def test_a_function_or_a_command_says_by_its_key_what_it_is():
+    function = load_run_config(None, ["agent.function=mine:solve", *ALONE])
+    assert function.agent == FunctionAgentConfig(function="mine:solve")
+    command = load_run_config(None, ["agent.command=python mine.py", "agent.model=gpt", *ALONE])
+    assert command.agent == CommandAgentConfig(command="python mine.py", model="gpt")
+    assert function.names_code
+    assert command.names_code
+
+
+def test_not_both():
+    with pytest.raises(ConfigError, match=r"unknown key 'agent\.command': type = 'function' has"):
+        load_run_config(None, ["agent.function=mine:solve", "agent.command=python mine.py", *ALONE])
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("reward.credit=outcome_gated", "needs reward.credit = outcome: a PRM scores the planner's decisions"),
+        ("cold_start.num_demonstrations=8", "needs cold_start.num_demonstrations = 0: only the planner plays plans"),
+        ("rollout.restarts=random", "needs rollout.restarts = none: only the planner's turns are repeated"),
+        ("memory=in_process", "needs memory = none: only the planner reads hints"),
+        ("pipeline_depth=0", "needs rollout.lockstep = false: nobody knows at pipeline_depth 0"),
+        ('backend={type="ollama", model="m"}', "needs backend = vllm: a server of one's own tells no token ids"),
+    ],
+)
+def test_what_needs_a_plan_or_the_planners_turns_is_refused_in_one_sentence(override, says):
+    with pytest.raises(ConfigError, match=r"agent\.type = 'function' needs ") as caught:
+        load_run_config(None, ["agent.function=mine:solve", *ALONE, override])
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_and_turn_length_of_the_planner_bind_nobody_else():
+    long = ["rollout.max_steps=5", "rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
+    with pytest.raises(ConfigError, match="leaves no room for prompts"):
+        load_run_config(None, long)
+    load_run_config(None, [*long, "agent.function=mine:solve", *ALONE])

@@ -1,0 +1,75 @@
+"""An attempt behind a real endpoint, with a scripted engine: what tests of the endpoint begin with."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import openai
+from scripted import ScriptedEngine, ScriptedTokenizer
+
+from rollout.chat import ChatFormat
+from rollout.endpoint.attempt import Attempt
+from rollout.endpoint.request import Rules
+from rollout.endpoint.server import Endpoint
+
+RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000)
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def called(*arguments):
+    """What the model samples where it calls `add`."""
+    return "\n".join(f'<tool_call>\n{{"name": "add", "arguments": {given}}}\n</tool_call>' for given in arguments)
+
+
+class GatedEngine(ScriptedEngine):
+    """Samples only once it may."""
+
+    def __init__(self, texts):
+        super().__init__(texts)
+        self.gate = asyncio.Event()
+
+    async def generate(self, request):
+        completion = await super().generate(request)
+        await self.gate.wait()
+        return completion
+
+
+@dataclass
+class Play:
+    engine: ScriptedEngine
+    endpoint: Endpoint
+    attempt: Attempt
+    client: openai.AsyncOpenAI
+
+    async def ask(self, *messages, **more):
+        return await self.client.chat.completions.create(model="policy", messages=list(messages), **more)
+
+    def client_with(self, **more):
+        return new_client(self.endpoint, **({"api_key": self.attempt.key} | more))
+
+
+def new_client(endpoint, **more):
+    connections = openai.DefaultAsyncHttpxClient(trust_env=False)
+    return openai.AsyncOpenAI(**({"base_url": endpoint.base_url, "http_client": connections, "max_retries": 0} | more))
+
+
+def new_attempt(engine, rules=RULES, temperature=0.7):
+    chat = ChatFormat(ScriptedTokenizer())
+    return Attempt(engine, chat, rules, trajectory_id="g/0", temperature=temperature)
+
+
+@asynccontextmanager
+async def play(*texts, rules=RULES, engine=None, temperature=0.7):
+    engine = engine or ScriptedEngine(texts)
+    attempt, endpoint = new_attempt(engine, rules, temperature), Endpoint()
+    await endpoint.admit(attempt)
+    async with new_client(endpoint, api_key=attempt.key) as client:
+        yield Play(engine, endpoint, attempt, client)
+    endpoint.close()
