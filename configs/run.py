@@ -11,7 +11,7 @@ from configs.base import Config
 from configs.cluster import CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig
 from configs.judge import JudgeConfig
-from configs.learner import ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
+from configs.learner import BOUNDED_LOSSES, ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
 from configs.older import as_today
 from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
 from configs.rollout import FolderMemoryConfig, MemoryConfig, NoMemoryConfig, RolloutConfig
@@ -157,6 +157,25 @@ class RunConfig(Config):
             raise ValueError(
                 f"rollout.restarts.type = '{self.rollout.restarts.type}' needs memory.type = 'none', not "
                 f"'{self.memory.type}': hints change between an attempt and the fork that repeats its beginning"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ratio_is_bounded_once(self) -> "RunConfig":
+        loss, correction = self.learner.loss.type, self.learner.correction.type
+        if loss in BOUNDED_LOSSES and correction != "none":
+            raise ValueError(
+                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction.type = '{correction}' "
+                "would bound it a second time: set learner.correction=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dr_grpo_divides_by_no_deviation(self) -> "RunConfig":
+        if self.learner.loss.type == "dr_grpo" and self.reward.credit.type != "outcome_centered":
+            raise ValueError(
+                "learner.loss.type = 'dr_grpo' needs reward.credit.type = 'outcome_centered', not "
+                f"'{self.reward.credit.type}': its advantages are not divided by the group's deviation"
             )
         return self
 
