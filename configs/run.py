@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,8 @@ from configs.learner import BOUNDED_LOSSES, ColdStartConfig, CustomLossConfig, L
 from configs.older import as_today
 from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
 from configs.rollout import FolderMemoryConfig, MemoryConfig, NoMemoryConfig, RolloutConfig
+
+TrackerName = Literal["wandb", "mlflow", "trackio"]
 
 
 class EvaluationConfig(Config):
@@ -67,6 +69,8 @@ class RunConfig(Config):
     code_path: str | None = None
     """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. Where the command is
     called they are looked for besides."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Experiment trackers that are told every metric besides TensorBoard; each needs the extra of its name."""
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
     rollout: RolloutConfig = RolloutConfig()
