@@ -1,9 +1,9 @@
 """The policy and its update: base model, adapter, objective, optimizer, microbatches, the supervised cold start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.base import Config, typed
 from configs.own import ImportPath, own_function
@@ -100,6 +100,37 @@ class FlowGrpoConfig(Config):
     """Weight of the KL term; 0 computes none."""
 
 
+class CispoConfig(Config):
+    """Token mean over the whole step; a token weighs its ratio, bounded above, and none is clipped out of the gradient
+    (MiniMax-M1, arXiv 2506.13585)."""
+
+    type: Literal["cispo"] = "cispo"
+    max_weight: float = Field(default=5.0, ge=1)
+    """Largest weight of a token, the paper's 1 + eps_high; there is no smallest one."""
+
+
+class GspoConfig(Config):
+    """Mean per trajectory first; all tokens of a trajectory weigh, and are clipped by, the geometric mean of their
+    ratios (arXiv 2507.18071)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_low: float = Field(default=3e-4, gt=0, lt=1)
+    """How far below 1 a stale trajectory's mean ratio may fall before negative advantages stop pushing it."""
+    clip_high: float = Field(default=4e-4, gt=0)
+    """How far above 1 it may rise before positive advantages stop pushing it."""
+
+
+class DrGrpoConfig(Config):
+    """Sum per trajectory over a constant, with advantages that no deviation divides (arXiv 2503.20783)."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far from 1 the ratio of a stale token may be, on either side, before its advantage stops pushing it on."""
+    length: int = Field(default=512, ge=1)
+    """The constant that every trajectory's sum is divided by, whatever its length; the paper's is the budget of tokens.
+    """
+
+
 class CustomLossConfig(Config):
     """A function of one's own from `learner.losses.LossInputs` to `learner.losses.LossOutput`."""
 
@@ -117,8 +148,14 @@ class CustomLossConfig(Config):
 
 
 LossConfig = Annotated[
-    DapoConfig | GrpoConfig | FlowGrpoConfig | CustomLossConfig, Field(discriminator="type"), typed("dapo")
+    DapoConfig | GrpoConfig | FlowGrpoConfig | CispoConfig | GspoConfig | DrGrpoConfig | CustomLossConfig,
+    Field(discriminator="type"),
+    typed("dapo"),
 ]
+
+
+BOUNDED_LOSSES = ("cispo", "gspo")
+"""Losses that weigh a token by a bounded ratio of their own, in place of a correction."""
 
 
 class NoOverlongConfig(Config):
@@ -161,7 +198,8 @@ class LearnerConfig(Config):
     loss: LossConfig = DapoConfig()
     """What an update makes smaller."""
     correction: CorrectionConfig = TisConfig()
-    """What a token that other weights sampled weighs."""
+    """What a token that other weights sampled weighs; `none`, and only that, with a loss that bounds the ratio itself:
+    `cispo` and `gspo`."""
     overlong: OverlongConfig = NoOverlongConfig()
     """What the length of a trajectory's turns changes in its reward."""
     guard: GuardConfig = GuardConfig()
@@ -204,6 +242,16 @@ class LearnerConfig(Config):
     def precision(self) -> Precision:
         """What `dtype` means on this machine."""
         return precision_of(self.dtype, self.device)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_second_bound(cls, values: Any) -> Any:
+        """The default correction gives way to a loss that bounds the ratio itself."""
+        if not isinstance(values, Mapping) or "correction" in values:
+            return values
+        loss = values.get("loss")
+        kind = loss.get("type") if isinstance(loss, Mapping) else getattr(loss, "type", loss)
+        return {**values, "correction": "none"} if kind in BOUNDED_LOSSES else values
 
     @property
     def has_reference(self) -> bool:

@@ -117,6 +117,12 @@ class OutcomeConfig(Config):
     type: Literal["outcome"] = "outcome"
 
 
+class OutcomeCenteredConfig(Config):
+    """The outcome minus the group's mean, not divided by its deviation (Dr. GRPO); no PRM is asked."""
+
+    type: Literal["outcome_centered"] = "outcome_centered"
+
+
 class OutcomeGatedConfig(Config):
     """The outcome and the step's PRM score, in groups whose outcomes differ; without a PRM it is `outcome`."""
 
@@ -128,8 +134,10 @@ class OutcomeGatedConfig(Config):
     alarms: AlarmConfig = AlarmConfig()
 
 
-CreditConfig = Annotated[OutcomeConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome_gated")]
-Credit = Literal["outcome", "outcome_gated"]
+CreditConfig = Annotated[
+    OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome_gated")
+]
+Credit = Literal["outcome", "outcome_centered", "outcome_gated"]
 
 
 class RewardConfig(Config):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,7 +11,7 @@ from configs.base import Config
 from configs.cluster import CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig
 from configs.judge import JudgeConfig
-from configs.learner import ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
+from configs.learner import BOUNDED_LOSSES, ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
 from configs.older import as_today
 from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
 from configs.rollout import (
@@ -24,6 +24,8 @@ from configs.rollout import (
     PlannerAgentConfig,
     RolloutConfig,
 )
+
+TrackerName = Literal["wandb", "mlflow", "trackio"]
 
 
 class EvaluationConfig(Config):
@@ -76,6 +78,8 @@ class RunConfig(Config):
     code_path: str | None = None
     """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. Where the command is
     called they are looked for besides."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Experiment trackers that are told every metric besides TensorBoard; each needs the extra of its name."""
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
     agent: AgentConfig = PlannerAgentConfig()
@@ -195,6 +199,25 @@ class RunConfig(Config):
         ):
             if wrong:
                 raise ValueError(f"agent.type = '{self.agent.type}' needs {key} = {right}: {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _ratio_is_bounded_once(self) -> "RunConfig":
+        loss, correction = self.learner.loss.type, self.learner.correction.type
+        if loss in BOUNDED_LOSSES and correction != "none":
+            raise ValueError(
+                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction.type = '{correction}' "
+                "would bound it a second time: set learner.correction=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dr_grpo_divides_by_no_deviation(self) -> "RunConfig":
+        if self.learner.loss.type == "dr_grpo" and self.reward.credit.type != "outcome_centered":
+            raise ValueError(
+                "learner.loss.type = 'dr_grpo' needs reward.credit.type = 'outcome_centered', not "
+                f"'{self.reward.credit.type}': its advantages are not divided by the group's deviation"
+            )
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,21 @@ def group_normalized(
     whose std is below `min_std`, gets zeros: its residue would be rounding noise blown up to full size.
     `ddof` 1 is the sample std, 0 the population std. Raises ValueError for a reward that is not finite.
     """
+    centered = group_centered(rewards, ddof=ddof, min_std=min_std)
+    scored = [one for one, reward in zip(centered, rewards, strict=True) if reward is not None]
+    if not any(scored):
+        return centered
+    std = math.sqrt(math.fsum(one**2 for one in scored) / (len(scored) - ddof))
+    return [one / (std + eps) for one in centered]
+
+
+def group_centered(rewards: Sequence[float | None], *, ddof: int = 1, min_std: float = 1e-3) -> list[float]:
+    """Advantage of each trajectory: reward - group mean, not divided by the deviation.
+
+    Dr. GRPO (arXiv 2503.20783, section 3.2): divided, a question that is almost always or almost never solved weighs
+    more than one that is solved half of the time. `rewards`, the groups that get zeros, and errors are those of
+    `group_normalized`.
+    """
     scored = [float(reward) for reward in rewards if reward is not None]
     if not all(math.isfinite(reward) for reward in scored):
         raise ValueError(f"rewards must be finite, got {list(rewards)}")
@@ -24,7 +39,7 @@ def group_normalized(
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / (len(scored) - ddof))
     if std < min_std:
         return [0.0] * len(rewards)
-    return [0.0 if reward is None else (reward - mean) / (std + eps) for reward in rewards]
+    return [0.0 if reward is None else reward - mean for reward in rewards]
 
 
 def outcome_gated(

@@ -5,7 +5,7 @@ Every batch gives one optimizer step, so the gradient is taken at the learner's 
 min(r A, clip(r) A), with r = learner / rollout, is r times plain REINFORCE inside a one-sided trust region around the
 sampler and nothing outside: a token whose probability has already risen beyond 1 + clip_high is not pushed further up,
 one that has fallen below 1 - clip_low not further down (PPO, arXiv 1707.06347, eq. 7). A correction bounds r where
-it is a weight. All losses below take this term.
+it is a weight. `gspo` takes this term with one r for a whole trajectory; `cispo` only bounds r, without a trust region.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.learner import CorrectionConfig, CustomLossConfig, DapoConfig, FlowGrpoConfig, GrpoConfig, LossConfig
+from configs.learner import (
+    CispoConfig,
+    CorrectionConfig,
+    CustomLossConfig,
+    DapoConfig,
+    DrGrpoConfig,
+    FlowGrpoConfig,
+    GrpoConfig,
+    GspoConfig,
+    LossConfig,
+)
 from configs.own import OwnCodeError, failure
 from learner.corrections import correction_weights, masked_log_ratio
 
@@ -70,6 +80,12 @@ def policy_loss(config: LossConfig) -> PolicyLoss:
             return partial(grpo_loss, clip=config.clip)
         case FlowGrpoConfig():
             return partial(flow_grpo_loss, clip=config.clip, kl_weight=config.kl_weight)
+        case CispoConfig():
+            return partial(cispo_loss, max_weight=config.max_weight)
+        case GspoConfig():
+            return partial(gspo_loss, clip_low=config.clip_low, clip_high=config.clip_high)
+        case DrGrpoConfig():
+            return partial(dr_grpo_loss, clip=config.clip, length=config.length)
         case CustomLossConfig():
             return partial(_own_loss, config.load(), config)
 
@@ -129,27 +145,94 @@ def flow_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, kl_weight: float = 
     return LossOutput(loss=weighted.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
 
 
+def cispo_loss(inputs: LossInputs, *, max_weight: float = 5.0) -> LossOutput:
+    """CISPO: minus the token mean of sg(min(r, max_weight)) A log pi, where sg stops the gradient. No token is clipped
+    out of the gradient, however far it has moved.
+
+    MiniMax-M1, arXiv 2506.13585, eq. 4 and 5, where max_weight is 1 + eps_high and, as there, nothing bounds r below;
+    normalised as `dapo_loss`. The value is minus the mean of weight times advantage, as for the other losses; the
+    gradient is that of the equation. `clip_high` counts stale tokens whose weight is bounded.
+    """
+    mask = inputs.loss_mask.bool()
+    with torch.no_grad():
+        ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask).exp()
+        bounded = _older(inputs) & (ratio > max_weight)
+    unit = _unit(inputs.learner_logprobs, mask)
+    losses = torch.where(mask, -inputs.advantages * ratio.clamp(max=max_weight) * unit, 0.0)
+    return LossOutput(
+        loss=losses.sum() / max(inputs.num_loss_tokens, 1),
+        metrics={"clip_high": float(bounded.sum()), "clip_low": 0.0, "correction_masked": 0.0},
+    )
+
+
+def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> LossOutput:
+    """GSPO: the mean over trajectories of the mean over a trajectory's tokens of min(s A, clip(s, 1 - clip_low,
+    1 + clip_high) A), with s the geometric mean of the trajectory's token ratios.
+
+    arXiv 2507.18071, eq. 5 and 7; with advantages that differ between tokens it is GSPO-token, eq. 13 and 14, whose
+    gradient is the same where they do not. s is over the tokens that train. A trajectory without a stale token is
+    not clipped: its s differs from 1 by the rounding of two programs only.
+    """
+    mask = inputs.loss_mask.bool()
+    lengths = mask.sum(-1, keepdim=True).clamp(min=1)
+    with torch.no_grad():
+        log_ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask)
+        ratio = (log_ratio.sum(-1, keepdim=True) / lengths).exp().expand_as(log_ratio)
+        older = mask & _older(inputs).any(-1, keepdim=True)
+    losses, metrics = _inside(inputs, ratio, ratio, older, clip_low=clip_low, clip_high=clip_high)
+    row_means = losses.sum(-1) / lengths.squeeze(-1)
+    return LossOutput(loss=row_means.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
+
+
+def dr_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, length: int = 512) -> LossOutput:
+    """Dr. GRPO: the mean over trajectories of the clipped objective's sum, divided by the constant `length`, so that a
+    token of a long trajectory weighs as much as one of a short one.
+
+    arXiv 2503.20783, section 3.2 and listing 1; the advantages without deviation are `group_centered`.
+    """
+    losses, metrics = clipped_losses(inputs, clip_low=clip, clip_high=clip)
+    return LossOutput(loss=losses.sum() / (max(inputs.num_trajectories, 1) * length), metrics=metrics)
+
+
 def clipped_losses(inputs: LossInputs, *, clip_low: float, clip_high: float) -> tuple[Tensor, dict[str, float]]:
     """PPO's clipped term with the correction's weights: the loss of each token, zero outside the mask, and the sums
     that `LossOutput.metrics` holds. Works in float32 or better."""
-    mask, advantages = inputs.loss_mask.bool(), inputs.advantages
+    mask = inputs.loss_mask.bool()
     with torch.no_grad():
         log_ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask)
-        ratio = log_ratio.exp()
+        weights = correction_weights(inputs.correction, log_ratio, mask)
+    return _inside(inputs, log_ratio.exp(), weights, _older(inputs), clip_low=clip_low, clip_high=clip_high)
+
+
+def _inside(
+    inputs: LossInputs, ratio: Tensor, weights: Tensor, older: Tensor, *, clip_low: float, clip_high: float
+) -> tuple[Tensor, dict[str, float]]:
+    """As `clipped_losses`, where `ratio` decides who is outside the trust region, `weights` those inside are weighed
+    with, and `older` tokens alone can be outside; all `[B, T]`."""
+    mask, advantages = inputs.loss_mask.bool(), inputs.advantages
+    with torch.no_grad():
         bound = ratio.clamp(1 - clip_low, 1 + clip_high)
-        older = mask if inputs.ages is None else mask & (inputs.ages > 0)
         too_high = older & (ratio > bound) & (advantages > 0)
         too_low = older & (ratio < bound) & (advantages < 0)
         clipped = too_high | too_low
-        weights = correction_weights(inputs.correction, log_ratio, mask)
-    # 1 in value; carries the gradient of the log-prob.
-    unit = masked_log_ratio(inputs.learner_logprobs, inputs.learner_logprobs.detach(), mask).exp()
+    unit = _unit(inputs.learner_logprobs, mask)
     losses = torch.where(mask, -advantages * torch.where(clipped, bound, weights * unit), 0.0)
     return losses, {
         "clip_high": float(too_high.sum()),
         "clip_low": float(too_low.sum()),
         "correction_masked": float((mask & ~clipped & (weights == 0)).sum()),
     }
+
+
+def _older(inputs: LossInputs) -> Tensor:
+    """The trained tokens that other weights than the learner's sampled, `[B, T]`."""
+    mask = inputs.loss_mask.bool()
+    return mask if inputs.ages is None else mask & (inputs.ages > 0)
+
+
+def _unit(learner_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """1 in value; carries the gradient of the log-prob."""
+    return masked_log_ratio(learner_logprobs, learner_logprobs.detach(), mask).exp()
 
 
 def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor) -> Tensor:

@@ -131,6 +131,7 @@ def keep(run: Run, rollouts: Supervisor) -> None:
     run.folder.sync()
     trained = ray.get(store.sync.remote())
     rollouts.learn("save_checkpoint", checkpoints, trained)
+    run.folder.settle()
     ray.get(store.forget.remote(oldest_kept_step(checkpoints)))
 
 

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from configs.reward import Credit
-from learner.advantages import group_normalized, outcome_gated
+from learner.advantages import group_centered, group_normalized, outcome_gated
 from learner.samples import build_samples
 from learner.types import TrainingSample, sample_name
 from reward.types import PrmError, ScoredGroup
@@ -60,7 +60,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditParts:
-    """`scheme` is the credit that was in force: `outcome` where no step had a score, whatever the recipe says.
+    """`scheme` is the credit that was in force: `outcome` where no step had a score and the recipe asks for scores.
 
     `totals` spreads over the trajectories' total rewards, `scores` over the group's scored steps. Per trajectory, one
     number per planner turn: `advantages`, the `outcomes` and `processes` that add up to them, and the mapped
@@ -85,9 +85,10 @@ def credit_parts(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -> C
     rewards = step_rewards(scored)
     scores = [reward for steps in rewards for reward in steps if reward is not None]
     totals = [reward.total for reward in scored.rewards]
-    scheme: Credit = credit if scores else "outcome"
+    by_outcome: Credit = "outcome_centered" if credit == "outcome_centered" else "outcome"
+    scheme: Credit = credit if scores else by_outcome
     advantages = turn_advantages(scored, credit=credit, prm_weight=prm_weight)
-    outcomes = turn_advantages(scored, credit="outcome", prm_weight=0.0)
+    outcomes = turn_advantages(scored, credit=by_outcome, prm_weight=0.0)
     return CreditParts(
         scheme=scheme,
         weight=prm_weight if scheme == "outcome_gated" else 0.0,
@@ -199,7 +200,8 @@ def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -
 
     outcome: every turn carries its trajectory's group-normalised total reward; the statistics are over the G
         trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
-    outcome_gated: that, plus `prm_weight` times the step's score against the pool of the group's steps.
+    outcome_centered: that, not divided by the group's deviation (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    outcome_gated: `outcome`, plus `prm_weight` times the step's score against the pool of the group's steps.
 
     Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a
     total reward get zeros, and so do turns that a fork replayed.
@@ -209,8 +211,11 @@ def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -
     if credit == "outcome_gated":
         advantages = outcome_gated(totals, step_rewards(scored), weight=prm_weight)
     else:
-        by_outcome = zip(group_normalized(totals), trajectories, strict=True)
-        advantages = [[advantage] * len(trajectory.planner_turns) for advantage, trajectory in by_outcome]
+        by_outcome = group_centered(totals) if credit == "outcome_centered" else group_normalized(totals)
+        advantages = [
+            [advantage] * len(trajectory.planner_turns)
+            for advantage, trajectory in zip(by_outcome, trajectories, strict=True)
+        ]
     return [
         [own if turn.trainable else 0.0 for turn, own in zip(trajectory.planner_turns, owns, strict=True)]
         for trajectory, owns in zip(trajectories, advantages, strict=True)

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
@@ -20,9 +20,10 @@ from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from configs.errors import UserError
-from configs.run import RunConfig
+from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
+from ray_jobs.metrics.trackers import TRACKERS, Trackers
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
 from rollout.records import TOKENIZER, RecordLine, head_of, line_of, read_records, whole_lines
@@ -154,9 +155,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
     crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = print) -> None:
-        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for."""
+    def __init__(
+        self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
+    ) -> None:
+        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for, and of
+        a tracker that fails."""
         super().__init__(path.absolute())
+        self._trackers = Trackers(self.path, trackers, tell)
         path = self.path
         self.finished_phases = _read_json(path / PHASES)
         self._started = time.monotonic()
@@ -182,7 +187,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         path = config.run_path
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path, tell)
+        folder = cls(path, tell, trackers=config.trackers)
         walls = asdict(sandbox) if sandbox else None
         try:
             facts = {"with_prm": with_prm, "sandbox": walls, "file_system": file_system_of(path).kind}
@@ -206,7 +211,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         path = config.run_path
         if not (path / "config.json").exists():
             return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
-        folder = cls(path, tell)
+        folder = cls(path, tell, trackers=config.trackers)
         tell(f"goes on with the unfinished run in '{path}'")
         folder.rewind(sys.maxsize)
         return folder
@@ -225,6 +230,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         try:
             self._close_files()
         finally:
+            self._trackers.close()
             self._lock.release()
 
     def _open_files(self) -> None:
@@ -298,6 +304,10 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             sync_tree(self.path / TENSORBOARD)
             sync(self.path)
 
+    def settle(self) -> None:
+        """What was logged so far is never taken back, so that trackers may have it. Returns at once."""
+        self._trackers.settle(self.path / METRICS, self.fingerprint)
+
     def keep_tokenizer(self, model_path: Path) -> None:
         """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
         source, own = model_path / TOKENIZER, self.path / TOKENIZER
@@ -309,9 +319,11 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
         self.catch_up()
         with _writing(self.path):
-            sync_tree(self.path)
+            # Libraries of others write and delete there at any time.
+            sync_tree(self.path, besides=TRACKERS)
         self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
         write_json(self.path / PHASES, self.finished_phases)
+        self.settle()
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged

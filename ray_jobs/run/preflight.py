@@ -18,6 +18,7 @@ from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from configs.wording import reason
+from ray_jobs.metrics.trackers import check_trackers
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 
 
@@ -264,6 +265,7 @@ def check_recipe(config: RunConfig) -> None:
     if config.envs.choice == "learnable":
         _check_choice([name for name, share in config.envs.mix.items() if share > 0], tuple(FAMILIES))
     check_nothing_secret_is_written(config)
+    check_trackers(config.trackers)
     rank = config.model.lora_rank
     if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
         raise PreflightError(

@@ -90,9 +90,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path) -> None:
-    """Every file and folder below, then the folder itself. Raises OSError."""
+def sync_tree(folder: Path, *, besides: str | None = None) -> None:
+    """Every file and folder below, without the one that is named `besides`, then the folder itself. Raises OSError."""
     for path in sorted(folder.iterdir()):
+        if path.name == besides:
+            continue
         if path.is_dir() and not path.is_symlink():
             sync_tree(path)
         elif path.is_file():

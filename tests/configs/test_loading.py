@@ -50,7 +50,11 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
         ("seed=abc", 'seed: must be a whole number (got "abc")'),
         ("seed.x=1", "seed: must be a whole number (got a table)"),
         ("learner=1", "learner: must be a table (got 1)"),
-        ("learner.loss.type=x", "learner.loss.type: must be 'dapo', 'grpo', 'flow_grpo' or 'custom' (got \"x\")"),
+        (
+            "learner.loss.type=x",
+            "learner.loss.type: must be 'dapo', 'grpo', 'flow_grpo', 'cispo', 'gspo', 'dr_grpo' or 'custom' "
+            '(got "x")',
+        ),
         ('backend={type="openai", model="m", base_url="here"}', "must be an address such as http://127.0.0.1:8000/v1"),
         ("rollout.group_size=1", "rollout.group_size: must be at least 2 (got 1)"),
         ("learner.learning_rate=-1", "must be above 0 (got -1)"),

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from configs.learner import DapoConfig, FlowGrpoConfig, GrpoConfig, IcepopConfig, SoftOverlongConfig, TisConfig
+from configs.learner import (
+    DapoConfig,
+    FlowGrpoConfig,
+    GrpoConfig,
+    IcepopConfig,
+    NoCorrectionConfig,
+    SoftOverlongConfig,
+    TisConfig,
+)
 from configs.loading import RECIPES, ConfigError, load_run_config, render_config
 from configs.reward import JudgeLabelConfig, MonteCarloLabelConfig, OutcomeConfig
 from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, NoMemoryConfig, ServerMemoryConfig
@@ -151,3 +159,25 @@ def test_misspelt_setting_of_another_type_is_told_the_nearest_one():
     with pytest.raises(ConfigError) as error:
         load_run_config(None, ["label.judge.price_per_million_input_tokens=1"])
     assert str(error.value).endswith("'judge' has it")
+
+
+@pytest.mark.parametrize("loss", ["cispo", "gspo"])
+def test_a_loss_that_bounds_the_ratio_itself_takes_no_correction_and_refuses_one(loss, tmp_path):
+    assert load_run_config(None, [f"learner.loss={loss}"]).learner.correction == NoCorrectionConfig()
+    assert load_run_config(None, [f"learner.loss.type={loss}"]).learner.correction == NoCorrectionConfig()
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(None, [f"learner.loss={loss}", "learner.correction=tis"])
+    assert str(caught.value) == (
+        f"recipe: learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction.type = 'tis' would "
+        "bound it a second time: set learner.correction=none"
+    )
+
+
+def test_dr_grpo_is_refused_with_advantages_that_are_divided_by_the_deviation():
+    load_run_config(None, ["learner.loss=dr_grpo", "reward.credit=outcome_centered"])
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(None, ["learner.loss=dr_grpo", "reward.credit=outcome"])
+    assert str(caught.value) == (
+        "recipe: learner.loss.type = 'dr_grpo' needs reward.credit.type = 'outcome_centered', not 'outcome': its "
+        "advantages are not divided by the group's deviation"
+    )

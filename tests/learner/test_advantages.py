@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.advantages import group_normalized, outcome_gated, pooled
+from learner.advantages import group_centered, group_normalized, outcome_gated, pooled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 calm = settings(max_examples=50, deadline=None)
@@ -149,3 +149,10 @@ def test_pooled_steps_match_golden_values():
 
 def test_pooled_unscored_step_gets_zero_and_moves_no_other():
     assert pooled([[0.2, None], [0.8]]) == [[pooled([[0.2], [0.8]])[0][0], 0.0], pooled([[0.2], [0.8]])[1]]
+
+
+def test_centered_advantages_are_the_distance_from_the_mean_whatever_the_deviation():
+    assert group_centered([1, 0, 0, 0]) == [0.75, -0.25, -0.25, -0.25]
+    assert group_centered([1, None, 0.5]) == [0.25, 0.0, -0.25]
+    assert group_centered([0.7, 0.7, 0.7]) == group_centered([0.5, 0.5005, 0.4995]) == [0.0] * 3
+    assert group_centered([0.7]) == [0.0]

@@ -5,7 +5,15 @@ import pytest
 import torch
 from tiny import loss_inputs
 
-from learner.losses import dapo_loss, flow_grpo_loss, grpo_loss, reference_k3
+from learner.losses import (
+    cispo_loss,
+    dapo_loss,
+    dr_grpo_loss,
+    flow_grpo_loss,
+    grpo_loss,
+    gspo_loss,
+    reference_k3,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 # ratios 1.5 0.9 1.1 / 0.7 1.3 (1.0 masked), advantages +1 / -1
@@ -120,3 +128,75 @@ def test_as_a_loss_k3_estimates_one_kl_divergence_and_has_the_gradient_of_the_ot
 def test_batch_without_loss_tokens_gives_a_finite_zero():
     output = dapo_loss(loss_inputs(NEW, OLD, ADVANTAGES, torch.zeros_like(MASK), num_loss_tokens=0))
     assert output.loss.item() == 0.0
+
+
+def test_cispo_bounds_every_weight_and_clips_no_token_out_of_the_gradient():
+    new = NEW.clone().requires_grad_()
+    output = cispo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), max_weight=1.2)
+    output.loss.backward()
+    # weights min(r, 1.2): 1.2 0.9 1.1 / 0.7 1.2; the gradient of a token is -weight * advantage / 5
+    assert output.loss.item() == pytest.approx((-1.2 - 0.9 - 1.1 + 0.7 + 1.2) / 5, abs=1e-9)
+    expected = torch.tensor([[-0.24, -0.18, -0.22], [0.14, 0.24, 0.0]], dtype=torch.float64)
+    assert torch.allclose(new.grad, expected, atol=1e-9)
+    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (2, 0)
+
+
+def test_gspo_weighs_a_trajectory_by_the_geometric_mean_of_its_ratios():
+    new = NEW.clone().requires_grad_()
+    output = gspo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), clip_low=0.2, clip_high=0.28)
+    output.loss.backward()
+    first, second = (1.5 * 0.9 * 1.1) ** (1 / 3), (0.7 * 1.3) ** 0.5
+    # 1.14 and 0.95, both inside: (-1.14 + 0.95) / 2; a token's gradient is its row's, over the row's length and 2
+    assert output.loss.item() == pytest.approx((-first + second) / 2, abs=1e-9)
+    expected = torch.tensor([[-first / 6] * 3, [second / 4, second / 4, 0.0]], dtype=torch.float64)
+    assert torch.allclose(new.grad, expected, atol=1e-9)
+    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (0, 0)
+
+
+def test_gspo_clips_a_whole_trajectory_or_nothing_of_it():
+    new = NEW.clone().requires_grad_()
+    output = gspo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), clip_low=0.04, clip_high=0.1)
+    output.loss.backward()
+    # 1.14 > 1.1 with a positive advantage, 0.954 < 0.96 with a negative one
+    assert output.loss.item() == pytest.approx((-1.1 + 0.96) / 2, abs=1e-9)
+    assert not new.grad.any()
+    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (3, 2)
+
+
+def test_gspo_clips_no_trajectory_that_the_learners_own_weights_sampled():
+    ages = torch.tensor([[0, 0, 0], [0, 1, 0]])
+    output = gspo_loss(loss_inputs(NEW, OLD, ADVANTAGES, MASK, ages=ages), clip_low=0.04, clip_high=0.1)
+    assert output.loss.item() == pytest.approx((-((1.5 * 0.9 * 1.1) ** (1 / 3)) + 0.96) / 2, abs=1e-9)
+    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (0, 2)
+
+
+def test_gspo_gives_each_token_its_own_advantage():
+    advantages = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 9.0]], dtype=torch.float64)
+    output = gspo_loss(loss_inputs(OLD, OLD, advantages, MASK))
+    # s = 1: -((1 + 2 + 3) / 3 + (-1 + 0) / 2) / 2
+    assert output.loss.item() == pytest.approx(-0.75, abs=1e-9)
+
+
+def test_dr_grpo_divides_every_trajectorys_sum_by_the_same_constant():
+    new = NEW.clone().requires_grad_()
+    output = dr_grpo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), length=10)
+    output.loss.backward()
+    # ((-1.2 - 0.9 - 1.1) + (0.8 + 1.3)) / 2 / 10; the clipped tokens 1.5 and 0.7 have no gradient
+    assert output.loss.item() == pytest.approx(-0.055, abs=1e-9)
+    expected = torch.tensor([[0.0, -0.045, -0.055], [0.0, 0.065, 0.0]], dtype=torch.float64)
+    assert torch.allclose(new.grad, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", [cispo_loss, gspo_loss, dr_grpo_loss])
+def test_microbatches_of_the_sequence_losses_add_up_to_the_whole_step(loss):
+    tensors = (NEW, OLD, ADVANTAGES, MASK)
+    whole = loss(loss_inputs(*tensors)).loss
+    parts = sum(loss(loss_inputs(*(one[i : i + 1] for one in tensors), num_trajectories=2)).loss for i in range(2))
+    assert parts.item() == pytest.approx(whole.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", [cispo_loss, gspo_loss, dr_grpo_loss])
+def test_a_log_prob_that_is_not_a_number_is_noticed_by_the_newer_losses_too(loss):
+    broken = NEW.clone()
+    broken[0, 1] = float("nan")
+    assert not torch.isfinite(loss(loss_inputs(broken, OLD, ADVANTAGES, MASK)).loss)

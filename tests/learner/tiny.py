@@ -32,7 +32,14 @@ def save_tiny_model(folder, architecture, **changes):
     return folder
 
 
-LOSSES = {"dapo": "dapo", "grpo": "grpo", "flow_grpo": {"type": "flow_grpo", "kl_weight": 0.1}}
+LOSSES = {
+    "dapo": "dapo",
+    "grpo": "grpo",
+    "flow_grpo": {"type": "flow_grpo", "kl_weight": 0.1},
+    "cispo": "cispo",
+    "gspo": "gspo",
+    "dr_grpo": {"type": "dr_grpo", "length": 16},
+}
 CORRECTIONS = ("tis", "icepop", "sequence_reject", "none")
 
 

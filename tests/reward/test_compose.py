@@ -9,7 +9,7 @@ from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
 from learner.packing import build_batch
-from reward.credit import VALID_FLOOR, group_samples, map_score, step_rewards, turn_advantages
+from reward.credit import VALID_FLOOR, credit_parts, group_samples, map_score, step_rewards, turn_advantages
 from reward.types import PrmError, Reward, ScoredGroup, StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
@@ -76,7 +76,7 @@ def credited(scored, credit, *, prm_weight=0.5):
 @pytest.mark.parametrize("credit", CREDITS)
 @pytest.mark.parametrize("raw", [None, ((None, None), (None,))])
 def test_every_credit_without_a_score_is_the_outcome_exactly(credit, raw):
-    z = group_normalized([1, 0])
+    z = [0.5, -0.5] if credit == "outcome_centered" else group_normalized([1, 0])
     assert credited(make_pair(raw=raw), credit) == [[z[0], z[0]], [z[1]]]
 
 
@@ -88,6 +88,15 @@ def test_scores_of_unscorable_trajectories_alone_are_no_scores(credit):
 
 def test_outcome_credit_is_deaf_to_the_scores():
     assert credited(make_pair(raw=((0.2, 0.8), (0.5,))), "outcome") == credited(make_pair(), "outcome")
+
+
+def test_centered_credit_is_deaf_to_the_scores_and_says_which_credit_it_was():
+    # 1, 0, 0 and 0: mean 0.25.
+    attempts = [make_trajectory(index, (13 + index,)) for index in range(4)]
+    scored = make_scored(*attempts, totals=(1.0, 0.0, 0.0, 0.0), raw=((0.2,), (0.5,), (0.5,), (0.9,)))
+    parts = credit_parts(scored, credit="outcome_centered", prm_weight=0.5)
+    assert parts.advantages == parts.outcomes == [[0.75], [-0.25], [-0.25], [-0.25]]
+    assert (parts.scheme, parts.weight) == ("outcome_centered", 0.0)
 
 
 def test_gated_with_weight_zero_is_the_outcome_exactly():
@@ -124,7 +133,7 @@ def test_each_token_of_a_turn_carries_its_own_turns_advantage(credit):
     advantages = credited(scored, credit)
     samples = group_samples(scored, advantages, temperature=1.0)
     for sample, turns, spans in zip(samples, advantages, ([(2, 4), (5, 6)], [(2, 3), (4, 7)]), strict=True):
-        assert len(set(turns)) > 1 or credit == "outcome"
+        assert len(set(turns)) > 1 or credit != "outcome_gated"
         expected, trained = [0.0] * len(sample.token_ids), [False] * len(sample.token_ids)
         for advantage, (start, end) in zip(turns, spans, strict=True):
             expected[start:end] = [advantage] * (end - start)

@@ -48,11 +48,13 @@ function explanation(record, index, credit, siblings) {
   const lines = [];
   const say = (text) => lines.push(h("p", {}, text));
   const formula = (...text) => lines.push(h("code", {}, ...text));
-  if (scheme === "outcome" || scheme === "outcome_gated") {
+  if (["outcome", "outcome_centered", "outcome_gated"].includes(scheme)) {
     if (record.reward === null) say("This attempt could not be scored, so it trains nothing.");
     else if (index > first) say(`Outcome: ${signed(outcome)}, as at every step ${first ? "that this attempt sampled" : "of this attempt"}; step ${first + 1} has the formula.`);
     else say(`Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${peers.length || totals.num} ${record.anchor ? "forks" : "attempts"} were. Every step of the attempt shares this part.`);
-    if (index === first && record.reward !== null && totals.std >= 1e-3) {
+    if (index === first && record.reward !== null && scheme === "outcome_centered") {
+      formula("R \u2212 mean = ", number(record.reward), " \u2212 ", number(totals.mean), " = ", h("b", {}, signed(outcome)));
+    } else if (index === first && record.reward !== null && totals.std >= 1e-3) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
     }
   }
@@ -69,7 +71,7 @@ function explanation(record, index, credit, siblings) {
     }
     formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
     if (weight === 0) say("The weight w of the PRM is 0 here: alarms or the recipe switched it off.");
-  } else if (scheme === "outcome") {
+  } else if (scheme === "outcome" || scheme === "outcome_centered") {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
   } else {
     say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
