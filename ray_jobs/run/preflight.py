@@ -17,6 +17,7 @@ from configs.learner import CustomLossConfig
 from configs.reward import JudgeLabelConfig
 from configs.run import RunConfig
 from configs.wording import reason
+from ray_jobs.checks.driver import card_driver, too_old
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 
 
@@ -100,6 +101,9 @@ def check_machine(config: RunConfig) -> None:
             f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
         )
     wants_card = "cuda" in devices or (with_prm and config.prm.device == "cuda")
+    driver = card_driver() if wants_card else None
+    if driver and (old := too_old(driver)):
+        raise PreflightError(f"{old}, or use a CPU recipe")
     num_gpus = _num_gpus() if wants_card else 0
     if wants_card and num_gpus == 0:
         raise PreflightError(

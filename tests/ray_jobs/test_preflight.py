@@ -228,6 +228,13 @@ def test_unmerged_adapters_have_ranks_that_the_engine_can_reserve(config):
     check_before_start(config(native, "model.lora_rank=16"))
 
 
+def test_cuda_is_refused_on_a_driver_that_is_too_old(config, monkeypatch):
+    monkeypatch.setattr(machine, "card_driver", lambda: "535.183.01")
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 1)
+    with pytest.raises(PreflightError, match=r"driver is 535.*, and CUDA 13 needs 580 or newer"):
+        check_before_start(config("learner.device=cuda"))
+
+
 def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):
     everything = ("rollout.engine.device=cuda", "learner.device=cuda", "rollout.num_workers=2")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
