@@ -19,11 +19,11 @@ help:
 	@echo "make docs    build the documentation into site/ (needs no network)"
 	@echo "make pages   write anew what the pages show of the code (settings, recipes, commands, metrics)"
 	@echo "make setup   only the set-up (EXTRA=gpu on a CUDA machine)"
-	@echo "make lock    update the lock file after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
+	@echo "make lock    update requirements-cpu.lock after a change of pyproject.toml (EXTRA=gpu: the card's; ARGS=--upgrade: newest)"
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml requirements-cpu.lock .ci/setup
+$(STAMP): pyproject.toml requirements-$(EXTRA).lock .ci/setup
 	@bash .ci/setup && touch $@
 
 train: setup
@@ -52,5 +52,5 @@ pages: setup
 	@$(BIN)/python -m ray_jobs.metrics.pages
 	@$(BIN)/python docs/generated.py
 
-lock: setup
+lock:
 	@bash .ci/setup lock $(ARGS)

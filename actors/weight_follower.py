@@ -55,8 +55,9 @@ class WeightFollower:
                 return
             if self._base is None:
                 self._base = self._moved = await self._reading(self._engine.policy_version, published)
+            prepared = await self._engine.prepare_adapter(published.policy_version, data)
             digest, said, read_back = await asyncio.gather(
-                self._engine.load_adapter(published.policy_version, data),
+                self._engine.load_prepared(prepared),
                 self._reading(published.policy_version, published),
                 self._engine.read_back(),
             )

@@ -66,9 +66,12 @@ class SimulatedEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(busy_s=time.monotonic() - self._started, kv_usage=0.0, num_waiting=0, num_preemptions=0)
 
-    async def load_adapter(self, version: int, adapter: bytes) -> str:
+    async def prepare_adapter(self, version: int, adapter: bytes) -> tuple[int, bytes]:
+        return version, adapter
+
+    async def load_prepared(self, prepared: tuple[int, bytes]) -> str:
         async with self._in_order:
-            return await self.take_up(version, adapter)
+            return await self.take_up(*prepared)
 
     async def take_up(self, version: int, adapter: bytes) -> str:
         """Where tests put what may go wrong."""

@@ -105,8 +105,9 @@ class Bench:
         async def timed(result: Awaitable[Result]) -> tuple[Result, float]:
             return await result, time.perf_counter() - started
 
+        prepared = await self.engine.prepare_adapter(adapter.policy_version, adapter.data)
         (_, loaded_s), (logprobs, proven_s), read_back, (_, new_request_s) = await asyncio.gather(
-            timed(self.engine.load_adapter(adapter.policy_version, adapter.data)),
+            timed(self.engine.load_prepared(prepared)),
             timed(self.engine.score(adapter.canary.token_ids)),
             self.engine.read_back(),
             timed(self.engine.generate(probe)),

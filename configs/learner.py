@@ -194,6 +194,9 @@ class GuardConfig(Config):
     """A train step is skipped when engine and learner differ by more on choice tokens of older weights."""
 
 
+Attention = Literal["auto", "fused", "blocks"]
+
+
 class LearnerConfig(Config):
     loss: LossConfig = DapoConfig()
     """What an update makes smaller."""
@@ -220,6 +223,10 @@ class LearnerConfig(Config):
     about a third more work. What long trajectories on one card need."""
     logit_chunk_tokens: int = Field(default=128, ge=1)
     """Positions whose logits (one number per word of the vocabulary each) exist at a time."""
+    attention: Attention = "auto"
+    """How a token reads those before it. `fused`: one kernel for the whole microbatch, compiled for the card. `blocks`:
+    128 tokens at a time. `auto`: on a CPU blocks, on a card the kernel if its compiler makes one that agrees with
+    them."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the learner."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -231,12 +238,19 @@ class LearnerConfig(Config):
     """Processes (ranks) that share out the microbatches of a train step; on `cuda` each has a card."""
     zero_stage: Literal[1, 2, 3] = 1
     """What the ranks share out besides (DeepSpeed ZeRO). 1: the optimizer's moments. 2: the adapter's gradients too,
-    which are as small. 3: all weights, the frozen base too, which are gathered layer by layer in every pass: for a
-    base that leaves no room on one card. Without effect where num_workers is 1."""
+    which are as small. 3: all weights, the frozen base too, which are gathered layer by layer in every pass. Each
+    rank loads the whole base first, so it must fit on one card; then there is more room for activations. Without effect
+    where num_workers is 1."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Train steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Older checkpoints are deleted."""
+
+    @model_validator(mode="after")
+    def _a_kernel_needs_a_card(self) -> "LearnerConfig":
+        if self.attention == "fused" and self.device == "cpu":
+            raise ValueError("attention = 'fused' needs device = 'cuda': a CPU has no such kernel with gradients")
+        return self
 
     @property
     def precision(self) -> Precision:

@@ -120,8 +120,9 @@ class RolloutConfig(Config):
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature in training; evaluation is greedy."""
     lockstep: bool = True
-    """At pipeline_depth 0: sample all trajectories' turns together, which makes a run bit-reproducible. Without it a
-    turn is sampled as soon as it is asked for: faster where tools are slow, and no two runs are the same."""
+    """At pipeline_depth 0: sample all trajectories' turns together, which makes a run on a CPU bit-reproducible.
+    Without it a turn is sampled as soon as it is asked for: faster where tools are slow, and no two runs are the
+    same."""
     max_attempts: int = Field(default=6, ge=1)
     """Tries at one group whose worker died or that could not be scored, before it has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)

@@ -68,7 +68,8 @@ class RunConfig(Config):
     batch_groups: int = Field(default=4, ge=1)
     """Groups with signal per train step (B)."""
     pipeline_depth: int = Field(default=1, ge=0)
-    """Batches that rollouts may run ahead (D). 0 is synchronous and bit-reproducible."""
+    """Batches that rollouts may run ahead (D). 0 is synchronous and, on a CPU, bit-reproducible: a card's sums
+    depend on the order in which its threads arrive."""
     max_staleness: int = Field(default=8, ge=0)
     """Tokens of weights that are more train steps old than this are left out of the loss (S)."""
     max_tasks: int | None = Field(default=None, ge=1)

@@ -3,14 +3,16 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from configs.learner import Attention
+from learner.fused_attention import interval_mask, padded_ends, works
 from learner.packing import PackedRow
-from learner.tree_attention import plan_attention, register
+from learner.tree_attention import attend_by_block, plan_attention, register
 
 TRAINED, REFERENCE = "default", "reference"
 """The adapters' names in PEFT."""
@@ -23,7 +25,8 @@ class Backbone:
     everything is float32. `num_layers` keeps the first so many layers only (None: all). With
     `gradient_checkpointing` the backward pass computes each layer again instead of keeping what it computed: the same
     numbers for a fraction of the memory and about a third more work. `with_reference` gives it a second adapter, which
-    is never trained; until it is set it changes nothing, which makes it the untouched base model.
+    is never trained; until it is set it changes nothing, which makes it the untouched base model. `attention`
+    says how the prefix tree is read.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Backbone:
         num_layers: int | None = None,
         gradient_checkpointing: bool = False,
         with_reference: bool = False,
+        attention: Attention = "auto",
     ) -> None:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,27 +75,43 @@ class Backbone:
         self.vocab_size = int(base.config.vocab_size)
         self.head_weight = base.lm_head.weight.detach().to(self.base_dtype)
         self.decoder = base.model
+        self.attention = self._choose(attention, base.config)
         # No dropout anywhere: every pass must give the same numbers, and the engine has none.
         self.model.eval()
         self._recompute = gradient_checkpointing
         if gradient_checkpointing:
             self._checkpoint_layers(base)
 
+    def _choose(self, attention: Attention, sizes: Any) -> Literal["fused", "blocks"]:
+        """`auto` is the fused kernel on a card that can make it."""
+        if attention != "auto":
+            return attention
+        if self.device.type == "cpu":
+            return "blocks"
+        width = getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads
+        heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
+        return "fused" if works(attend_by_block, heads, kv_heads, width, self.device) else "blocks"
+
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def hidden_states(self, row: PackedRow) -> Tensor:
         """The last hidden state `[N, H]` of every node of the prefix tree."""
-        blocks = plan_attention(row.attention_mask(), self.device)
+        num_nodes, ends = len(row.token_ids), row.ends()
+        if self.attention == "fused":
+            ends = padded_ends(ends)
+            plan = {"tree_mask": interval_mask(ends, self.device)}
+        else:
+            plan = {"tree_blocks": plan_attention(ends, self.device), "tree_recompute": self._recompute}
+        token_ids, positions = (np.resize(array, len(ends)) for array in (row.token_ids, row.positions))
         with self._precision():
             output = self.decoder(
-                input_ids=self.tensor(row.token_ids)[None],
-                position_ids=self.tensor(row.positions)[None],
+                input_ids=self.tensor(token_ids)[None],
+                position_ids=self.tensor(positions)[None],
                 use_cache=False,
-                tree_blocks=blocks,
-                tree_recompute=self._recompute,
+                **plan,
             )
-        return output.last_hidden_state[0]
+        return output.last_hidden_state[0, :num_nodes]
 
     def adapter_state(self) -> dict[str, Tensor]:
         from peft import get_peft_model_state_dict

@@ -55,6 +55,7 @@ class Learner:
             gradient_checkpointing=config.gradient_checkpointing,
             logit_chunk_tokens=config.logit_chunk_tokens,
             with_reference=config.has_reference,
+            attention=config.attention,
         )
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}

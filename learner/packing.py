@@ -62,7 +62,7 @@ Sample = TypeVar("Sample", bound=TokenSequence)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRow:
-    """A prefix tree on one row of N nodes, parents before children.
+    """A prefix tree on one row of N nodes, in preorder: a node's descendants follow it without a gap.
 
     token_ids, positions: `[N]`. parents: `[N]`, -1 at a root. `node_of[i][t]` is the node of token t of
     sample i.
@@ -73,26 +73,30 @@ class PackedRow:
     parents: np.ndarray
     node_of: tuple[np.ndarray, ...]
 
-    def attention_mask(self) -> np.ndarray:
-        """`[N, N]` bool: row i is True at i and its ancestors."""
-        mask = np.eye(len(self.token_ids), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                mask[node] |= mask[parent]
-        return mask
+    def ends(self) -> np.ndarray:
+        """`[N]`: the node after the last descendant of each. Node k is q itself or an ancestor of it exactly if
+        `k <= q < ends[k]`."""
+        ends = list(range(1, len(self.parents) + 1))
+        parents = self.parents.tolist()
+        for node in range(len(parents) - 1, -1, -1):
+            if (parent := parents[node]) >= 0:
+                ends[parent] = max(ends[parent], ends[node])
+        return np.array(ends, dtype=np.int64)
 
 
 def pack(samples: Sequence[TokenSequence]) -> PackedRow:
-    """Merge the samples' token sequences into one prefix tree."""
+    """Merge the samples' token sequences into one prefix tree. Whatever their order, nodes are those of sorted
+    sequences, which come in preorder."""
     children: dict[tuple[int, int], int] = {}
     tokens: list[int] = []
     positions: list[int] = []
     parents: list[int] = []
-    node_of = []
-    for sample in samples:
+    node_of = [np.empty(len(sample.token_ids), dtype=np.int64) for sample in samples]
+    sequences = [sample.token_ids.tolist() for sample in samples]
+    for index in sorted(range(len(samples)), key=sequences.__getitem__):
         parent = -1
-        nodes = np.empty(len(sample.token_ids), dtype=np.int64)
-        for position, token in enumerate(sample.token_ids.tolist()):
+        nodes = node_of[index]
+        for position, token in enumerate(sequences[index]):
             node = children.get((parent, token))
             if node is None:
                 node = children[(parent, token)] = len(tokens)
@@ -100,7 +104,6 @@ def pack(samples: Sequence[TokenSequence]) -> PackedRow:
                 positions.append(position)
                 parents.append(parent)
             nodes[position] = parent = node
-        node_of.append(nodes)
     return PackedRow(
         token_ids=np.array(tokens, dtype=np.int64),
         positions=np.array(positions, dtype=np.int64),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.learner import ModelConfig
+from configs.learner import Attention, ModelConfig
 from learner.backbone import Backbone
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
@@ -139,6 +139,7 @@ class Policy(Backbone):
         gradient_checkpointing: bool = False,
         logit_chunk_tokens: int = 128,
         with_reference: bool = False,
+        attention: Attention = "auto",
     ) -> None:
         super().__init__(
             model_path,
@@ -150,6 +151,7 @@ class Policy(Backbone):
             mixed_precision=mixed_precision,
             gradient_checkpointing=gradient_checkpointing,
             with_reference=with_reference,
+            attention=attention,
         )
         self._logit_chunk_tokens = logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)

@@ -1,4 +1,5 @@
-"""Attention over a packed prefix tree, in blocks: a block of nodes reads its ancestors and nothing else.
+"""Attention over a packed prefix tree: a node reads its ancestors and nothing else. On a card in one kernel
+(`fused_attention`), on a CPU in blocks of nodes, each with the keys that one of them reads.
 
 A dense mask would spend most of its work on pairs of siblings' branches that may not see each other.
 Registered with transformers under the name `ATTENTION`; the plan travels with the forward call.
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from learner.fused_attention import fused_attention
 from learner.packing import BLOCK_NODES
 
 ATTENTION = "agentflow_tree"
@@ -28,18 +30,21 @@ class AttentionBlock:
     mask: Tensor
 
 
-def plan_attention(mask: np.ndarray, device: torch.device) -> tuple[AttentionBlock, ...]:
-    """Cut an `[N, N]` ancestor mask into blocks of rows with the columns that they use."""
+def plan_attention(ends: np.ndarray, device: torch.device) -> tuple[AttentionBlock, ...]:
+    """Cut a row into blocks of nodes with the keys that they use. `ends` `[N]`: node q reads node k exactly if
+    `k <= q < ends[k]`."""
     blocks = []
-    for start in range(0, len(mask), BLOCK_NODES):
-        rows = mask[start : start + BLOCK_NODES]
-        keys = np.nonzero(rows.any(axis=0))[0]
+    for start in range(0, len(ends), BLOCK_NODES):
+        end = min(start + BLOCK_NODES, len(ends))
+        keys = np.nonzero(ends[:end] > start)[0]
+        nodes = np.arange(start, end)[:, None]
+        reads = (keys <= nodes) & (nodes < ends[keys])
         blocks.append(
             AttentionBlock(
                 start=start,
-                end=start + len(rows),
+                end=end,
                 keys=torch.from_numpy(keys).to(device),
-                mask=torch.from_numpy(np.where(rows[:, keys], np.float32(0), np.float32("-inf"))).to(device),
+                mask=torch.from_numpy(np.where(reads, np.float32(0), np.float32("-inf"))).to(device),
             )
         )
     return tuple(blocks)
@@ -54,15 +59,19 @@ def tree_attention(
     *,
     scaling: float,
     tree_blocks: Sequence[AttentionBlock] = (),
+    tree_mask: Any = None,
     tree_recompute: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`; returns `[1, N, heads, d]`.
+    """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`; returns `[1, N, heads, d]`. With a `tree_mask`
+    (`fused_attention.interval_mask`) in one kernel, else block by block.
 
     Every block keeps its own copy of the keys and values that it reads for the backward pass, together some
     N / 256 times the keys and values, and on a CPU its weights, `heads * N * K` numbers; with `tree_recompute` it makes
     them again there instead.
     """
+    if tree_mask is not None:
+        return fused_attention(query, key, value, tree_mask, scaling).transpose(1, 2), None
     attend = _attend_on_cpu if query.device.type == "cpu" else _attend
     parts = []
     for block in tree_blocks:
@@ -72,6 +81,12 @@ def tree_attention(
         else:
             parts.append(attend(*inputs))
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def attend_by_block(query: Tensor, key: Tensor, value: Tensor, ends: np.ndarray, scale: float) -> Tensor:
+    """`[1, heads, N, d]`: what a kernel for the whole row must agree with."""
+    blocks = plan_attention(ends, query.device)
+    return torch.cat([_attend(block, query, key, value, scale) for block in blocks], dim=2)
 
 
 def _attend(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

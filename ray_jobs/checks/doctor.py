@@ -15,6 +15,7 @@ from rich.table import Table
 from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
+from ray_jobs.checks.driver import card_driver, too_old
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 MIN_MEMORY_GIB = 8
@@ -87,8 +88,21 @@ def _machine() -> Iterator[Finding]:
     yield Finding(state="ok", what="precision on the CPU", found=f"{fastest_precision('cpu')}, which is the faster one")
     free = shutil.disk_usage("/dev/shm").free / 2**30
     yield Finding(state="ok" if free >= 1 else "warn", what="/dev/shm", found=f"{free:.1f} GiB free for Ray's objects")
-    gpu = shutil.which("nvidia-smi")
-    yield Finding(state="ok" if gpu else "warn", what="GPU", found=gpu or "none: CPU recipes only")
+    yield _card()
+
+
+def _card() -> Finding:
+    """An old driver stops only what was installed for a card."""
+    driver = card_driver()
+    if driver is None:
+        return Finding(state="warn", what="GPU", found="none: CPU recipes only")
+    if old := too_old(driver):
+        return Finding(state="fail" if _version("vllm") else "warn", what="GPU", found=old)
+    if not _version("vllm"):
+        return Finding(
+            state="warn", what="GPU", found=f"driver {driver}, unused: `make setup EXTRA=gpu` installs for it"
+        )
+    return Finding(state="ok", what="GPU", found=f"driver {driver}")
 
 
 def _parts() -> Iterator[Finding]:

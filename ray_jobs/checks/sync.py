@@ -84,7 +84,7 @@ async def prove_sync(engine: PolicyEngine, adapters: Sequence[Adapter], folder: 
     ):
         yield _planted(planted, canary_fault(_scores(one, logprobs), before, store.canary_logprobs()))
     for version, planted in ((1, "other weights under number 1, which is in use"), (0, "a step back to number 0")):
-        yield _planted(f"{planted}: engine", await _refusal(engine.load_adapter(version, two.data)))
+        yield _planted(f"{planted}: engine", await _refusal(_load(engine, version, two.data)))
         yield _planted(f"{planted}: store", _refused(store.publish, _published(two, version), two.data))
     yield _unmoved(second, await engine.score(_canary_ids(one)))
     async for finding in _flipped_bits(engine, store, folder, two):
@@ -143,8 +143,9 @@ async def _take_up(engine: PolicyEngine, store: AdapterStore, adapter: Adapter) 
     one_token = GenerationRequest(
         trajectory_id="doctor", prompt_token_ids=_canary_ids(adapter), max_tokens=1, temperature=1.0
     )
+    prepared = await engine.prepare_adapter(version, store.read(published))
     (digest, loaded_s), (logprobs, proven_s), read_back, (_, first_token_s) = await asyncio.gather(
-        timed(engine.load_adapter(version, store.read(published))),
+        timed(engine.load_prepared(prepared)),
         timed(engine.score(_canary_ids(adapter))),
         engine.read_back(),
         timed(engine.generate(one_token)),
@@ -213,9 +214,13 @@ async def _flipped_bits(
     store.publish(published, adapter.data)
     _overwrite(folder, published, mutated)
     yield _planted(f"{planted}, on disk", _refused(store.read, published))
-    digest = await engine.load_adapter(adapter.policy_version, mutated)
+    digest = await _load(engine, adapter.policy_version, mutated)
     other = f"loaded {digest[:12]}, published was {published.digest[:12]}" if digest != published.digest else None
     yield _planted(f"{planted} to the engine", other)
+
+
+async def _load(engine: PolicyEngine, version: int, adapter: bytes) -> str:
+    return await engine.load_prepared(await engine.prepare_adapter(version, adapter))
 
 
 def _overwrite(folder: Path, published: PublishedAdapter, data: bytes) -> None:

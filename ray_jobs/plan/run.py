@@ -173,7 +173,7 @@ def engine_process(config: RunConfig, shapes: Shapes) -> Process:
 def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     """One copy of the base, the adapter's training, one microbatch. A trajectory that is longer than a
     microbatch goes alone, so the longest one counts as well. Of several ranks this is one: they divide the optimizer's
-    moments, and at `zero_stage` 3 the base."""
+    moments. At `zero_stage` 3 they divide the base as well, but only once each has loaded all of it."""
     learner, model, shape = config.learner, config.model, shapes.policy
     ranks = learner.num_workers
     acting = memory.activations(
@@ -186,7 +186,7 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     )
     num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
     parts = (
-        memory.weights(shape, learner.precision, ranks if learner.zero_stage == 3 else 1),
+        memory.weights(shape, learner.precision),
         memory.adapter_training(num_lora, ranks),
         *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
         acting,

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,9 @@ from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from configs.wording import reason
+from ray_jobs.checks.driver import card_driver, too_old
 from ray_jobs.metrics.trackers import check_trackers
-from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
+from ray_jobs.run.model_folder import PreflightError, check_model, check_prm, resolve_model
 
 
 def key_variables(config: RunConfig) -> tuple[str, ...]:
@@ -76,6 +78,8 @@ def _values_of(table: Mapping[str, Any], key: str) -> list[str]:
 
 
 ACTORS_PER_GPU = 2
+LARGEST_MERGED = 2_000_000_000
+"""Weights of a model into which an engine on a card merges its adapters."""
 
 
 def check_machine(config: RunConfig) -> None:
@@ -102,6 +106,9 @@ def check_machine(config: RunConfig) -> None:
             f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
         )
     wants_card = "cuda" in devices or (with_prm and config.prm.device == "cuda")
+    driver = card_driver() if wants_card else None
+    if driver and (old := too_old(driver)):
+        raise PreflightError(f"{old}, or use a CPU recipe")
     num_gpus = _num_gpus() if wants_card else 0
     if wants_card and num_gpus == 0:
         raise PreflightError(
@@ -168,6 +175,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     _check_tasks(config, training=True)
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
+    _check_merging(config)
     return Ready(model_path=check_model(config, download=download), sandbox=sandbox)
 
 
@@ -272,6 +280,23 @@ def check_recipe(config: RunConfig) -> None:
             f"model.lora_rank = {rank} does not fit rollout.engine.adapter_mode = 'native'; "
             f"use one of {', '.join(map(str, NATIVE_LORA_RANKS))}"
         )
+
+
+def _check_merging(config: RunConfig) -> None:
+    """Whether every new version is merged in seconds. Raises PreflightError."""
+    from ray_jobs.plan.shapes import PlanError, read_shape
+
+    if (config.rollout.engine.device, config.rollout.engine.adapter_mode) != ("cuda", "merged"):
+        return
+    folder = resolve_model(config.model.path, weights=False)
+    with suppress(PlanError):
+        count = read_shape(json.loads((folder / "config.json").read_text()), name=config.model.path).num_parameters
+        if count > LARGEST_MERGED:
+            raise PreflightError(
+                "rollout.engine.adapter_mode = 'merged' reads all weights and folds the adapter in on the CPU "
+                f"for every version, which takes minutes for the {count:,} of '{config.model.path}' (at most "
+                f"{LARGEST_MERGED:,}); on a card set rollout.engine.adapter_mode=native"
+            )
 
 
 def _check_choice(names: Sequence[str], families: Sequence[str]) -> None:

@@ -2,19 +2,23 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
-from rollout.engines.vllm_parts import lora_request
+from rollout.engines.vllm_parts import MAX_LORAS, lora_request
 from rollout.memory.episodic import MemoryFolder
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+KEPT = MAX_LORAS + 1
+"""Adapters of which there are files at a time: those that vLLM holds, and the next."""
 
 
 class AdapterMerger:
@@ -105,6 +109,14 @@ def _stem(name: str) -> str:
     return _PREFIX + name.removesuffix(".weight")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenAdapter:
+    """An adapter that was checked, and lies where vLLM reads it; `number` is vLLM's for it."""
+
+    number: int
+    folder: Path
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     request: Any
@@ -118,19 +130,42 @@ class NativeAdapters:
     def __init__(self, llm: Any, merger: AdapterMerger) -> None:
         self._llm = llm
         self._merger = merger
-        self._memory = MemoryFolder()
-        self._root = self._memory.path
+        self._places: list[MemoryFolder] = []
         self._held: dict[int, _Held] = {}
-        self._next_id = 1
+        self._numbers = count(1)
 
-    def load(self, version: int, digest: str, adapter: bytes) -> None:
-        folder = self._root / f"v{version}-{self._next_id}-{digest[:8]}"
-        self._merger.write_adapter_folder(folder, adapter)
-        request = lora_request(folder.name, self._next_id, folder)
-        self._next_id += 1
+    def write(self, version: int, digest: str, adapter: bytes) -> WrittenAdapter:
+        """Write an adapter down; vLLM knows nothing of it yet. For a thread that may wait for it. Raises ValueError
+        where it is no adapter of this model, or where there is no room for it."""
+        number = next(self._numbers)
+        name = f"v{version}-{number}-{digest[:8]}"
+        if not self._places:
+            self._places.append(MemoryFolder(KEPT * len(adapter)))
+        try:
+            folder = self._written(name, adapter)
+        except OSError as full:
+            # There was room before others took it. More than any memory has is on disk.
+            if self._places[-1].in_memory:
+                self._places.append(MemoryFolder(sys.maxsize))
+            try:
+                folder = self._written(name, adapter)
+            except OSError as error:
+                raise ValueError(
+                    f"no room for an adapter of {len(adapter) / 1e6:.1f} MB: /dev/shm, {full.strerror}; "
+                    f"{self._places[-1].path.parents[1]}, {error.strerror}; give /dev/shm more room "
+                    "(docker run --shm-size), or name a larger disk with TMPDIR"
+                ) from error
+        return WrittenAdapter(number=number, folder=folder)
+
+    def discard(self, written: WrittenAdapter) -> None:
+        """It is not loaded after all."""
+        shutil.rmtree(written.folder, ignore_errors=True)
+
+    def load(self, version: int, written: WrittenAdapter) -> None:
+        request = lora_request(written.folder.name, written.number, written.folder)
         if not self._llm.add_lora(request):
             raise RuntimeError(f"vLLM refused adapter version {version}")
-        self._held[version] = _Held(request=request, folder=folder)
+        self._held[version] = _Held(request=request, folder=written.folder)
 
     def request(self, version: int) -> Any | None:
         """What a request that samples with `version` is given; None for the base model, and for nothing else: an
@@ -153,4 +188,15 @@ class NativeAdapters:
             shutil.rmtree(held.folder, ignore_errors=True)
 
     def close(self) -> None:
-        self._memory.close()
+        for place in self._places:
+            place.close()
+
+    def _written(self, name: str, adapter: bytes) -> Path:
+        """Half of an adapter is none."""
+        folder = self._places[-1].path / name
+        try:
+            self._merger.write_adapter_folder(folder, adapter)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder

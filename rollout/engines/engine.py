@@ -87,13 +87,17 @@ class PolicyEngine(Engine, Protocol):
     @property
     def policy_version(self) -> int: ...
 
-    async def load_adapter(self, version: int, adapter: bytes) -> str:
+    async def prepare_adapter(self, version: int, adapter: bytes) -> Any:
+        """All of a load that needs no pause of the sampling. Raises ValueError for bytes that cannot be loaded."""
+        ...
+
+    async def load_prepared(self, prepared: Any) -> str:
         """Sample with this adapter from now on; return the digest of the bytes that were loaded."""
         ...
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """The log-prob of every token but the first under the newest weights, at temperature 1. Asked right after
-        `load_adapter`, without waiting for it, it is the first thing that is computed with these weights."""
+        `load_prepared`, without waiting for it, it is the first thing that is computed with these weights."""
         ...
 
     async def pulse(self) -> Pulse:

@@ -28,6 +28,16 @@ from rollout.engines.vllm_parts import (
 from rollout.types import Completion, VersionSwitch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedAdapter:
+    """An adapter that was hashed and checked. `weights`: the whole model with the adapter folded in, computed as they
+    are read, or where its files lie for vLLM."""
+
+    version: int
+    digest: str
+    weights: Any
+
+
 @dataclass(frozen=True, slots=True)
 class _Command:
     """Work, and where its result goes."""
@@ -188,7 +198,16 @@ class VllmEngine:
         """Sample with `adapter` from the next step on; returns the digest of what was loaded. Raises ValueError, and
         goes on as before, for a version that is not newer than the one before or bytes that are no adapter of this
         model."""
-        return await asyncio.wrap_future(self._commands.submit(lambda: self._load(version, adapter)))
+        return await self.load_prepared(await self.prepare_adapter(version, adapter))
+
+    async def prepare_adapter(self, version: int, adapter: bytes) -> PreparedAdapter:
+        """Hash, check and write an adapter while the engine samples on. Raises ValueError for bytes that are no adapter
+        of this model, and where there is no room for them."""
+        return await asyncio.to_thread(self._prepare, version, adapter)
+
+    async def load_prepared(self, prepared: PreparedAdapter) -> str:
+        """The rest of `load_adapter`, between two steps."""
+        return await asyncio.wrap_future(self._commands.submit(lambda: self._load(prepared)))
 
     async def load_base(self) -> None:
         """Sample with the untouched model again."""
@@ -199,6 +218,13 @@ class VllmEngine:
         if not self._closing and self.failure is None:
             self._commands.submit(self._stop)
             self._thread.join(timeout=60)
+
+    def _prepare(self, version: int, adapter: bytes) -> PreparedAdapter:
+        digest = hashlib.sha256(adapter).hexdigest()
+        if self._native is None:
+            return PreparedAdapter(version=version, digest=digest, weights=self._merger.merged_weights(adapter))
+        written = self._native.write(version, digest, adapter)
+        return PreparedAdapter(version=version, digest=digest, weights=written)
 
     # --- the engine's thread --------------------------------------------------------------------
 
@@ -282,17 +308,19 @@ class VllmEngine:
         while self._open:
             self._step()
 
-    def _load(self, version: int, adapter: bytes) -> str:
+    def _load(self, prepared: PreparedAdapter) -> str:
+        version, weights = prepared.version, prepared.weights
         if version <= self._version:
+            if self._native is not None:
+                self._native.discard(weights)
             raise ValueError(f"adapter version {version} is not newer than {self._version}, which is loaded")
-        digest = hashlib.sha256(adapter).hexdigest()
         if self._native is None:
-            self._reload(self._merger.merged_weights(adapter), version)
+            self._reload(weights, version)
         else:
-            self._native.load(version, digest, adapter)
+            self._native.load(version, weights)
             self._native.drop_unused(self._used_versions() | {version})
         self._version = version
-        return digest
+        return prepared.digest
 
     def _read_back(self) -> ReadBack:
         if self._native is not None:

@@ -36,12 +36,16 @@ _NAME = re.compile(r"agentflow-(\d+)-")
 
 
 class MemoryFolder:
-    """`path` is this process's own until `close`. What processes left that did not come to close theirs is deleted
-    when the next one begins: it lies in the memory that Ray's objects need as well."""
+    """`path` is this process's own until `close`. It lies in memory where `needed` bytes are free there, else on disk.
+    What processes left that did not come to close theirs is deleted when the next one begins: it takes room that Ray's
+    objects need as well."""
 
-    def __init__(self) -> None:
-        place = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-        sweep(place)
+    def __init__(self, needed: int = 0) -> None:
+        disk = Path(tempfile.gettempdir())
+        for place in {MEMORY, disk}:
+            sweep(place)
+        self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
+        place = MEMORY if self.in_memory else disk
         self._home = Path(tempfile.mkdtemp(prefix=f"agentflow-{os.getpid()}-", dir=place))
         # The system lets go of it when the process ends, however it ends.
         self._lock = (self._home / _LOCK).open("w")

@@ -12,11 +12,23 @@ HEADS, KV_HEADS, WIDTH = 4, 2, 8
 
 
 def random_tree(num_nodes):
-    """A row of nodes whose parents are any earlier ones: more siblings than a batch ever has."""
-    rng = np.random.default_rng(0)
-    parents = np.array([-1, *(int(rng.integers(max(0, node - 9), node)) for node in range(1, num_nodes))])
+    """A row in preorder: each node hangs on the one before it, or on one up to nine above it."""
+    rng, path, parents = np.random.default_rng(0), [], []
+    for node in range(num_nodes):
+        path = path[: len(path) - int(rng.integers(0, 10)) * (rng.random() < 0.3)]
+        parents.append(path[-1] if path else -1)
+        path.append(node)
     nothing = np.zeros(num_nodes, dtype=np.int64)
-    return PackedRow(token_ids=nothing, positions=nothing, parents=parents, node_of=())
+    return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=())
+
+
+def ancestors(row):
+    """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
+    mask = np.eye(len(row.parents), dtype=bool)
+    for node, parent in enumerate(row.parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
 
 
 def inputs(num_nodes, dtype):
@@ -43,9 +55,9 @@ def with_gradients(output, tensors, weights):
 def test_blocks_give_what_plain_attention_gives_and_its_gradients(monkeypatch, attend, dtype, bound, recompute):
     monkeypatch.setattr(tree_attention, "_attend_on_cpu", getattr(tree_attention, attend))
     row = random_tree(2 * BLOCK_NODES + 40)
-    mask = row.attention_mask()
+    mask = ancestors(row)
     tensors, weights = inputs(len(mask), dtype)
-    blocks = tree_attention.plan_attention(mask, torch.device("cpu"))
+    blocks = tree_attention.plan_attention(row.ends(), torch.device("cpu"))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         read, _ = tree_attention.tree_attention(
             torch.nn.Module(), *tensors, None, scaling=SCALE, tree_blocks=blocks, tree_recompute=recompute

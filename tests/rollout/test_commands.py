@@ -1,9 +1,10 @@
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from rollout.engines.engine import EngineError
-from rollout.engines.vllm import Commands
+from rollout.engines.vllm import Commands, VllmEngine
 
 
 def raising(error):
@@ -86,3 +87,13 @@ def test_refusing_leaves_cancelled_work_alone():
     cancelled.cancel()
     refuse_everything(commands, OSError())
     assert isinstance(other.exception(5), EngineError)
+
+
+async def test_adapter_is_hashed_and_checked_without_the_engines_thread():
+    """Nobody does here what is handed in: decoding that takes for ever holds up no preparation."""
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._native, engine._commands = None, Commands()
+    engine._merger = SimpleNamespace(merged_weights=lambda adapter: iter([("w", adapter)]))
+    prepared = await engine.prepare_adapter(3, b"abc")
+    assert prepared.digest == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (prepared.version, list(prepared.weights)) == (3, [("w", b"abc")])

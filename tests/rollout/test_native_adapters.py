@@ -1,10 +1,11 @@
 """Which adapters vLLM holds, with a scripted vLLM."""
 
+import errno
 from types import SimpleNamespace
 
 import pytest
 
-from rollout.engines.adapters import NativeAdapters
+from rollout.engines.adapters import KEPT, NativeAdapters
 
 
 class ScriptedLlm:
@@ -44,13 +45,17 @@ def adapters(llm, monkeypatch):
     adapters.close()
 
 
+def load(adapters, version, adapter):
+    adapters.load(version, adapters.write(version, "abcdef0123", adapter))
+
+
 def folders(adapters):
-    return sorted(folder.name for folder in adapters._root.iterdir())
+    return sorted(folder.name for place in adapters._places for folder in place.path.iterdir())
 
 
 def test_every_version_has_a_name_a_number_and_a_folder_of_its_own(llm, adapters):
     for version in (3, 4):
-        adapters.load(version, "abcdef0123", b"same bytes")
+        load(adapters, version, b"same bytes")
     assert llm.held == {1: "v3-1-abcdef01", 2: "v4-2-abcdef01"}
     assert folders(adapters) == ["v3-1-abcdef01", "v4-2-abcdef01"]
     assert adapters.request(3).lora_int_id == 1
@@ -58,23 +63,23 @@ def test_every_version_has_a_name_a_number_and_a_folder_of_its_own(llm, adapters
 
 def test_unused_versions_are_forgotten_on_disk_too_and_used_ones_stay(llm, adapters):
     for version in range(4):
-        adapters.load(version, "abcdef0123", b"")
+        load(adapters, version, b"")
     adapters.drop_unused({1, 3, -1})
     assert list(llm.held) == [2, 4]
     assert folders(adapters) == ["v1-2-abcdef01", "v3-4-abcdef01"]
 
 
 def test_version_that_comes_again_finds_nothing_of_the_one_before(llm, adapters):
-    adapters.load(0, "abcdef0123", b"")
+    load(adapters, 0, b"")
     first = adapters.request(0)
     adapters.drop_unused(set())
-    adapters.load(0, "abcdef0123", b"")
+    load(adapters, 0, b"")
     assert adapters.request(0).lora_int_id != first.lora_int_id
     assert adapters.request(0).name != first.name
 
 
 def test_only_the_base_model_needs_no_adapter(adapters):
-    adapters.load(0, "abcdef0123", b"")
+    load(adapters, 0, b"")
     adapters.drop_unused(set())
     assert adapters.request(-1) is None
     with pytest.raises(KeyError):
@@ -84,7 +89,7 @@ def test_only_the_base_model_needs_no_adapter(adapters):
 def test_adapter_that_vllm_does_not_take_is_an_error(llm, adapters):
     llm.refuses = True
     with pytest.raises(RuntimeError, match="vLLM refused adapter version 5"):
-        adapters.load(5, "abcdef0123", b"")
+        load(adapters, 5, b"")
     with pytest.raises(KeyError):
         adapters.request(5)
 
@@ -92,8 +97,75 @@ def test_adapter_that_vllm_does_not_take_is_an_error(llm, adapters):
 def test_two_engines_of_one_process_do_not_share_folders_and_leave_none(llm, adapters):
     other = NativeAdapters(ScriptedLlm(), ScriptedMerger())
     for one in (adapters, other):
-        one.load(0, "abcdef0123", b"")
+        load(one, 0, b"")
     assert adapters.request(0).folder != other.request(0).folder
     other.close()
-    assert not other._root.exists()
+    assert not any(place.path.exists() for place in other._places)
     assert folders(adapters) == ["v0-1-abcdef01"]
+
+
+def test_adapter_that_is_not_loaded_after_all_leaves_no_files(adapters):
+    adapters.discard(adapters.write(0, "abcdef0123", b""))
+    assert folders(adapters) == []
+
+
+def in_memory(adapters):
+    return [place.in_memory for place in adapters._places]
+
+
+@pytest.fixture
+def shm(tmp_path, monkeypatch):
+    """A /dev/shm, and the room that is free in it; set `free` to change it."""
+    place, disk = tmp_path / "shm", tmp_path / "disk"
+    place.mkdir()
+    disk.mkdir()
+    usage = SimpleNamespace(free=0)
+    monkeypatch.setattr("rollout.memory.episodic.MEMORY", place)
+    monkeypatch.setattr("rollout.memory.episodic.tempfile.gettempdir", lambda: str(disk))
+    monkeypatch.setattr("rollout.memory.episodic.shutil.disk_usage", lambda path: usage)
+    return usage
+
+
+def test_adapters_lie_in_memory_only_where_all_that_are_kept_at_a_time_find_room(llm, shm):
+    adapter = bytes(1000)
+    for free, expected in ((KEPT * 1000, True), (KEPT * 1000 - 1, False)):
+        shm.free = free
+        one = NativeAdapters(llm, ScriptedMerger())
+        one.write(0, "abcdef0123", adapter)
+        assert in_memory(one) == [expected]
+        one.close()
+
+
+class FullMerger(ScriptedMerger):
+    """Writes half of an adapter where one of `full` is in the path, and finds no more room."""
+
+    def __init__(self, *full):
+        self.full = full
+
+    def write_adapter_folder(self, folder, adapter):
+        folder.mkdir()
+        if any(name in str(folder) for name in self.full):
+            (folder / "adapter").write_bytes(adapter[:1])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        (folder / "adapter").write_bytes(adapter)
+
+
+def test_memory_that_others_filled_since_sends_the_next_adapter_to_disk(llm, shm):
+    shm.free = 1000
+    merger = FullMerger()
+    adapters = NativeAdapters(llm, merger)
+    adapters.write(0, "abcdef0123", b"ab")
+    merger.full = ("/shm/",)
+    adapters.write(1, "abcdef0123", b"ab")
+    assert in_memory(adapters) == [True, False]
+    assert folders(adapters) == ["v0-1-abcdef01", "v1-2-abcdef01"]
+    adapters.close()
+
+
+def test_adapter_without_room_anywhere_is_refused_in_a_sentence_that_names_the_shared_memory(llm, shm):
+    shm.free = 1000
+    adapters = NativeAdapters(llm, FullMerger("/shm/", "/disk/"))
+    with pytest.raises(ValueError, match=r"no room for an adapter of 0\.0 MB: /dev/shm, No space left .* --shm-size"):
+        adapters.write(0, "abcdef0123", b"ab")
+    assert folders(adapters) == []
+    adapters.close()

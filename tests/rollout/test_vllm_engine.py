@@ -284,7 +284,8 @@ async def test_canary_is_the_first_thing_that_is_computed_with_new_weights(engin
     requests = sampling_requests(distinct_prompts(chat, PLACES))
     running = asyncio.create_task(engine.generate_together(requests))
     await until_sampled(engine, 2, PLACES)
-    await asyncio.gather(load(engine, adapters[1]), engine.score(adapters[1].canary.token_ids))
+    prepared = await engine.prepare_adapter(1, adapters[1].data)
+    await asyncio.gather(engine.load_prepared(prepared), engine.score(adapters[1].canary.token_ids))
     await running
     first = events[events.index("loaded", 1) + 1]
     assert first != "step"

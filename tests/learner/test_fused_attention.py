@@ -1,0 +1,252 @@
+"""One kernel with one integer per node reads what the mask of ancestors says; how many kernels and bytes that takes."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import make_learner, make_samples, sample, save_tiny_model
+from torch.nn.attention.flex_attention import flex_attention_hop
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from configs.learner import LearnerConfig
+from learner import fused_attention
+from learner.backbone import Backbone
+from learner.packing import PackedRow, build_batch, pack
+from learner.tree_attention import attend_by_block, plan_attention
+
+CPU = torch.device("cpu")
+calm = settings(deadline=None)
+
+
+def uncompiled(query, key, value, *, block_mask, scale, enable_gqa):
+    """The kernel's own definition in torch, which has gradients on a CPU as well."""
+    score = lambda score, batch, head, query, key: score  # noqa: E731
+    return flex_attention_hop(query, key, value, score, block_mask.as_tuple(), scale, {})[0]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(fused_attention, "kernel", lambda: uncompiled)
+
+
+def ancestors(row):
+    """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
+    mask = np.eye(len(row.parents), dtype=bool)
+    for node, parent in enumerate(row.parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def intervals(ends):
+    nodes = np.arange(len(ends))
+    return (nodes[None, :] <= nodes[:, None]) & (nodes[:, None] < ends[None, :])
+
+
+sequences = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=12), min_size=1, max_size=12)
+
+
+@calm
+@given(sequences)
+def test_a_node_reads_exactly_the_nodes_whose_interval_it_is_in(token_ids):
+    row = pack([sample(ids, []) for ids in token_ids])
+    assert (intervals(row.ends()) == ancestors(row)).all()
+
+
+def test_ends_of_a_tree_worked_out_by_hand():
+    """1 2 3 and 1 2 4 and 1 5: nodes 1, 2, 3, 4, 5 in this order."""
+    row = pack([sample(ids, []) for ids in ([1, 5], [1, 2, 4], [1, 2, 3])])
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert row.ends().tolist() == [5, 4, 3, 4, 5]
+
+
+def random_ends(num_nodes, seed):
+    """Of a tree in preorder: each node hangs on the one before it or on one of that one's ancestors."""
+    rng, path, parents = np.random.default_rng(seed), [], []
+    for node in range(num_nodes):
+        if rng.random() < 0.02:
+            path = path[: int(rng.integers(0, len(path) + 1))]
+        parents.append(path[-1] if path else -1)
+        path.append(node)
+    nothing = np.zeros(num_nodes, dtype=np.int64)
+    return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=()).ends()
+
+
+def table_of(mask):
+    """`[N / 128, N / 128]`: 0 where a block is left out, 1 where the comparison is asked, 2 where all of it is read."""
+    size = mask.kv_num_blocks.shape[-1]
+    table = np.zeros((size, size), dtype=int)
+    for kind, counts, listed in (
+        (1, mask.kv_num_blocks, mask.kv_indices),
+        (2, mask.full_kv_num_blocks, mask.full_kv_indices),
+    ):
+        for block in range(size):
+            table[block, listed[0, 0, block, : counts[0, 0, block]].numpy()] += kind
+    return table
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_that_are_left_out_hold_nothing_and_those_not_asked_about_everything(seed):
+    ends = fused_attention.padded_ends(random_ends(700, seed))
+    assert len(ends) == 768
+    table = table_of(fused_attention.interval_mask(ends, CPU))
+    blocks = intervals(ends).reshape(6, 128, 6, 128).transpose(0, 2, 1, 3).reshape(6, 6, -1)
+    assert not blocks[table == 0].any()
+    assert blocks[table == 2].all()
+    assert (table[np.triu_indices(6, 1)] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_the_kernel_gives_what_blocks_give_and_their_gradients(on_cpu, seed, dtype, bound):
+    ends = fused_attention.padded_ends(random_ends(300, seed))
+    torch.manual_seed(seed)
+    inputs = [torch.randn(1, heads, len(ends), 8).to(dtype) for heads in (4, 2, 2)]
+    mask = fused_attention.interval_mask(ends, CPU)
+    found = fused_attention._with_gradients(lambda *qkv: fused_attention.fused_attention(*qkv, mask, 0.3), inputs)
+    expected = fused_attention._with_gradients(lambda *qkv: attend_by_block(*qkv, ends, 0.3), inputs)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert torch.allclose(one.float(), other.float(), atol=bound * float(other.abs().max()), rtol=bound)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3")
+
+
+def gradient(learner, batch):
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    return torch.cat([one.grad.flatten() for one in learner.policy.trainable_parameters()])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_with_the_kernel_is_the_step_with_blocks(on_cpu, model_path, recompute):
+    gradients = []
+    for attention in ("blocks", "fused"):
+        learner = make_learner(model_path, gradient_checkpointing=recompute)
+        learner.policy.attention = attention
+        gradients.append(gradient(learner, build_batch(make_samples(), microbatch_tokens=1000)))
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-5
+    assert gradients[0].abs().max() > 1e-3
+
+
+def test_a_cpu_reads_in_blocks_and_is_refused_the_kernel(model_path):
+    assert make_learner(model_path).policy.attention == "blocks"
+    with pytest.raises(ValueError, match="attention = 'fused' needs device = 'cuda'"):
+        LearnerConfig(attention="fused")
+
+
+@pytest.mark.parametrize("kernel", ["raises", "wrong", "right"])
+def test_a_card_whose_compiler_fails_or_errs_reads_in_blocks_and_says_so(monkeypatch, caplog, kernel):
+    def broken(*inputs, **options):
+        if kernel == "raises":
+            raise RuntimeError("out of resource: shared memory\nRequired: 180224")
+        return uncompiled(*inputs, **options) * (1.5 if kernel == "wrong" else 1)
+
+    monkeypatch.setattr(fused_attention, "kernel", lambda: broken)
+    works = fused_attention.works(attend_by_block, 4, 2, 8, CPU)
+    assert works == (kernel == "right")
+    said = {"raises": "RuntimeError: out of resource: shared memory", "wrong": "its error is", "right": ""}
+    assert said[kernel] in caplog.text
+    assert bool(caplog.text) == (not works)
+
+
+def test_auto_is_the_kernel_on_a_card_that_makes_it(monkeypatch):
+    sizes = type("Sizes", (), {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096})
+    backbone = Backbone.__new__(Backbone)
+    backbone.device = torch.device("cuda")
+    asked = []
+    for answer, expected in ((True, "fused"), (False, "blocks")):
+        monkeypatch.setattr(
+            "learner.backbone.works", lambda *given, answer=answer: bool(asked.append(given[1:4])) or answer
+        )
+        assert backbone._choose("auto", sizes) == expected
+    assert asked == [(32, 8, 128)] * 2
+
+
+class Watch(TorchDispatchMode):
+    """Counts what a card would launch, and the largest tensor that is made, in bytes. Views and empty tensors launch
+    nothing. torch makes one kernel of the attention's forward pass and two of its gradient."""
+
+    supports_higher_order_operators = True
+    FREE = {"empty", "empty_like", "new_empty", "detach", "alias", "empty_strided", "new_empty_strided"}
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.largest = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name() if callable(getattr(func, "name", None)) else func._name
+        if name == "flex_attention":
+            query, value = args[0], args[2]
+            self.kernels.append(name)
+            rows = query.shape[:-1]
+            result = query.new_empty((*rows, value.shape[-1])), query.new_empty(rows), query.new_empty(rows)
+        elif name == "flex_attention_backward":
+            self.kernels += [name, name]
+            result = (*(torch.empty_like(one) for one in args[:3]), ())
+        else:
+            result = func(*args, **(kwargs or {}))
+            plain = name.removeprefix("aten::").partition(".")[0]
+            launches = name.startswith("aten::") and not func.is_view and plain not in self.FREE
+            # With single numbers torch traces the comparison, when it compiles.
+            if launches and not (isinstance(result, torch.Tensor) and result.ndim == 0):
+                self.kernels.append(name)
+        made = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.largest = max([self.largest, *made])
+        return result
+
+
+META = torch.device("meta")
+QWEN3_8B = {"heads": 32, "kv_heads": 8, "width": 128}
+
+
+def watched(ends, attend, *, heads, kv_heads, width):
+    """One layer's attention of a microbatch, with tensors that have a shape and no memory: forward, forward again for
+    the layer that is recomputed, backward."""
+    inputs = [
+        torch.empty(1, count, len(ends), width, dtype=torch.bfloat16, device=META, requires_grad=True)
+        for count in (heads, kv_heads, kv_heads)
+    ]
+    with Watch() as watch:
+        attend(*inputs)
+        attend(*inputs).backward(torch.empty(1, heads, len(ends), width, dtype=torch.bfloat16, device=META))
+    return watch
+
+
+def fused_on(ends, device):
+    mask = fused_attention.interval_mask(fused_attention.padded_ends(ends), device)
+    return lambda *qkv: fused_attention.fused_attention(*qkv, mask, 0.1)
+
+
+def test_a_layers_attention_takes_at_most_ten_kernels_on_a_card_and_hundreds_in_blocks(on_cpu):
+    ends = random_ends(4096, 0)
+    fused = watched(ends, fused_on(ends, META), **QWEN3_8B)
+    assert fused.kernels.count("flex_attention") == 2
+    assert fused.kernels.count("flex_attention_backward") == 2
+    assert len(fused.kernels) == 4
+    blocks = watched(ends, lambda *qkv: attend_by_block(*qkv, ends, 0.1), **QWEN3_8B)
+    assert len(blocks.kernels) > 300
+
+
+@pytest.mark.parametrize("num_nodes", [1024, 4096, 32_768])
+def test_no_tensor_grows_with_the_square_of_the_nodes(on_cpu, num_nodes):
+    """The largest is the queries' own; the table of blocks has 4 bytes for 128 x 128 pairs."""
+    ends = np.full(num_nodes, num_nodes)
+    fused = watched(ends, fused_on(ends, META), **QWEN3_8B)
+    assert fused.largest == num_nodes * 32 * 128 * 2
+    mask = fused_attention.interval_mask(ends, CPU)
+    tables = [one for one in chain(mask.as_tuple()) if isinstance(one, torch.Tensor)]
+    assert max(one.numel() * one.element_size() for one in tables) == max(4 * (num_nodes // 128) ** 2, 0)
+    assert sum(one.numel() * one.element_size() for one in tables) < 64 * num_nodes
+
+
+def test_a_plan_in_blocks_holds_the_pairs_of_a_block_with_its_own_ancestors_only():
+    """Two paths of 256 without a common node: the second reads nothing of the first."""
+    ends = np.repeat([256, 512], 256)
+    assert [len(block.keys) for block in plan_attention(ends, CPU)] == [128, 256, 128, 256]
