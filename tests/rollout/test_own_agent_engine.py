@@ -1,0 +1,61 @@
+"""An agent of one's own over the real engine: what is recorded is what the engine sampled, call by call."""
+
+import pytest
+
+from configs.loading import load_run_config
+from envs.types import Task
+
+pytestmark = pytest.mark.slow
+
+AGENT = """
+ADD = {"type": "function", "function": {"name": "add", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"],
+    "additionalProperties": False}}}
+
+async def solve(task, client):
+    async def ask(messages, **more):
+        reply = await client.chat.completions.create(model="policy", messages=messages, **more)
+        return reply.choices[0].message
+
+    asked = [{"role": "user", "content": task.question}]
+    called = await ask(asked, tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}})
+    told = [{"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "4"}]
+    await ask([*asked, called, *told], tools=[ADD])
+    await ask([*asked, {"role": "assistant", "content": "Hm."}, *asked], tools=[ADD])
+    answer = await ask([*asked, called, *told, {"role": "user", "content": "e?"}], tools=[ADD], stop=["e", "a"])
+    return answer.content
+"""
+
+
+@pytest.fixture
+def worker(model_path, tmp_path, monkeypatch):
+    from rollout.worker import Worker
+
+    (tmp_path / "agent_of_the_engine_test.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["agent.function=agent_of_the_engine_test:solve", "reward.credit=outcome", "cold_start.num_demonstrations=0"]
+    config = load_run_config(None, [*own, "rollout.max_turn_tokens=48"])
+    worker = Worker(config, model_path, index=0)
+    yield worker
+    worker.close()
+
+
+async def test_group_of_an_own_agent_is_what_the_engine_sampled(worker, learner):
+    from learner.samples import samples_of
+
+    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
+    group = await worker.run_group(task, "g", 2)
+    for trajectory in group.trajectories:
+        assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
+        called, told, _, last = trajectory.turns
+        assert trajectory.branches == ((0, 1), (2,), (3,))
+        assert called.tool_call.name == "add"
+        own = called.prompt_token_ids + called.completion.token_ids
+        assert told.prompt_token_ids[: len(own)] == own == last.prompt_token_ids[: len(own)]
+        assert trajectory.answer == last.completion.text
+        assert not {"e", "a"} & set(trajectory.answer)
+        samples = samples_of(trajectory, [1.0] * 4, temperature=worker._config.rollout.temperature)
+        trained = sum(one.num_loss_tokens for one in samples)
+        assert trained == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+        # Raises where a token does not follow the grammar that it was sampled under.
+        assert learner.policy.logprobs(samples).shape[0] == 3
