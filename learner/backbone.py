@@ -100,7 +100,7 @@ class Backbone:
         num_nodes, ends = len(row.token_ids), row.ends()
         if self.attention == "fused":
             ends = padded_ends(ends)
-            plan = {"tree_mask": interval_mask(ends, self.device)}
+            plan: dict[str, Any] = {"tree_mask": interval_mask(ends, self.device)}
         else:
             plan = {"tree_blocks": plan_attention(ends, self.device), "tree_recompute": self._recompute}
         token_ids, positions = (np.resize(array, len(ends)) for array in (row.token_ids, row.positions))

@@ -91,7 +91,8 @@ def _error(
         for count in (heads, kv_heads, kv_heads)
     ]
     scale = width**-0.5
-    found = _with_gradients(lambda *qkv: fused_attention(*qkv, interval_mask(ends, device), scale), inputs)
+    mask = interval_mask(ends, device)
+    found = _with_gradients(lambda query, key, value: fused_attention(query, key, value, mask, scale), inputs)
     expected = _with_gradients(lambda *qkv: reference(*qkv, ends, scale), inputs)
     return max(
         float((one.float() - other.float()).abs().max() / other.float().abs().max())

@@ -133,9 +133,9 @@ async def test_group_goes_on_unscored_after_the_last_try():
 
 
 @pytest.mark.parametrize("credit", get_args(Credit))
-async def test_unscored_group_trains_as_outcome(credit):
+async def test_group_without_scores_trains_on_its_outcomes_alone(credit):
     scored = await make_judge(ScriptedPrm(BusyError()), delays_s=()).judge(make_group("42", "1"))
-    right, wrong = group_normalized([1, 0])
+    right, wrong = [0.5, -0.5] if credit == "outcome_centered" else group_normalized([1, 0])
     assert turn_advantages(scored, credit=credit, prm_weight=0.5) == [[right] * 2, [wrong] * 2]
 
 
