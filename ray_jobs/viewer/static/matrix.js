@@ -53,8 +53,9 @@ function filled(cell, step, columns, most, run) {
   return node;
 }
 
-function decision({ action, action_input: input, said }) {
-  if (action === null) return [h("b", { class: "wrong" }, "malformed"), " ", h("code", {}, visible(said))];
+// A turn without a call is malformed where a planner made it; an agent of one's own may just speak.
+function decision({ action, action_input: input, said, format_error: fault }) {
+  if (action === null) return [fault ? h("b", { class: "wrong" }, "malformed") : null, fault ? " " : null, h("code", {}, visible(said))];
   return [h("b", {}, visible(action)), " ", h("code", {}, visible(input))];
 }
 

@@ -32,7 +32,7 @@ function field(name, text, mono = false) {
 
 function planner(turn, colour, bare) {
   const decision = turn.action === null
-    ? [h("p", { class: "wrong" }, `Malformed: ${visible(turn.format_error ?? "no decision")}`), field("said", turn.text, true)]
+    ? [turn.format_error ? h("p", { class: "wrong" }, `Malformed: ${visible(turn.format_error)}`) : null, field("said", turn.text, true)]
     : [turn.thought ? field("thought", turn.thought) : null, h("div", { class: "field" }, h("span", { class: "soft" }, "action"), h("b", { class: "action" }, visible(turn.action))), field("input", turn.action_input, true)];
   const strip = bare ? null : tokenStrip(turn, colour);
   return role("planner", "Planner", decision,
