@@ -128,13 +128,14 @@ def turn_logprobs(
 ) -> list[str | None]:
     """Of the learner's log-probs of a batch's trained tokens, `[num_loss_tokens]` by the sample's name, those of the
     trajectory's turns, as `CreditedStep` has them. A token is too old where its version has no age in the batch."""
+    turns = trajectory.planner_turns
     found: dict[int, str] = {}
     for branch, numbers in enumerate(trajectory.branches):
         own = logprobs.get(sample_name(trajectory.id, branch))
         if own is None:
             continue
-        for number in (number for number in numbers if trajectory.planner_turns[number].trainable):
-            versions = trajectory.planner_turns[number].completion.token_versions
+        for number in (number for number in numbers if turns[number].trainable):
+            versions = turns[number].completion.token_versions
             trained = np.flatnonzero([version in version_ages for version in versions])
             values = np.full(len(versions), np.nan)
             here, own = own[: len(trained)], own[len(trained) :]

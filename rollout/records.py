@@ -132,7 +132,7 @@ def head_of(line: bytes) -> dict[str, Any]:
 
 def line_of(record: Mapping[str, Any]) -> bytes:
     """With its end. Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark."""
-    return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
+    return _dumped(record) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,10 @@ class RecordLine:
 
     def line(self) -> bytes:
         """As `line_of` the record."""
-        head = json.dumps(self.head, ensure_ascii=False).encode(errors="replace")
         turns = self.turns if HALF not in self.turns else _dumped(json.loads(self.turns))
-        parts = [head[:-1], TURNS[:-1], turns]
+        parts = [_dumped(self.head)[:-1], TURNS[:-1], turns]
         if self.learner_logprobs is not None:
-            parts += [LEARNER[:-1], json.dumps(self.learner_logprobs).encode()]
+            parts += [LEARNER[:-1], _dumped(self.learner_logprobs)]
         return b"".join((*parts, b"}\n"))
 
     def record(self) -> dict[str, Any]:

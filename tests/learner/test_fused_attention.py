@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import make_learner, make_samples, sample, save_tiny_model
+from tiny import ancestors, make_learner, make_samples, sample, save_tiny_model
 from torch.nn.attention.flex_attention import flex_attention_hop
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,15 +31,6 @@ def uncompiled(query, key, value, *, block_mask, scale, enable_gqa):
 @pytest.fixture
 def on_cpu(monkeypatch):
     monkeypatch.setattr(fused_attention, "kernel", lambda: uncompiled)
-
-
-def ancestors(row):
-    """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
-    mask = np.eye(len(row.parents), dtype=bool)
-    for node, parent in enumerate(row.parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
 
 
 def intervals(ends):

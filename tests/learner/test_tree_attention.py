@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny import ancestors
 
 from learner import tree_attention
 from learner.packing import BLOCK_NODES, PackedRow
@@ -20,15 +21,6 @@ def random_tree(num_nodes):
         path.append(node)
     nothing = np.zeros(num_nodes, dtype=np.int64)
     return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=())
-
-
-def ancestors(row):
-    """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
-    mask = np.eye(len(row.parents), dtype=bool)
-    for node, parent in enumerate(row.parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
 
 
 def inputs(num_nodes, dtype):

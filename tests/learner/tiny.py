@@ -105,3 +105,12 @@ def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **furt
             **further,
         },
     )
+
+
+def ancestors(row):
+    """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
+    mask = np.eye(len(row.parents), dtype=bool)
+    for node, parent in enumerate(row.parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
