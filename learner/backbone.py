@@ -45,21 +45,13 @@ class Backbone:
         attention: Attention = "auto",
     ) -> None:
         from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         torch.manual_seed(seed)
         self.device = torch.device(device)
         self.base_dtype = torch.bfloat16 if mixed_precision else torch.float32
         self._mixed_precision = mixed_precision
-        base: Any = AutoModelForCausalLM.from_pretrained(
-            model_path,
-            dtype=self.base_dtype,
-            attn_implementation=register(),
-        )
-        base.config.use_cache = False
-        if num_layers is not None:
-            base.model.layers = base.model.layers[:num_layers]
-        base.to(self.device)
+        base = self._load_base(model_path, num_layers)
         lora = LoraConfig(
             r=lora_rank,
             lora_alpha=lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
@@ -81,6 +73,18 @@ class Backbone:
         self._recompute = gradient_checkpointing
         if gradient_checkpointing:
             self._checkpoint_layers(base)
+
+    def _load_base(self, model_path: Path, num_layers: int | None) -> Any:
+        """On the device; only the first `num_layers` of it, None for all."""
+        from transformers import AutoModelForCausalLM
+
+        base: Any = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=self.base_dtype, attn_implementation=register()
+        )
+        base.config.use_cache = False
+        if num_layers is not None:
+            base.model.layers = base.model.layers[:num_layers]
+        return base.to(self.device)
 
     def _choose(self, attention: Attention, sizes: Any) -> Literal["fused", "blocks"]:
         """`auto` is the fused kernel on a card that can make it."""
