@@ -366,7 +366,7 @@ def _check_run_folder(config: RunConfig) -> None:
 def _check_tasks(config: RunConfig, *, training: bool) -> None:
     """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
     from envs.datasets.module import OwnSources
-    from envs.datasets.sampler import demonstration_tasks, held_out_tasks, training_tasks
+    from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
 
     mix, seed = config.envs.mix, config.seed
     path = Path(config.envs.data_path) if config.envs.data_path else None
@@ -377,8 +377,8 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
             training_tasks(config)
         _check_own_answers({*mix, *config.evaluation_mix}, path)
         _check_own_scorers({*mix, *config.evaluation_mix}, own)
-        if training and config.cold_start.num_demonstrations:
-            demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)
+        if training:
+            cold_start_tasks(config)
     except (ValueError, OSError, KeyError) as error:
         held_out = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
         raise PreflightError(
@@ -407,9 +407,11 @@ def _check_own_code(config: RunConfig) -> None:
 
         scorer_of(config.reward.scorer)
     if not isinstance(config.agent, PlannerAgentConfig):
+        from rollout.agent.demonstrations import check_demonstrations
         from rollout.agent.own import build_solving
 
         build_solving(config.agent, config.code_path)
+        check_demonstrations(config.cold_start)
 
 
 def _check_own_scorers(names: set[str], own: "OwnSources") -> None:
