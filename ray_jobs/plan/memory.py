@@ -112,6 +112,15 @@ def adapter_training(num_trained: int, ranks: int = 1) -> Part:
     )
 
 
+def gradient_bucket(num_trained: int) -> Part:
+    """Where a rank collects its gradients for the others: as large as all of them, in float32."""
+    return Part(
+        name="gradient bucket",
+        num_bytes=num_trained * 4,
+        arithmetic=f"{num_trained:,} LoRA parameters x 4 bytes",
+    )
+
+
 def reference_adapter(num_lora: int) -> Part:
     """The reference of a KL term, which is not trained."""
     return Part(

@@ -188,6 +188,7 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     parts = (
         memory.weights(shape, learner.precision),
         memory.adapter_training(num_lora, ranks),
+        *([memory.gradient_bucket(num_lora)] if ranks > 1 else []),
         *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
         acting,
         memory.fragments(acting),

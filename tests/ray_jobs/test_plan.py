@@ -214,6 +214,7 @@ def test_ranks_of_a_learner_divide_the_moments_and_load_the_base_whole_at_every_
     two = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
     assert two[0]["num_bytes"] == 2 * 8_190_735_360
     assert two[1]["num_bytes"] == 87_293_952 * (4 + 4 + 4)
+    assert (two[2]["name"], two[2]["num_bytes"]) == ("gradient bucket", 87_293_952 * 4)
     four = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=4", "learner.zero_stage=3")
     assert four["cards"][1]["processes"][0]["parts"][0]["num_bytes"] == 2 * 8_190_735_360
 
