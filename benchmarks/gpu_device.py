@@ -32,7 +32,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,21 @@ from benchmarks.gpu_stage import Found, MissingError, Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`place` is `module:function`; its function takes a `Stage` and returns a `Found`."""
+    """`place` is `module:function`, which takes a `Stage` and returns a `Found`. `env` is set for its process."""
 
     place: str
     limit_s: int
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
+AS_IN_A_RUN = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""What a run sets for its learner on a card."""
 STEPS = {
     "facts": Step(place="benchmarks.gpu_facts:facts", limit_s=90),
     "ipc": Step(place="benchmarks.gpu_sharing:sharing", limit_s=120),
     "attention": Step(place="benchmarks.gpu_attention:attention", limit_s=240),
     "extension": Step(place="benchmarks.gpu_facts:extension", limit_s=60),
-    "learner": Step(place="benchmarks.gpu_learner:learner", limit_s=300),
+    "learner": Step(place="benchmarks.gpu_learner:learner", limit_s=300, env=AS_IN_A_RUN),
     "engine": Step(place="benchmarks.gpu_engine:engine", limit_s=300),
     "decoding": Step(place="benchmarks.gpu_decoding:decoding", limit_s=300),
     "decoding-small-cache": Step(place="benchmarks.gpu_decoding:small_cache", limit_s=240),
@@ -113,7 +116,11 @@ def run_apart(name: str, stage: Stage, limit_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.gpu_device", "--out", str(stage.out), "--only", name]
     with (stage.out / f"{name}.log").open("w") as log:
         child = subprocess.Popen(
-            command + ["--rehearsal"] * stage.rehearsal, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command + ["--rehearsal"] * stage.rehearsal,
+            env={**os.environ, **STEPS[name].env},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             why = f"ended with code {child.wait(timeout=limit_s)}"

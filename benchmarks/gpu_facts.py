@@ -78,8 +78,9 @@ def _card() -> dict[str, Any]:
 def extension(stage: Stage) -> Found:
     """vLLM's extension in its stable ABI, and the operators that it brings."""
     spec = importlib.util.find_spec("vllm")
-    path = Path(spec.origin).with_name(EXTENSION) if spec and spec.origin else None
-    if path is None or not path.is_file():
+    places = [Path(place) / EXTENSION for place in (spec.submodule_search_locations or ())] if spec else []
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         raise MissingError(f"no {EXTENSION}: vllm for CUDA is not installed")
     torch.ops.load_library(path)
     return found({"loaded": hasattr(torch.ops._C, "rms_norm")}, path=str(path), torch=torch.__version__)

@@ -38,7 +38,8 @@ def found(values: Mapping[str, float | bool], *, planned: Mapping[str, float] | 
 
 
 def need(*modules: str) -> None:
-    """Raises MissingError unless all of these can be imported."""
+    """Raises MissingError unless all of these can be imported. A folder without code, as of a library alone, cannot."""
     for name in modules:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
             raise MissingError(f"{name} cannot be imported")

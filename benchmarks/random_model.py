@@ -15,7 +15,7 @@ TINY = {
     "vocab_size": WORDS + 12,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,
+    "head_dim": 64,
     "tie_word_embeddings": False,
     "max_position_embeddings": 8192,
 }
