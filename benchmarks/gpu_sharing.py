@@ -17,9 +17,11 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from benchmarks.gpu_stage import Found, Stage, found
+from benchmarks.joined_layout import join, rows_of, separate
 
 PATIENCE_S = 100
-MARK = 7.0
+MARKED, MARK = "layers.0.self_attn.qkv_proj.weight", 7.0
+"""The weight whose last entry the mapper writes, for the holder to see, and what it writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,30 +120,42 @@ class _Peer:
 
 def _hold(pipe: Connection, sizes: Sizes, device: str) -> None:
     generator = torch.Generator(device).manual_seed(0)
-    layers = [
-        {
-            name: torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-            for name, shape in _joined_shapes(sizes).items()
+    weights = {}
+    for layer in range(sizes.layers):
+        parts = {
+            f"layers.{layer}.{name}.weight": torch.randn(
+                shape, generator=generator, device=device, dtype=torch.bfloat16
+            )
+            for name, shape in _shapes(sizes).items()
         }
-        for _ in range(sizes.layers)
-    ]
+        weights |= join(parts)
+    rows = _rows(sizes)
     answers = {
-        "ready": lambda: _sums(layers, sizes),
-        "sums": lambda: _sums(layers, sizes),
-        "export": lambda: [{name: _exported(weight) for name, weight in layer.items()} for layer in layers],
-        "marked": lambda: float(layers[-1]["qkv"][-1, -1]) == MARK and _unmark(layers),
+        "ready": lambda: _sums(separate(weights, rows)),
+        "sums": lambda: _sums(separate(weights, rows)),
+        "export": lambda: {name: _exported(weight) for name, weight in weights.items()},
+        "marked": lambda: float(weights[MARKED][-1, -1]) == MARK and _unmark(weights),
     }
     while True:
         pipe.send(answers[pipe.recv()]())
 
 
-def _joined_shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
+def _shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
+    """Of a layer's linear weights, as transformers names them."""
     return {
-        "qkv": (sizes.query + 2 * sizes.key, sizes.hidden),
-        "gate_up": (2 * sizes.intermediate, sizes.hidden),
-        "o": (sizes.hidden, sizes.query),
-        "down": (sizes.hidden, sizes.intermediate),
+        "self_attn.q_proj": (sizes.query, sizes.hidden),
+        "self_attn.k_proj": (sizes.key, sizes.hidden),
+        "self_attn.v_proj": (sizes.key, sizes.hidden),
+        "self_attn.o_proj": (sizes.hidden, sizes.query),
+        "mlp.gate_proj": (sizes.intermediate, sizes.hidden),
+        "mlp.up_proj": (sizes.intermediate, sizes.hidden),
+        "mlp.down_proj": (sizes.hidden, sizes.intermediate),
     }
+
+
+def _rows(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    one = {name: torch.empty(shape, device="meta") for name, shape in _shapes(sizes).items()}
+    return rows_of({f"layers.{n}.{name}.weight": weight for n in range(sizes.layers) for name, weight in one.items()})
 
 
 def _exported(weight: Tensor) -> tuple[Any, Any]:
@@ -152,39 +166,31 @@ def _exported(weight: Tensor) -> tuple[Any, Any]:
     return build, arguments
 
 
-def _unmark(layers: list[dict[str, Tensor]]) -> bool:
-    layers[-1]["qkv"][-1, -1] = 0.0
+def _unmark(weights: Mapping[str, Tensor]) -> bool:
+    weights[MARKED][-1, -1] = 0.0
     return True
 
 
 def _map(pipe: Connection, sizes: Sizes, device: str) -> None:
-    handles = pipe.recv()
-    layers = [{name: build(*arguments) for name, (build, arguments) in layer.items()} for layer in handles]
+    weights = {name: build(*arguments) for name, (build, arguments) in pipe.recv().items()}
     pipe.send(True)
     while True:
         if pipe.recv() == "mark":
-            layers[-1]["qkv"][-1, -1] = MARK
+            weights[MARKED][-1, -1] = MARK
             if device == "cuda":
                 torch.cuda.synchronize()
             pipe.send(True)
         else:
-            pipe.send(_sums(layers, sizes))
+            pipe.send(_sums(separate(weights, _rows(sizes))))
 
 
-def _parts(layer: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
-    """The learner's weights as views of the joined ones."""
-    query, key, value = layer["qkv"].split([sizes.query, sizes.key, sizes.key])
-    gate, up = layer["gate_up"].split([sizes.intermediate] * 2)
-    return {"q": query, "k": key, "v": value, "gate": gate, "up": up, "o": layer["o"], "down": layer["down"]}
-
-
-def _sums(layers: list[dict[str, Tensor]], sizes: Sizes) -> list[int]:
-    """Of all bytes of each part but the last entry of a value, which is written to; equal weights have equal sums."""
-    sums = []
-    for layer in layers:
-        for name, part in _parts(layer, sizes).items():
-            if not part.is_contiguous():
-                raise RuntimeError(f"{name} is no contiguous view of what the holder joined")
-            rows = part[:-1] if name == "v" else part
-            sums.append(int(rows.view(torch.int16).long().mul(rows.view(torch.int16).long() + 1).sum()))
+def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Of all bytes of each weight but its last row, which is written to; equal weights have equal sums. Raises
+    RuntimeError for a part that is no contiguous view."""
+    sums = {}
+    for name, weight in weights.items():
+        if not weight.is_contiguous():
+            raise RuntimeError(f"{name} is no contiguous view of what the holder joined")
+        numbers = weight[:-1].view(torch.int16).long()
+        sums[name] = int(numbers.mul(numbers + 1).sum())
     return sums

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,7 @@ def wheels(tmp_path, monkeypatch):
     lock.write_text("vllm==1.0\n    # via us\nray[default]==3.0\nx-grammar==2.0 ; python_version > '3'\n")
     monkeypatch.setattr(gpu_pack, "PINS", (lock,))
     monkeypatch.setattr(gpu_pack, "NEEDED", ("x-grammar",))
+    monkeypatch.setitem(gpu_pack.PIECES, "p2", replace(gpu_pack.PIECES["p2"], packages=("vllm", "x-grammar")))
     folder = tmp_path / "wheels"
     folder.mkdir()
     libraries = {gpu_pack.EXTENSION: "extension" * 1000, gpu_pack.ATTENTION: "attention" * 1000}
