@@ -1,14 +1,15 @@
 """The real path on one card, measured against its plan; on a machine without one, a rehearsal of the same steps.
 
-    python benchmarks/gpu_proof.py --out runs/gpu-proof [--recipe configs/recipes/dapo_qwen3_8b_a40.toml] [--card A40]
+    python -m benchmarks.gpu_proof --out runs/gpu-proof [--recipe configs/recipes/dapo_qwen3_8b_a40.toml] [--card A40]
         [--steps 6] [key=value ...]
-    python benchmarks/gpu_proof.py --rehearse --out runs/rehearsal
+    python -m benchmarks.gpu_proof --rehearse --out runs/rehearsal
 
 Steps, each of which leaves its numbers in OUT/proof.json as soon as it is done:
 
     plan      what `agentflow plan` says of every process.
     async     a pipeline of few steps: Ray actors, vLLM, learner and PRM on the card of the recipe. Throughput, the gap
-              of the log-probs at version 0, and each process's peak against its plan (target: within 10%).
+              of the log-probs at version 0, and each process's peak against its plan (target: within 10%), which for
+              the learner is that of the longest trajectory: the demo's are short, so it trains on one in the end.
     sync      the RL phase again with pipeline_depth = 0 and the PRM of the run before.
     adapters  an engine that decodes while versions of the adapter are loaded: how long the decoding stands still.
 
@@ -20,11 +21,10 @@ Tasks are the demo's, generated with their plans, so neither keys nor a network 
 
 import argparse
 import asyncio
+import gc
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,8 +32,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.sync_stall import Stall, measure, requests
+from benchmarks.synthetic import longest
 from configs.loading import RECIPES, load_run_config
 from configs.run import RunConfig
+from learner.types import TrainBatch
 from ray_jobs.plan.plan import make_plan, plan_facts
 
 GENERATED = (
@@ -41,7 +44,7 @@ GENERATED = (
     'envs.search="offline"',
     "label.type=plan",
     "cold_start.num_demonstrations=104",
-    "cold_start.learning_rate=1e-3",
+    "cold_start.learning_rate=1e-4",
     "evaluation.num_tasks=8",
     "collect.num_tasks=16",
     "max_empty_batches=60",
@@ -56,6 +59,7 @@ REHEARSAL = (
     "rollout.engine.num_threads=1",
     "learner.num_threads=1",
     "learner.gradient_checkpointing=true",
+    "cold_start.learning_rate=1e-3",
     "collect.num_tasks=4",
     "collect.rollouts_per_task=2",
     "prm.model_path=demo",
@@ -98,6 +102,7 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
             collected = collect(run)
             learn_prm(run, collected, label(run, collected))
         facts = reinforce(run)
+        train_longest(run.actors.learner, config.rollout.engine.max_model_len)
         peaks = process_peaks(run.actors)
         seconds = run.folder.finished_phases["reinforce"]["seconds"]
         prm = str(run.folder.prm)
@@ -110,6 +115,17 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
         "peaks": peaks,
         "prm_path": prm,
     }
+
+
+def train_longest(learner: Any, num_tokens: int) -> None:
+    """A step over one trajectory of so many tokens. They are few different ones, which any model knows."""
+    import ray
+
+    ray.get(learner.__ray_call__.remote(_train, longest(num_tokens, 1000)))
+
+
+def _train(actor: Any, batch: TrainBatch) -> None:
+    actor._learner.train_step(batch)
 
 
 def process_peaks(actors: Any) -> dict[str, dict[str, float]]:
@@ -157,53 +173,29 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
         learner.policy_version = version
         adapters.append(learner.adapter())
     del learner
+    _empty_card()
     engine = VllmEngine(model_path, native, config.model, seed=config.seed)
-    ends: list[float] = []
-    step = engine._step
+    asked = requests(running, 64, 600 if on_card else 60)
 
-    def timed_step() -> None:
-        step()
-        ends.append(time.perf_counter())
+    async def measured() -> Stall:
+        (first, *others) = [(adapter.policy_version, adapter.data) for adapter in adapters]
+        await engine.load_adapter(*first)
+        return await measure(engine, asked, others)
 
-    engine._step = timed_step  # type: ignore[method-assign]
     try:
-        loads = asyncio.run(_load_while_decoding(engine, adapters, running, 600 if on_card else 60, ends))
+        stall = asyncio.run(measured())
     finally:
         engine.close()
-    gaps = [later - earlier for earlier, later in pairwise(ends)]
-    around = [max((b - a for a, b in pairwise(ends) if a <= end and b >= begin), default=0.0) for begin, end in loads]
-    usual = median(gaps) if gaps else 0.0
-    return {
-        "running": running,
-        "step_s": usual,
-        "longest_gap_around_a_load_s": around,
-        "stall_s": [max(0.0, gap - usual) for gap in around],
-        "load_s": [end - begin for begin, end in loads],
-        "adapter_bytes": len(adapters[0].data),
-    }
+    return {"running": running, "adapter_bytes": len(adapters[0].data), **asdict(stall)}
 
 
-async def _load_while_decoding(
-    engine: Any, adapters: Sequence[Any], running: int, num_tokens: int, ends: list[float]
-) -> list[tuple[float, float]]:
-    from rollout.engines.engine import GenerationRequest
+def _empty_card() -> None:
+    """Give back what the allocator of this process keeps of tensors that are gone."""
+    import torch
 
-    await engine.load_adapter(adapters[0].policy_version, adapters[0].data)
-    asked = GenerationRequest(
-        trajectory_id="t", prompt_token_ids=tuple(range(100, 164)), max_tokens=num_tokens, temperature=1.0
-    )
-    requests = [replace(asked, trajectory_id=f"t{index}", seed=index) for index in range(running)]
-    decoding = [asyncio.create_task(engine.generate(request)) for request in requests]
-    loads = []
-    for adapter in adapters[1:]:
-        before = len(ends)
-        while len(ends) < before + 4 and not all(task.done() for task in decoding):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        begin = time.perf_counter()
-        await engine.load_adapter(adapter.policy_version, adapter.data)
-        loads.append((begin, time.perf_counter()))
-    await asyncio.gather(*decoding)
-    return loads
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def peak_rows(proof: dict[str, Any]) -> list[dict[str, Any]]:

@@ -70,9 +70,13 @@ class ShardedAdamW:
         self._adapters = policy.adapter_parameters()
         self._has_gradient = False
         adamw = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=config.weight_decay)
+        num_trained = sum(parameter.numel() for parameter in self._parameters)
         self._defaults = adamw.state_dict()["param_groups"]
         self._engine, *_ = deepspeed.initialize(
-            model=policy.decoder, optimizer=adamw, model_parameters=self._parameters, config=_settings(config)
+            model=policy.decoder,
+            optimizer=adamw,
+            model_parameters=self._parameters,
+            config=_settings(config, num_trained),
         )
         policy.decoder = self._engine
         self._zero: Any = self._engine.optimizer
@@ -181,7 +185,8 @@ class ShardedAdamW:
         return self._zero.optimizer.state[flat]
 
 
-def _settings(config: LearnerConfig) -> dict[str, Any]:
+def _settings(config: LearnerConfig, num_trained: int) -> dict[str, Any]:
+    """What DeepSpeed is told; `num_trained` counts the adapter's weights."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -190,6 +195,8 @@ def _settings(config: LearnerConfig) -> dict[str, Any]:
         "steps_per_print": None,
         "zero_optimization": {
             "stage": config.zero_stage,
+            # All gradients at once. DeepSpeed reserves the whole bucket on every rank, 1.86 GiB unless it is told.
+            "reduce_bucket_size": num_trained,
             # The gradients of an adapter are small: nothing is gained by sending them while others are computed.
             "overlap_comm": False,
             # Its own linear layer rounds differently under autocast.

@@ -78,8 +78,10 @@ class LocalAdamW(torch.optim.AdamW):
     writes = True
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], *, weight_decay: float) -> None:
-        super().__init__(parameters, weight_decay=weight_decay)
         self._parameters = list(parameters)
+        # On a card in one kernel, which needs no copies of the moments meanwhile.
+        self._fused = self._parameters[0].is_cuda
+        super().__init__(self._parameters, weight_decay=weight_decay, fused=self._fused)
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
         return microbatches
@@ -106,6 +108,11 @@ class LocalAdamW(torch.optim.AdamW):
         self.state.clear()
         for group in self.param_groups:
             group["lr"] = learning_rate
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Moments of another device are gone on from, not its way of computing."""
+        groups = [group | {"fused": self._fused} for group in state["param_groups"]]
+        super().load_state_dict(state | {"param_groups": groups})
 
     @contextmanager
     def whole(self, *, write: bool = False) -> Iterator[None]:

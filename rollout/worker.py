@@ -51,12 +51,18 @@ class Worker(Solver):
     """Owns an engine that can be trained. At depth 0 groups may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
-        self.engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=engine_seed(config.seed, index))
+        in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
+        self.engine = VllmEngine(
+            model_path,
+            config.rollout.engine,
+            config.model,
+            seed=engine_seed(config.seed, index),
+            in_lockstep=in_lockstep,
+        )
         self._own_chat = build_chat(model_path)
         frozen = FrozenModel(self.engine, self._own_chat, config.envs.base_generator.max_tokens)
         max_open = 2 * config.rollout.engine.max_num_seqs
         super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
-        in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
         self._forks = not isinstance(config.rollout.restarts, NoRestartsConfig)
         self._deciding: dict[str, GroupEngine] = {}

@@ -14,6 +14,12 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ADAM_BYTES = 16
 """Of a trained weight: itself, its gradient and AdamW's two moments, each in float32."""
 
+SCORED_ROWS = 128
+"""Tokens of the canary, which is scored; its text has about 90."""
+SCORED_CHUNK = 1024
+"""Rows of logits that vLLM makes at a time on a card where a prompt is scored; the chunk before lives until the next
+is there."""
+
 CUDA_CONTEXT = int(0.45 * GIB)
 """Of one process: the CUDA context, cuBLAS's workspace and loaded kernels. 0.3 to 0.5 GiB are usual."""
 CUDA_GRAPHS = int(1.0 * GIB)
@@ -89,17 +95,25 @@ def engine_adapters(num_lora: int, slots: int, dtype: str, cards: int = 1) -> Pa
     )
 
 
-def engine_working(shape: ModelShape, dtype: str, batched_tokens: int, sampled_rows: int, rank: int) -> Part:
+def engine_working(
+    shape: ModelShape, dtype: str, batched_tokens: int, sampled_rows: int, rank: int, *, device: str
+) -> Part:
     """The widest point of a step. A layer's MLP: residual and input (2 H), gate and up with their product (3 I), and
     the adapter's float32 intermediate of three slices (3 r), for every token of the step. Sampling: the logits in their
-    own type, in float32, and twice as probabilities, for every row that is sampled."""
+    own type, in float32, and twice as probabilities, for every row that is sampled. Scoring a prompt, on a card: the
+    logits of all tokens of its step in their own type, two chunks at a time; on a CPU its own rows are treated as
+    sampled ones."""
     tokens = batched_tokens * ((2 * shape.hidden + 3 * shape.intermediate) * BYTES[dtype] + 3 * rank * 4)
-    logits = sampled_rows * shape.vocab * (BYTES[dtype] + 3 * 4)
+    on_card = device == "cuda"
+    rows = sampled_rows if on_card else max(sampled_rows, SCORED_ROWS)
+    scored = min(2 * SCORED_CHUNK, batched_tokens) if on_card else 0
+    logits = shape.vocab * (rows * (BYTES[dtype] + 3 * 4) + scored * BYTES[dtype])
     return Part(
         name="working memory",
         num_bytes=tokens + logits,
         arithmetic=f"{batched_tokens:,} tokens x (2 x {shape.hidden:,} + 3 x {shape.intermediate:,}) x {BYTES[dtype]} "
-        f"bytes + {sampled_rows} rows x {shape.vocab:,} logits x {BYTES[dtype] + 12} bytes",
+        f"bytes + {rows} rows x {shape.vocab:,} logits x {BYTES[dtype] + 12} bytes"
+        + (f" + {scored:,} scored rows x {shape.vocab:,} x {BYTES[dtype]} bytes" if scored else ""),
     )
 
 
@@ -109,6 +123,15 @@ def adapter_training(num_trained: int, ranks: int = 1) -> Part:
         name="adapter, gradient, AdamW",
         num_bytes=num_trained * (ADAM_BYTES - 8) + num_trained * 8 // ranks,
         arithmetic=f"{num_trained:,} LoRA parameters x (4 + 4 + 8{f' / {ranks}' if ranks > 1 else ''}) bytes",
+    )
+
+
+def gradient_bucket(num_trained: int) -> Part:
+    """Where a rank collects its gradients for the others: as large as all of them, in float32."""
+    return Part(
+        name="gradient bucket",
+        num_bytes=num_trained * 4,
+        arithmetic=f"{num_trained:,} LoRA parameters x 4 bytes",
     )
 
 

@@ -24,8 +24,6 @@ CARDS = {
     "L4": 21.9,
 }
 """GiB that CUDA reports, which is less than the name says."""
-SCORED_ROWS = 128
-"""The canary's tokens, whose logits exist at the same time; its text has about 90."""
 HEADROOM = int(0.5 * GIB)
 """What must be left over: figures are figures."""
 
@@ -161,8 +159,8 @@ def engine_process(config: RunConfig, shapes: Shapes) -> Process:
             f"{cache.num_sequences(engine.max_model_len)} sequences of {engine.max_model_len:,}",
         )
     )
-    rows = max(engine.max_num_seqs, SCORED_ROWS)
-    parts.append(memory.engine_working(shape, engine.precision, batched_tokens(engine), rows, rank))
+    tokens, rows = batched_tokens(engine), engine.max_num_seqs
+    parts.append(memory.engine_working(shape, engine.precision, tokens, rows, rank, device=engine.device))
     if on_card:
         parts.append(Part(name="CUDA graphs", num_bytes=memory.CUDA_GRAPHS, arithmetic="allowance"))
     parts.append(_process_part("engine", engine.device))
@@ -188,6 +186,7 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     parts = (
         memory.weights(shape, learner.precision),
         memory.adapter_training(num_lora, ranks),
+        *([memory.gradient_bucket(num_lora)] if ranks > 1 else []),
         *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
         acting,
         memory.fragments(acting),

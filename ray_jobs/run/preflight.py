@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
+from configs.cluster import RANK_SHARE
 from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
 from configs.learner import CustomLossConfig
@@ -77,7 +78,6 @@ def _values_of(table: Mapping[str, Any], key: str) -> list[str]:
     return found
 
 
-ACTORS_PER_GPU = 2
 LARGEST_MERGED = 2_000_000_000
 """Weights of a model into which an engine on a card merges its adapters."""
 
@@ -124,11 +124,41 @@ def check_machine(config: RunConfig) -> None:
             raise PreflightError(
                 f"{key} = {cards} needs as many cards, this machine has {num_gpus}; set {key}={num_gpus}"
             )
-    if devices.count("cuda") > ACTORS_PER_GPU * num_gpus:
-        raise PreflightError(
-            f"{devices.count('cuda')} actors on 'cuda' are more than {ACTORS_PER_GPU} for each of this machine's "
-            f"{num_gpus} GPUs; set rollout.num_workers to at most {ACTORS_PER_GPU * num_gpus - 1}"
-        )
+    if wants_card:
+        _check_shares(config, num_gpus)
+
+
+def _check_shares(config: RunConfig, num_gpus: int) -> None:
+    """Whether every process finds its share of a card. Ray would wait for one without an end. Raises PreflightError."""
+    engines = config.rollout.num_workers
+    if _fit(_shares(config, engines), num_gpus):
+        return
+    most = max((count for count in range(engines) if _fit(_shares(config, count), num_gpus)), default=0)
+    told = ", ".join(f"{name} {share:g}" for name, share in _shares(config, engines))
+    cure = f"set rollout.num_workers to at most {most}" if most else "lower card.learner, card.engine or card.prm"
+    raise PreflightError(f"shares of cards ({told}) do not fit on this machine's {num_gpus}; {cure}")
+
+
+def _shares(config: RunConfig, num_engines: int) -> list[tuple[str, float]]:
+    """What each process claims of one card; an engine over several cards claims each of them."""
+    card, ranks, spread = config.card, config.learner.num_workers, config.rollout.engine.tensor_parallel
+    engine = [("engine", card.engine if spread == 1 else 1.0)] * spread
+    if config.shares_card:
+        return [("shared card", 1.0), *engine * (num_engines - 1)]
+    shares = [*[("learner", card.learner if ranks == 1 else RANK_SHARE)] * ranks] * (config.learner.device == "cuda")
+    shares += engine * num_engines * (config.rollout.engine.device == "cuda")
+    return shares + [("PRM", card.prm)] * (config.reward.prm is not None and config.prm.device == "cuda")
+
+
+def _fit(shares: Sequence[tuple[str, float]], num_gpus: int) -> bool:
+    """Each on the first card that has room for it, the largest first."""
+    free = [1.0] * num_gpus
+    for _, share in sorted(shares, key=lambda one: -one[1]):
+        place = next((number for number, room in enumerate(free) if room >= share - 1e-9), None)
+        if place is None:
+            return False
+        free[place] -= share
+    return True
 
 
 def _num_gpus() -> int:

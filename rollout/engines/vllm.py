@@ -105,14 +105,18 @@ class VllmEngine:
     """An `Engine` over vLLM, for a base model and the adapters trained on it.
 
     Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, computed from
-    the untouched W0 every time); `native` gives each version a LoRA adapter of its own name.
+    the untouched W0 every time); `native` gives each version a LoRA adapter of its own name. `in_lockstep`: every step
+    is to have the same requests in every run.
     """
 
-    def __init__(self, model_path: Path, config: EngineConfig, model: ModelConfig, *, seed: int) -> None:
+    def __init__(
+        self, model_path: Path, config: EngineConfig, model: ModelConfig, *, seed: int, in_lockstep: bool = False
+    ) -> None:
         self._model_path = model_path
         self._config = config
         self._model = model
         self._seed = seed
+        self._in_lockstep = in_lockstep
         self._commands = Commands()
         self._open: dict[str, OpenRequest] = {}
         self._next_id = 0
@@ -231,7 +235,9 @@ class VllmEngine:
     def _run(self) -> None:
         try:
             self._merger = AdapterMerger(self._model_path, self._model.lora_alpha / self._model.lora_rank)
-            self._llm = build_llm(self._model_path, self._config, self._model, self._seed)
+            self._llm = build_llm(
+                self._model_path, self._config, self._model, self._seed, in_lockstep=self._in_lockstep
+            )
             self._scheduler = self._llm.engine_core.engine_core.scheduler
             if self._config.adapter_mode == "native":
                 self._native = NativeAdapters(self._llm, self._merger)

@@ -37,9 +37,12 @@ class OpenRequest:
     switches: list[VersionSwitch] = field(default_factory=list)
 
 
-def engine_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: bool = False) -> dict[str, Any]:
     """What vLLM is told beyond what every engine has."""
-    options: dict[str, Any] = {}
+    # A step is scheduled while the card computes the one before. Not where weights are replaced in place, which must
+    # find no step under way, nor in lockstep, where every step is to have the same requests in every run.
+    ahead = (config.device, config.adapter_mode) == ("cuda", "native") and not in_lockstep
+    options: dict[str, Any] = {"async_scheduling": ahead}
     if config.adapter_mode == "native":
         options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_cpu_loras": MAX_LORAS}
         options["max_loras"] = MAX_LORAS
@@ -73,7 +76,7 @@ def _cpu_cache_gib(config: EngineConfig) -> int:
     return max(1, round(config.kv_cache_gib))
 
 
-def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: int) -> Any:
+def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: int, *, in_lockstep: bool) -> Any:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -91,14 +94,13 @@ def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: 
             # back what it draws after a part of a prompt.
             enable_chunked_prefill=config.device == "cuda",
             enforce_eager=config.device == "cpu",
-            async_scheduling=False,
             enable_prefix_caching=True,
             block_size=KV_BLOCK["cpu"] if config.device == "cpu" else None,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
             disable_log_stats=not config.metrics,
-            **engine_options(config, model),
+            **engine_options(config, model, in_lockstep=in_lockstep),
         ),
         stat_loggers=[_ray_metrics()] if config.metrics else None,
     )

@@ -140,6 +140,7 @@ def _rank(model_path, folder, rank, size, meeting):
     for stage in STAGES:
         learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks, dtype="bfloat16")
         accounts["mixed", stage] = gradient_of(learner)
+        accounts["bucket", stage] = int(learner.optimizer._zero.reduce_bucket_size)
         learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks)
         load_checkpoint(learner, newest_checkpoint(folder.parent / "alone")[0].folder)
         accounts["resumed", stage] = go_on(learner)

@@ -120,6 +120,14 @@ def test_checkpoint_of_several_processes_is_gone_on_from_by_one(folder, model_pa
     assert (found["weights"] - together[0]["dapo", stage]["weights"]).abs().max() < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ranks.STAGES)
+def test_ranks_collect_gradients_in_a_bucket_as_large_as_the_adapter(model_path, together, stage):
+    """DeepSpeed's own is of 500 million gradients, 1.86 GiB, which a card would have to hold."""
+    trained = ranks.make_learner(model_path, "dapo").policy.trainable_parameters()
+    assert together[0]["bucket", stage] == sum(parameter.numel() for parameter in trained)
+
+
 def lengths(share):
     return [len(rows[0].token_ids) for rows in share]
 

@@ -302,6 +302,17 @@ def test_checkpoint_restores_weights_optimizer_and_version(model_path, tmp_path)
     assert restored.policy_version == 2
 
 
+def test_a_cards_way_to_step_stays_on_the_card(model_path):
+    """A card takes its steps in one kernel; who goes on elsewhere from its moments does not."""
+    learner, other = make_learner(model_path), make_learner(model_path)
+    learner.train_step(build_batch(make_samples(), microbatch_tokens=1000))
+    state = learner.optimizer.state_dict()
+    state["param_groups"][0]["fused"] = True
+    other.optimizer.load_state_dict(state)
+    assert other.optimizer.param_groups[0]["fused"] is False
+    assert len(other.optimizer.state_dict()["state"]) == len(state["state"]) > 0
+
+
 def test_only_the_newest_checkpoints_are_kept(model_path, tmp_path):
     learner = make_learner(model_path)
     for version in range(4):

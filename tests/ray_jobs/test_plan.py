@@ -11,7 +11,7 @@ import pytest
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan.memory import GIB, activations, kv_cache, kv_token_bytes
+from ray_jobs.plan.memory import GIB, activations, engine_working, kv_cache, kv_token_bytes
 from ray_jobs.plan.plan import as_overrides, make_plan, plan_facts
 from ray_jobs.plan.run import CARDS, HEADROOM, card_bytes
 from ray_jobs.plan.shapes import PlanError, find_shape, known_models, read_shape
@@ -85,7 +85,8 @@ def test_the_a40_recipe_by_hand():
         round(8_190_735_360 * 2 / GIB, 2),
         round(4 * 87_293_952 * 2 / GIB, 2),
         3.0,
-        round((2048 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + 128 * 151_936 * 14) / GIB, 2),
+        # A step's MLP, 32 sampled rows of logits, and two chunks of 1,024 rows of those of a canary's step.
+        round((2048 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + (32 * 14 + 2 * 1024 * 2) * 151_936) / GIB, 2),
         1.0,
         0.45,
     ]
@@ -101,6 +102,20 @@ def test_the_a40_recipe_by_hand():
     assert prm.parts[0].num_bytes == 596_049_920 * 2
     assert refused == []
     assert plan.cards[0].free == card_bytes("A40") - sum(process.num_bytes for process in plan.processes)
+
+
+@pytest.mark.parametrize(
+    ("device", "logits"),
+    [
+        # The sampled rows, and those of all tokens of a step that also scores a prompt, in bfloat16.
+        ("cuda", 32 * 151_936 * (2 + 12) + 512 * 151_936 * 2),
+        # The rows of the scored prompt alone, which are more than are sampled.
+        ("cpu", 128 * 151_936 * (2 + 12)),
+    ],
+)
+def test_logits_of_a_step_that_scores_a_prompt(device, logits):
+    part = engine_working(find_shape("Qwen/Qwen3-8B"), "bfloat16", 512, 32, 32, device=device)
+    assert part.num_bytes == 512 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + logits
 
 
 def plan_of(recipe, *overrides, card="A40"):
@@ -137,7 +152,7 @@ def test_fits(recipe, overrides, card):
             ("rollout.engine.kv_cache_gib=6",),
             "A40",
             "needs",
-            ["rollout.engine.kv_cache_gib=3.75"],
+            ["rollout.engine.kv_cache_gib=3.25"],
         ),
         (("learner.gradient_checkpointing=false",), "A40", "learner", ["learner.gradient_checkpointing=true"]),
         (
@@ -152,7 +167,7 @@ def test_fits(recipe, overrides, card):
             "longer than the 32768 positions",
             ["rollout.engine.max_model_len=32768"],
         ),
-        (("learner.microbatch_tokens=16384",), "A40", "needs", ["learner.microbatch_tokens=7424"]),
+        (("learner.microbatch_tokens=16384",), "A40", "needs", ["learner.microbatch_tokens=6656"]),
         (
             ("rollout.engine.kv_cache_gib=8", "learner.gradient_checkpointing=false"),
             "A40",
@@ -162,7 +177,7 @@ def test_fits(recipe, overrides, card):
                 "learner.microbatch_tokens=4096"
             ],
         ),
-        (("card.shared=false",), "A40", "0.465 of A40 has 20.60 GiB", ["card.learner=0.47"]),
+        (("card.shared=false",), "A40", "0.46 of A40 has 20.38 GiB", ["card.learner=0.47"]),
         (("model.path=Qwen/Qwen3-14B",), "A40", "no setting makes it fit (weights alone take 56.13)", []),
         ((), "24", "take one of 44 GiB, several cards with card.shared=false, or a smaller model.path", []),
     ],
@@ -194,10 +209,10 @@ def test_every_remedy_that_is_named_works(overrides):
 
 def test_a_further_engine_is_held_to_its_share_of_another_card():
     assert plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")["fits"]
-    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2", "rollout.engine.kv_cache_gib=3.5")
-    assert [card["name"] for card in facts["cards"]] == ["A40", "0.485 of A40"]
+    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2", "rollout.engine.kv_cache_gib=3.25")
+    assert [card["name"] for card in facts["cards"]] == ["A40", "0.49 of A40"]
     (refusal,) = facts["refusals"]
-    assert "0.485 of A40 has 21.49 GiB" in refusal["reason"]
+    assert "0.49 of A40 has 21.71 GiB" in refusal["reason"]
     assert {"rollout.engine.kv_cache_gib": 3.0} in refusal["remedies"]
 
 
@@ -214,6 +229,7 @@ def test_ranks_of_a_learner_divide_the_moments_and_load_the_base_whole_at_every_
     two = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
     assert two[0]["num_bytes"] == 2 * 8_190_735_360
     assert two[1]["num_bytes"] == 87_293_952 * (4 + 4 + 4)
+    assert (two[2]["name"], two[2]["num_bytes"]) == ("gradient bucket", 87_293_952 * 4)
     four = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=4", "learner.zero_stage=3")
     assert four["cards"][1]["processes"][0]["parts"][0]["num_bytes"] == 2 * 8_190_735_360
 
@@ -268,7 +284,7 @@ def test_the_command_prints_the_arithmetic_and_ends_with_1_where_it_does_not_fit
     assert "36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB per token" in told
     assert told.startswith("It fits: engine, learner and PRM take ")
     assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=6"]) == 1
-    assert "set rollout.engine.kv_cache_gib=3.75" in capsys.readouterr().out
+    assert "set rollout.engine.kv_cache_gib=3.25" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"]
     assert cli.main(["plan", str(A40_RECIPE), "learner.zero_stage=1", "rollout.engine.kv_cache_gib=6"]) == 1

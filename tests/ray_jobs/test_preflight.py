@@ -265,6 +265,32 @@ def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):
     check_before_start(config(*everything))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus", "says"),
+    [
+        # 0.4 + 0.4 + 0.3 of one card.
+        (("card.prm=0.3",), 1, "learner 0.4, engine 0.4, PRM 0.3"),
+        (("card.prm=0.2",), 1, None),
+        # 0.6 + 0.3 on one card, 0.6 on the other.
+        (("card.learner=0.6", "card.engine=0.6", "card.prm=0.3"), 2, None),
+        (("card.learner=0.6", "card.engine=0.6", "rollout.num_workers=2"), 2, "set rollout.num_workers to at most 1"),
+        # The shared card is whole; a further engine needs another.
+        (("card.shared=true", "rollout.num_workers=2"), 1, "set rollout.num_workers to at most 1"),
+        (("card.shared=true", "rollout.num_workers=3"), 2, None),
+    ],
+)
+def test_every_process_on_a_card_is_counted_by_its_share(config, monkeypatch, overrides, num_gpus, says):
+    cards = ("rollout.engine.device=cuda", "learner.device=cuda", "prm.device=cuda", "reward.credit=outcome_gated")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "_num_gpus", lambda: num_gpus)
+    asked = config(*cards, *overrides)
+    if says is None:
+        machine.check_machine(asked)
+    else:
+        with pytest.raises(PreflightError, match=says):
+            machine.check_machine(asked)
+
+
 def test_another_clusters_machines_are_not_judged_by_this_one(config, monkeypatch):
     monkeypatch.setattr(machine, "_num_gpus", lambda: 0)
     check_before_start(config("cluster.address=auto", "rollout.engine.device=cuda", "learner.num_threads=64"))

@@ -23,3 +23,19 @@ def test_spread_engine_starts_its_workers_by_itself():
 def test_engine_is_spread_over_cards_with_native_adapters_only(device, mode):
     with pytest.raises(ValidationError, match="tensor_parallel = 2 needs device = 'cuda' and adapter_mode = 'native'"):
         EngineConfig(device=device, adapter_mode=mode, tensor_parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "in_lockstep", "ahead"),
+    [
+        ("cuda", "native", False, True),
+        ("cuda", "native", True, False),
+        ("cuda", "merged", False, False),
+        ("cpu", "native", False, False),
+    ],
+)
+def test_a_card_never_waits_for_the_schedule_of_its_next_step_where_no_weights_change_under_it(
+    device, mode, in_lockstep, ahead
+):
+    config = EngineConfig(device=device, adapter_mode=mode)
+    assert engine_options(config, ModelConfig(), in_lockstep=in_lockstep)["async_scheduling"] is ahead
