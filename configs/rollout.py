@@ -125,7 +125,8 @@ class RolloutConfig(Config):
     max_attempts: int = Field(default=6, ge=1)
     """Tries at one group whose worker died or that could not be scored, before it has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
-    """Wall-clock limit of one trajectory; beyond it the trajectory is unscorable, not wrong."""
+    """Seconds of one trajectory without those in which it waits for the engine; beyond them it is unscorable, not
+    wrong."""
     restarts: RestartsConfig = NoRestartsConfig()
     """What to do about a group whose attempts all fail."""
     verifier: ModuleConfig = RuleConfig()

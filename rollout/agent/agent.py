@@ -1,6 +1,5 @@
 """The agent: planner, executor, verifier until done, then the generator. One call gives one trajectory."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from rollout.agent.planner import PlannerDialogue, PlannerReply, PlannerSettings
 from rollout.chat import Chat, ChatFormat, ChatTemplateError, chat_pieces
 from rollout.engines.engine import ContextFullError, Engine, EngineError
 from rollout.records import TOKENIZER
+from rollout.time_limit import TimeLimit
 from rollout.types import StopReason, TextCompletion, Trajectory, Turn
 
 ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
@@ -69,9 +69,10 @@ class Agent:
         """Play one task to its end; the planner reads `hints` with it. A broken engine or tool, or the time limit, ends
         it as `infrastructure`: recorded as far as it came, unscorable, never wrong."""
         with self.tools_for_episode() as tools:
-            episode = _Episode(self, task, tools, trajectory_id, on_turn, hints)
+            limit = TimeLimit(self.settings.timeout_s)
+            episode = _Episode(self, task, tools, trajectory_id, on_turn, hints, limit)
             try:
-                async with asyncio.timeout(self.settings.timeout_s):
+                async with limit:
                     answer, stop_reason = await episode.play()
             except (EngineError, TimeoutError):
                 answer, stop_reason = None, "infrastructure"
@@ -101,8 +102,10 @@ class _Episode:
         trajectory_id: str,
         on_turn: TurnListener | None,
         hints: str,
+        limit: TimeLimit,
     ) -> None:
         self._agent = agent
+        self._limit = limit
         self._settings = agent.settings
         self._task = task
         self._trajectory_id = trajectory_id
@@ -135,7 +138,8 @@ class _Episode:
                 return None
             started = time.perf_counter()
             try:
-                reply = await self._dialogue.decide(step)
+                with self._limit.paused():
+                    reply = await self._dialogue.decide(step)
             except ContextFullError:
                 return None
             self._generate_s = round(time.perf_counter() - started, 4)
@@ -152,14 +156,16 @@ class _Episode:
         call, result = await self._executor.execute(reply.decision)
         self._record_planner(reply, call, result, tool_s=round(time.perf_counter() - started, 4))
         self._memory.add(MemoryEntry(step=step, thought=reply.decision.thought, call=call, result=result))
-        verdict, turn = await self._agent.verifier.verify(self._task, self._memory, self._trajectory_id)
+        with self._limit.paused():
+            verdict, turn = await self._agent.verifier.verify(self._task, self._memory, self._trajectory_id)
         self._record(turn)
         if verdict == "continue":
             self._dialogue.observe(reply, result, step + 1)
         return verdict
 
     async def _finish(self) -> tuple[str | None, StopReason]:
-        answer, turn = await self._agent.generator.answer(self._task, self._memory, self._trajectory_id)
+        with self._limit.paused():
+            answer, turn = await self._agent.generator.answer(self._task, self._memory, self._trajectory_id)
         self._record(turn)
         answered = bool(self._memory.entries) and self._memory.entries[-1].call.name == "answer"
         if answered:

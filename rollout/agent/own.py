@@ -125,7 +125,7 @@ class OwnAgent:
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
         """One attempt to its end. An agent that fails, or is not done in time, leaves it unscored."""
-        attempt = Attempt(self._writer(task, trajectory_id), self._chat, self._rules)
+        attempt = Attempt(self._writer(task, trajectory_id), self._chat, self._rules, timeout_s=self._timeout_s)
         await self._endpoint.admit(attempt)
         answer, wrong = None, None
         try:
@@ -159,12 +159,13 @@ class OwnAgent:
         given = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
         solving = asyncio.ensure_future(self._solving.answer(given, attempt, self._endpoint))
         try:
-            done, _ = await asyncio.wait((solving,), timeout=self._timeout_s)
+            async with attempt.limit:
+                await asyncio.wait((solving,))
+        except TimeoutError:
+            raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self._timeout_s:g}") from None
         finally:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)
-        if not done:
-            raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self._timeout_s:g}")
         return solving.result()
 
 

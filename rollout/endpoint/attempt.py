@@ -11,6 +11,7 @@ from rollout.endpoint.conversation import Conversations, Prompt, Recorded
 from rollout.endpoint.messages import Said, read_reply
 from rollout.endpoint.request import Asked, Refused, Rules
 from rollout.endpoint.writer import Writer, WriterError
+from rollout.time_limit import TimeLimit
 from rollout.types import Completion, Turn
 
 ENDED = "this attempt has ended and was judged; a call after that cannot count"
@@ -75,8 +76,9 @@ class Call:
 class Attempt:
     """Has a key of its own, by which its calls are known."""
 
-    def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules) -> None:
+    def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, *, timeout_s: float | None = None) -> None:
         self.rules = rules
+        self.limit = TimeLimit(timeout_s)
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: str | None = None
         self.out_of_context = False
@@ -159,7 +161,8 @@ class Attempt:
     async def _sample(self, asked: Asked, prompt: Prompt, max_tokens: int, number: int) -> Reply:
         started = time.perf_counter()
         try:
-            completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
+            with self.limit.paused():
+                completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
         except WriterError as error:
             self.broken = str(error)
             raise Refused(str(error), status=503, code="engine_failed") from error

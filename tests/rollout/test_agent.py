@@ -93,6 +93,19 @@ async def test_time_limit_of_an_episode_is_an_infrastructure_fault():
     assert trajectory.stop_reason == "infrastructure"
 
 
+async def test_time_in_which_an_attempt_waits_for_the_engine_is_not_its_own():
+    """A slow machine's longest attempts would never be scored."""
+
+    class SlowEngine(ScriptedEngine):
+        async def generate(self, request):
+            await asyncio.sleep(0.3)
+            return await super().generate(request)
+
+    agent = make_agent([CODE, ANSWER], timeout_s=0.2)
+    agent = replace(agent, engine=SlowEngine([CODE, ANSWER]))
+    assert (await run(agent)).stop_reason == "answered"
+
+
 async def test_completions_keep_ids_logprobs_and_version_of_the_sampler():
     trajectory = await run(make_agent([ANSWER]))
     completion = trajectory.turns[0].completion

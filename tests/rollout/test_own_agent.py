@@ -153,6 +153,16 @@ async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, 
     assert said == "the agent took longer than rollout.episode_timeout_s = 0.2"
 
 
+async def test_time_in_which_the_engine_works_is_not_the_agents(functions):
+    class SlowEngine(ScriptedEngine):
+        async def generate(self, request):
+            await asyncio.sleep(1.5)
+            return await super().generate(request)
+
+    trajectory = await attempt(functions("solve"), engine=SlowEngine(["41", "42"]), timeout_s=1.0)
+    assert (trajectory.answer, trajectory.failure) == ("42", None)
+
+
 async def test_an_engine_that_dies_is_why_the_attempt_failed(functions):
     gone = [EngineError("gone")] * 9
     assert await failure_of(functions("solve"), *gone) == "the engine failed: gone"

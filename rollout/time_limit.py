@@ -1,0 +1,57 @@
+"""How long an attempt may take: its own time and its tools', not the time in which the engine works for it.
+
+On a slow or busy machine an attempt waits minutes for its turns. Whether an engine still works is for its heartbeat to
+find out; an attempt that would be cut off for it would come again and be cut off again, the longest first.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+
+class TimeLimit:
+    """As `asyncio.timeout`, for an attempt that may stop the clock. None is no limit."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = self._left = seconds
+        self._timeout: asyncio.Timeout | None = None
+        self._num_pauses = 0
+
+    async def __aenter__(self) -> Self:
+        """Raises TimeoutError at the end of the block, when the time was over."""
+        self._timeout = asyncio.timeout(self._seconds)
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._timeout is not None
+        timeout, self._timeout = self._timeout, None
+        return await timeout.__aexit__(kind, error, trace)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still, until the last of several pauses at the same time has ended."""
+        self._num_pauses += 1
+        if self._num_pauses == 1:
+            self._stop()
+        try:
+            yield
+        finally:
+            self._num_pauses -= 1
+            if self._num_pauses == 0:
+                self._go_on()
+
+    def _stop(self) -> None:
+        if self._timeout is None or self._timeout.expired() or (when := self._timeout.when()) is None:
+            return
+        self._left = when - asyncio.get_running_loop().time()
+        self._timeout.reschedule(None)
+
+    def _go_on(self) -> None:
+        if self._timeout is None or self._timeout.expired() or self._left is None:
+            return
+        self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
