@@ -125,7 +125,7 @@ class Attempt:
 
     def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
         equal = [call for call in self._calls if call.asked.fingerprint == fingerprint and not _failed(call)]
-        unread = [call for call in equal if call.left]
+        unread = [call for call in equal if call.left and not call.delivered]
         if unread:
             return unread[0]
         return equal[-1] if equal and is_retry else None
