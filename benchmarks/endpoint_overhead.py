@@ -22,8 +22,8 @@ from benchmarks.audited_attempts import ADD, ScriptedSampler
 from benchmarks.endpoint_audit import demo_tokenizer
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
-from rollout.endpoint.messages import as_openai
-from rollout.endpoint.request import Rules, read_request
+from rollout.endpoint.chat_completions import message_of, read
+from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
 from rollout.engines.engine import GenerationRequest
 from rollout.types import Completion
@@ -102,7 +102,7 @@ async def measured(tokenizer: Any, way: Way, *, attempts: int, calls: int, sampl
 
 def without_http(endpoint: Endpoint, attempt: Attempt, connections: DefaultAsyncHttpxClient) -> Ask:
     async def ask(body: dict[str, Any]) -> dict[str, Any]:
-        return as_openai((await attempt.call(read_request(body, attempt.rules)).reply()).said)
+        return message_of(await attempt.call(read(body, attempt)).reply())
 
     return ask
 

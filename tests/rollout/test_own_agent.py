@@ -230,7 +230,7 @@ async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_its
     assert "secret" not in str(first)
     assert set(first[0]) <= {
         *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
-        *("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"),
+        *("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
     }
     assert first[0]["HOME"] == first[0]["TMPDIR"] == first[1] != second[1]
     assert (first[2], second[2]) == (["left"], ["left"])
