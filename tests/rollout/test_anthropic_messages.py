@@ -7,7 +7,7 @@ from dataclasses import replace
 import anthropic
 import httpx
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, play, user
+from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine, text_of
 
 from rollout.engines.engine import EngineError
@@ -248,9 +248,3 @@ async def test_events_bear_the_names_of_their_types():
             *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
             *("message_delta", "message_stop"),
         ]
-
-
-async def until(happened):
-    async with asyncio.timeout(20):
-        while not happened():  # noqa: ASYNC110 (nothing tells of it)
-            await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, new_attempt, new_client, play, user
+from endpoint_play import ADD, RULES, GatedEngine, called, new_attempt, new_client, play, until, user
 from scripted import ScriptedEngine, text_of
 
 from rollout.engines.engine import EngineError
@@ -338,12 +338,6 @@ async def test_messages_that_cannot_be_read_are_refused(messages, says):
     async with play("a") as p:
         with pytest.raises(openai.BadRequestError, match=says):
             await p.ask(*messages)
-
-
-async def until(happened):
-    async with asyncio.timeout(20):
-        while not happened():  # noqa: ASYNC110 (nothing tells of it)
-            await asyncio.sleep(0.01)
 
 
 async def test_the_endpoint_serves_another_loop_after_the_first():

@@ -51,6 +51,15 @@ async def knows(task, client):
     await solve(task, client)
     return repr(task)
 
+async def speaks_to_claude(task, client):
+    import anthropic
+    connections = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    base_url = str(client.base_url).removesuffix("v1/")
+    claude = anthropic.AsyncAnthropic(base_url=base_url, api_key=client.api_key, http_client=connections)
+    asked = [{"role": "user", "content": task.question}]
+    reply = await claude.messages.create(model="policy", max_tokens=8, messages=asked)
+    return reply.content[0].text
+
 async def overflows(task, client):
     question = "x" * 5000
     await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
@@ -161,6 +170,11 @@ async def test_an_engine_that_dies_is_why_the_attempt_failed(functions):
 async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(functions):
     trajectory = await attempt(functions("overflows"), "1")
     assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
+
+
+async def test_a_function_may_speak_anthropics_protocol_with_the_clients_key(functions):
+    trajectory = await attempt(functions("speaks_to_claude"), "42")
+    assert (trajectory.answer, trajectory.stop_reason) == ("42", "answered")
 
 
 def test_a_function_must_be_async(functions):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import httpx
 import openai
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, play, user
+from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
 from pydantic import BaseModel
 from scripted import text_of
 
@@ -243,14 +243,10 @@ async def test_a_stream_that_its_client_cut_is_kept_and_not_trained():
         headers = {"authorization": f"Bearer {p.attempt.key}"}
         async with httpx.AsyncClient(trust_env=False) as client:
             asking = asyncio.ensure_future(client.post(f"{p.endpoint.base_url}/responses", json=body, headers=headers))
-            async with asyncio.timeout(20):
-                while not p.engine.requests:  # noqa: ASYNC110 (nothing tells of it)
-                    await asyncio.sleep(0.01)
+            await until(lambda: p.engine.requests)
             asking.cancel()
             await asyncio.wait((asking,))
-        async with asyncio.timeout(20):
-            while not p.attempt._calls[0].left:  # noqa: ASYNC110 (nothing tells of it)
-                await asyncio.sleep(0.01)
+        await until(lambda: p.attempt._calls[0].left)
         p.engine.gate.set()
         await p.attempt._calls[0].reply()
         (turn,) = await p.attempt.end()
