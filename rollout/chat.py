@@ -110,6 +110,10 @@ class ChatFormat:
         ended = bool(sampled) and sampled[-1] == self.eos_token_id and fixed[:1] == (self.eos_token_id,)
         return fixed[1 if ended else 0 :]
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What can be read in these; special tokens cannot."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
     def encode_completion(self, text: str) -> tuple[int, ...]:
         """A scripted completion as the ids a sampler would have ended with EOS."""
         return (*self._free(text), self.eos_token_id)

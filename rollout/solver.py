@@ -12,7 +12,7 @@ from rollout.agent.agent import AnyAgent, TurnListener, build_agent
 from rollout.agent.own import OwnAgent, build_own_agent, build_solving
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import EngineWriter, Writer
+from rollout.endpoint.writer import Writer, engine_writers
 from rollout.engines.engine import Engine
 from rollout.engines.wrappers import SeededEngine
 from rollout.memory.episodic import EpisodicMemory
@@ -79,9 +79,7 @@ class Solver:
 
     def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
         if self._toolbox is None:
-            return self._build_own_agent(
-                lambda task, own_id: EngineWriter(engine, trajectory_id=own_id, temperature=temperature)
-            )
+            return self._build_own_agent(engine_writers(engine, temperature))
         return build_agent(
             self._config,
             engine=engine,

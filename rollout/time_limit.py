@@ -27,10 +27,10 @@ class TimeLimit:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         assert self._timeout is not None
         timeout, self._timeout = self._timeout, None
-        return await timeout.__aexit__(kind, error, trace)
+        await timeout.__aexit__(kind, error, trace)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -13,8 +13,9 @@ from configs.own import OwnCodeError, own_function
 from envs.types import Task
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
-from rollout.endpoint.messages import MessageError, said_of
-from rollout.endpoint.request import Refused, Rules, read_request
+from rollout.endpoint.chat_completions import read, said_of
+from rollout.endpoint.messages import MessageError
+from rollout.endpoint.request import Refused, Rules
 from rollout.endpoint.writer import RecordedWriter, Teach
 from rollout.types import Trajectory
 
@@ -87,7 +88,7 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
     try:
         for index in places:
             body = {"model": rules.model, "messages": messages[:index], "tools": conversation.tools}
-            call = attempt.call(read_request(body, rules))
+            call = attempt.call(read(body, attempt))
             await call.reply()
             call.delivered = True
     except Refused as error:

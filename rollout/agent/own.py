@@ -88,7 +88,14 @@ class CommandSolving:
         self._model = model
 
     async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
-        door = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": attempt.key, "OPENAI_MODEL": self._model}
+        door = {
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": attempt.key,
+            "OPENAI_MODEL": self._model,
+            # Anthropic's clients add the version to the path themselves.
+            "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": attempt.key,
+        }
         try:
             printed = await self._program.run(asdict(task), door, mark=attempt.key)
         except ProgramError as error:

@@ -19,13 +19,14 @@ ENDED = "this attempt has ended and was judged; a call after that cannot count"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """`said` is the completion's text as a message."""
+    """`said` is the completion's text as a message; `stopped_at` the text of the request's own that ended it."""
 
     id: str
     created: int
     num_prompt_tokens: int
     completion: Completion
     said: Said
+    stopped_at: str | None
 
 
 class Call:
@@ -50,11 +51,17 @@ class Call:
                 raise Refused(ENDED, status=403, code="attempt_ended") from None
             raise
 
-    def turn(self) -> Turn | None:
-        """None where nothing was sampled. What never reached the agent is no act of the policy, and is not trained."""
+    def answered(self) -> Reply | None:
+        """None where nothing was sampled, or not yet."""
         if not self.answering.done() or self.answering.cancelled() or self.answering.exception():
             return None
-        reply = self.answering.result()
+        return self.answering.result()
+
+    def turn(self) -> Turn | None:
+        """None where nothing was sampled. What never reached the agent is no act of the policy, and is not trained."""
+        reply = self.answered()
+        if reply is None:
+            return None
         calls = reply.said.calls
         call = None
         if calls:
@@ -84,6 +91,7 @@ class Attempt:
         self.out_of_context = False
         self.broken: str | None = None
         self._writer = writer
+        self._chat = chat
         self._conversations = Conversations(chat)
         self._calls: list[Call] = []
         self._by_name: dict[str, Call] = {}
@@ -110,6 +118,16 @@ class Attempt:
         if self._ended:
             raise Refused(ENDED, status=403, code="attempt_ended")
 
+    def said_until(self, reply_id: str) -> tuple[Said, ...] | None:
+        """All that was said up to a reply and with it, but for its request's instructions. None for a reply that is not
+        this attempt's."""
+        for call in self._calls:
+            reply = call.answered()
+            if reply is not None and reply.id == reply_id:
+                said = replace(reply.said, content=reply.said.content.strip())
+                return (*call.asked.messages[call.asked.num_instructions :], said)
+        return None
+
     async def end(self) -> list[Turn]:
         """No call counts from now on; what is still written is dropped. The turns, in the order in which they were
         asked for."""
@@ -122,7 +140,7 @@ class Attempt:
 
     def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
         equal = [call for call in self._calls if call.asked.fingerprint == fingerprint and not _failed(call)]
-        unread = [call for call in equal if call.left]
+        unread = [call for call in equal if call.left and not call.delivered]
         if unread:
             return unread[0]
         return equal[-1] if equal and is_retry else None
@@ -180,13 +198,20 @@ class Attempt:
             )
         )
         return Reply(
-            id=f"chatcmpl-{secrets.token_hex(12)}",
+            id=secrets.token_hex(12),
             created=int(time.time()),
             num_prompt_tokens=len(prompt.token_ids),
             completion=completion,
             # What the agent reads is what was sampled, white space and all.
             said=said if said.calls else replace(said, content=completion.text),
+            stopped_at=self._stopped_at(completion, asked.stop),
         )
+
+    def _stopped_at(self, completion: Completion, stop: tuple[str, ...]) -> str | None:
+        if not stop or completion.finish_reason != "stop":
+            return None
+        rest = self._chat.text(completion.token_ids)[len(completion.text) :]
+        return next((text for text in stop if rest.startswith(text)), None)
 
 
 def _failed(call: Call) -> bool:

@@ -6,8 +6,7 @@ A call is written as a JSON object between `<tool_call>` and `</tool_call>`, a r
 
 import json
 import re
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -15,13 +14,6 @@ from typing import Any, Literal
 from rollout.types import Message
 
 SaidRole = Literal["system", "user", "assistant", "tool"]
-ROLES: Mapping[str, SaidRole] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -59,39 +51,22 @@ class Said:
         return "\n".join(part for part in (self.content, *(call.text for call in self.calls)) if part)
 
 
-def said_of(messages: Any) -> tuple[Said, ...]:
-    """From messages of OpenAI's chat protocol. Raises MessageError."""
-    if not isinstance(messages, list) or not messages:
-        raise MessageError("messages must be a list with at least one message")
-    return tuple(_said(message, f"messages[{index}]") for index, message in enumerate(messages))
-
-
-def _said(message: Any, where: str) -> Said:
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}")
-    role = ROLES[message["role"]]
-    content = _content(message.get("content"), where)
-    if role != "assistant":
-        return Said(role=role, content=content)
-    calls = message.get("tool_calls") or []
-    try:
-        named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-    except (TypeError, KeyError):
-        raise MessageError(f"{where}.tool_calls must be calls of functions, each with a name and arguments") from None
-    made = tuple(FunctionCall(name=str(name), arguments=_same_arguments(arguments)) for name, arguments in named)
-    return Said(role=role, content=content.strip(), calls=made)
-
-
-def _content(content: Any, where: str) -> str:
+def plain_text(content: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
+    """Of a text, or of parts of these kinds. Raises MessageError."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") in kinds else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise MessageError(f"{where}.content holds something other than text, which this model cannot read")
+        raise MessageError(f"{where} holds something other than text, which this model cannot read")
     return "".join(map(str, texts))
+
+
+def call_of(name: Any, arguments: Any) -> FunctionCall:
+    """`arguments` is a value, or JSON text."""
+    return FunctionCall(name=str(name), arguments=_same_arguments(arguments))
 
 
 def _same_arguments(arguments: Any) -> str:
@@ -128,33 +103,18 @@ def tools_text(tools: Sequence[str]) -> str:
 
 def read_reply(text: str) -> Said:
     """A sampled text as a message. One in which a call is malformed calls nothing and is read as plain words."""
-    found = [_call_of(match) for match in _CALL.findall(text)]
+    found = [_written_call(match) for match in _CALL.findall(text)]
     calls = tuple(call for call in found if call is not None)
     if not calls or len(calls) < len(found):
         return Said(role="assistant", content=text.strip())
     return Said(role="assistant", content=_CALL.sub("", text).strip(), calls=calls)
 
 
-def _call_of(text: str) -> FunctionCall | None:
+def _written_call(text: str) -> FunctionCall | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    return FunctionCall(name=value["name"], arguments=_same_arguments(value.get("arguments", {})))
-
-
-def as_openai(said: Said) -> dict[str, Any]:
-    """An assistant's message of OpenAI's chat protocol; calls get new ids."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
-    if said.calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call_{uuid.uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in said.calls
-        ]
-    return message
+    return call_of(value["name"], value.get("arguments", {}))

@@ -1,39 +1,18 @@
-"""A request of OpenAI's chat protocol: what it asks, or why it is refused."""
+"""What a request asks, whichever protocol it came in, or why it is refused."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from rollout.endpoint.messages import CLOSE, OPEN, MessageError, Said, said_of
+from rollout.endpoint.messages import CLOSE, OPEN, Said
 
-NEUTRAL: Mapping[str, Any] = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
-"""What else a request may say of the sampling: these values, which change nothing."""
-
-OTHER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Fields that have no effect on what is sampled."""
-
-READ = (
-    "model",
-    "messages",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    "stream",
-    "stream_options",
-    "seed",
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "n",
-)
 MAX_PARALLEL_CALLS = 4
 """Of a turn that must call functions; one that may is free text."""
+ANY_LENGTH = 2**31
 
 
 class Refused(Exception):
@@ -61,132 +40,122 @@ class Rules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """`tools` are the functions that may be called, as JSON; `grammar` is EBNF source; `fingerprint` is equal for equal
-    requests."""
+    requests of one protocol. The first `num_instructions` messages are the request's own, which a later one that names
+    its reply does not go on with. `echo`: fields that the reply repeats."""
 
     fingerprint: str
     messages: tuple[Said, ...]
-    tools: tuple[str, ...]
-    grammar: str | None
+    tools: tuple[str, ...] = ()
+    grammar: str | None = None
     max_tokens: int
-    seed: int | None
-    stop: tuple[str, ...]
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
     stream: bool
-    with_usage: bool
+    with_usage: bool = False
+    num_instructions: int = 0
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_request(body: Any, rules: Rules) -> Asked:
-    """Raises Refused."""
+def read_fields(body: Any, rules: Rules, known: Collection[str]) -> dict[str, Any]:
+    """The fields that are not null, all known, and for our model. Raises Refused."""
     if not isinstance(body, Mapping):
         raise Refused("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
-    _check_model(given.get("model"), rules)
-    _check_sampling(given, rules)
-    tools = _tools(given)
-    try:
-        messages = said_of(given.get("messages"))
-    except MessageError as error:
-        raise Refused(str(error), param="messages") from None
-    options = given.get("stream_options", {})
-    return Asked(
-        fingerprint=hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest(),
-        messages=messages,
-        tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools.values()),
-        grammar=_grammar(given, tools),
-        max_tokens=min(_max_tokens(given), rules.max_tokens),
-        seed=_seed(given.get("seed")),
-        stop=_stop(given.get("stop", ())),
-        stream=given.get("stream") is True,
-        with_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
-    )
-
-
-def _check_model(model: Any, rules: Rules) -> None:
-    if model != rules.model:
+    if given.get("model") != rules.model:
         raise Refused(
-            f"the model {model!r} does not exist here; agent.model names the policy, '{rules.model}'",
+            f"the model {given.get('model')!r} does not exist here; agent.model names the policy, '{rules.model}'",
             status=404,
             code="model_not_found",
             param="model",
         )
+    for name in given:
+        if name not in known:
+            raise unsupported(name)
+    return given
 
 
-def _check_sampling(given: Mapping[str, Any], rules: Rules) -> None:
-    unknown = [name for name in given if name not in (*READ, *NEUTRAL, *OTHER)]
-    if unknown:
-        raise Refused(f"'{unknown[0]}' is not supported", code="unsupported_parameter", param=unknown[0])
-    if given.get("n", 1) != 1:
-        raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
+def unsupported(name: str) -> Refused:
+    return Refused(f"'{name}' is not supported", code="unsupported_parameter", param=name)
+
+
+def check_fixed(given: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raises Refused for a field that has another value than the only one there is."""
+    for name, value in fixed.items():
+        if given.get(name, value) != value:
+            raise Refused(f"{name} can only be {json.dumps(value)}", code="unsupported_value", param=name)
+
+
+def check_sampling(given: Mapping[str, Any], rules: Rules, neutral: Mapping[str, Any]) -> None:
+    """`neutral` are values of fields that change nothing. Raises Refused where the recipe is not to override others."""
     if rules.override:
         return
-    for name, neutral in {"temperature": rules.temperature, **NEUTRAL}.items():
-        if name in given and given[name] != neutral:
+    for name, value in {"temperature": rules.temperature, **neutral}.items():
+        if name in given and given[name] != value:
             raise Refused(
-                f"{name} = {given[name]!r} is not what the recipe samples with ({neutral!r}), and what is trained must "
+                f"{name} = {given[name]!r} is not what the recipe samples with ({value!r}), and what is trained must "
                 "be; leave it out, or set agent.sampling = 'override' to sample as the recipe says all the same",
                 code="unsupported_value",
                 param=name,
             )
 
 
-def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions by their names."""
-    found: dict[str, Any] = {}
-    tools = given.get("tools", [])
-    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise Refused(f"tools[{index}] must be a function with a name", param="tools")
-        found[function["name"]] = function
-    return found if given.get("tool_choice", "auto") != "none" else {}
+def fingerprint(protocol: str, given: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([protocol, given], sort_keys=True).encode()).hexdigest()
 
 
-def _max_tokens(given: Mapping[str, Any]) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = given.get(name)
-        if value is not None:
-            if not isinstance(value, int) or value < 1:
-                raise Refused(f"{name} must be a whole number above 0", param=name)
-            return value
-    return 2**31
+def function_of(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:
+    """In one form, so that the same function reads the same in every protocol. Raises Refused."""
+    if not isinstance(name, str):
+        raise Refused(f"{where} must be a function with a name", param="tools")
+    fields = {"name": name, "description": description, "parameters": parameters}
+    return {field: value for field, value in fields.items() if value is not None}
 
 
-def _seed(seed: Any) -> int | None:
-    if seed is not None and not isinstance(seed, int):
-        raise Refused("seed must be a whole number", param="seed")
-    return seed
+def described(functions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(json.dumps(function, ensure_ascii=False) for function in functions)
 
 
-def _stop(stop: Any) -> tuple[str, ...]:
-    texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, (list, tuple)) else (None,)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise Refused("stop must be a text or a list of texts", param="stop")
-    return tuple(map(str, texts))
+def named_function(functions: Mapping[str, Any], name: Any) -> Any:
+    """Raises Refused."""
+    if not isinstance(name, str) or name not in functions:
+        raise Refused(f"tool_choice names {name!r}, which is none of tools", param="tool_choice")
+    return functions[name]
 
 
-def _grammar(given: Mapping[str, Any], tools: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `response_format`. Raises Refused."""
-    choice = given.get("tool_choice", "auto")
-    wanted = given.get("response_format", {"type": "text"})
-    if isinstance(choice, Mapping):
-        name = choice.get("function", {}).get("name")
-        if name not in tools:
-            raise Refused(f"tool_choice names {name!r}, which is none of tools", param="tool_choice")
-        return _compiled("calls", json.dumps([tools[name]]), 1)
-    if choice == "required":
-        if not tools:
-            raise Refused("tool_choice = 'required' needs tools", param="tool_choice")
-        most = 1 if given.get("parallel_tool_calls") is False else MAX_PARALLEL_CALLS
-        return _compiled("calls", json.dumps([*tools.values()]), most)
-    if choice not in ("auto", "none"):
-        raise Refused(f"tool_choice = {choice!r} is none of auto, none, required", param="tool_choice")
-    match wanted:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return _compiled("object", "", 1)
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return _compiled("schema", json.dumps(schema), 1)
-    raise Refused("response_format must be text, json_object or json_schema with a schema", param="response_format")
+def whole_number(given: Mapping[str, Any], name: str, least: int | None = None) -> int | None:
+    """None where it is not given. Raises Refused."""
+    value = given.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise Refused(f"{name} must be a whole number", param=name)
+    if value is not None and least is not None and value < least:
+        raise Refused(f"{name} must be a whole number above {least - 1}", param=name)
+    return value
+
+
+def texts(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """One or several. Raises Refused."""
+    value = given.get(name, ())
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    if not all(isinstance(text, str) and text for text in found):
+        raise Refused(f"{name} must be a text or a list of texts", param=name)
+    return tuple(map(str, found))
+
+
+def calls_grammar(functions: Sequence[Mapping[str, Any]], most: int = MAX_PARALLEL_CALLS) -> str:
+    """Of one to `most` calls of these functions. Raises Refused."""
+    if not functions:
+        raise Refused("a tool_choice that requires a call needs tools", param="tool_choice")
+    return _compiled("calls", json.dumps([*functions]), most)
+
+
+def object_grammar() -> str:
+    """Of any JSON object."""
+    return _compiled("object", "", 1)
+
+
+def schema_grammar(schema: Any) -> str:
+    """Raises Refused."""
+    return _compiled("schema", json.dumps(schema), 1)
 
 
 @lru_cache(maxsize=256)

@@ -1,11 +1,11 @@
-"""The model endpoint of one rollout worker: OpenAI's chat protocol over HTTP, on loopback, a key for each attempt."""
+"""The model endpoint of one rollout worker: three protocols over HTTP, on loopback, a key for each attempt."""
 
 import asyncio
-import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -14,14 +14,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rollout.endpoint.attempt import ENDED, Attempt, Call, Reply
-from rollout.endpoint.messages import as_openai
-from rollout.endpoint.request import Refused, read_request
+from rollout.endpoint.anthropic_messages import MESSAGES
+from rollout.endpoint.attempt import ENDED, Attempt, Call
+from rollout.endpoint.chat_completions import CHAT_COMPLETIONS
+from rollout.endpoint.dialect import Dialect
+from rollout.endpoint.request import Refused
+from rollout.endpoint.responses import RESPONSES
 
 _log = logging.getLogger(__name__)
 MAX_ENDED = 10_000
 """Keys of attempts that have ended which are still told from foreign ones."""
 CLIENT_LEFT = 499
+DIALECTS = {one.path: one for one in (CHAT_COMPLETIONS, MESSAGES, RESPONSES)}
 
 
 class Endpoint:
@@ -73,13 +77,14 @@ class Endpoint:
     def _app(self) -> Starlette:
         routes = [
             Route("/v1/models", self._models),
-            Route("/v1/chat/completions", self._complete, methods=["POST"]),
             Route("/v1/answer", self._take_answer, methods=["POST"]),
+            *(Route(path, partial(self._complete, one), methods=["POST"]) for path, one in DIALECTS.items()),
         ]
         return Starlette(routes=routes, exception_handlers={Refused: _refusal})
 
     def _attempt(self, request: Request) -> Attempt:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = request.headers.get("x-api-key", bearer).strip()
         if key in self._ended:
             raise Refused(ENDED, status=403, code="attempt_ended")
         if key not in self._attempts:
@@ -99,15 +104,15 @@ class Endpoint:
         attempt.posted = body["answer"]
         return JSONResponse({})
 
-    async def _complete(self, request: Request) -> Response:
+    async def _complete(self, dialect: Dialect, request: Request) -> Response:
         attempt = self._attempt(request)
-        asked = read_request(await _body(request), attempt.rules)
+        asked = dialect.read(await _body(request), attempt)
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         call = attempt.call(asked, name=request.headers.get("idempotency-key"), is_retry=is_retry)
         if asked.stream:
-            events = _events(call, attempt.rules.model)
+            events = _events(dialect, call, attempt.rules.model)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        return await _whole(call, request, attempt.rules.model)
+        return await _whole(dialect, call, request, attempt.rules.model)
 
 
 class _Server(uvicorn.Server):
@@ -131,15 +136,11 @@ async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     if error.status in (401, 403):
         _log.warning("a call of the model endpoint was refused: %s", error)
-    return JSONResponse({"error": _error(error)}, status_code=error.status)
+    dialect = DIALECTS.get(request.url.path, CHAT_COMPLETIONS)
+    return JSONResponse(dialect.refusal(error), status_code=error.status)
 
 
-def _error(error: Refused) -> dict[str, Any]:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-
-
-async def _whole(call: Call, request: Request, model: str) -> Response:
+async def _whole(dialect: Dialect, call: Call, request: Request, model: str) -> Response:
     answer, gone = asyncio.ensure_future(call.reply()), asyncio.ensure_future(_client_leaves(request))
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -151,8 +152,7 @@ async def _whole(call: Call, request: Request, model: str) -> Response:
         answer.cancel()
         gone.cancel()
     call.delivered = True
-    choice = {"index": 0, "message": as_openai(reply.said), "logprobs": None, "finish_reason": _finish_reason(reply)}
-    return JSONResponse(_head(reply, "chat.completion", model) | {"choices": [choice], "usage": _usage(reply)})
+    return JSONResponse(dialect.whole(reply, call.asked, model))
 
 
 async def _client_leaves(request: Request) -> None:
@@ -160,7 +160,7 @@ async def _client_leaves(request: Request) -> None:
         pass
 
 
-async def _events(call: Call, model: str) -> AsyncIterator[str]:
+async def _events(dialect: Dialect, call: Call, model: str) -> AsyncIterator[str]:
     """A reply is sent once it is sampled to its end. A client that leaves before the last event has not got it."""
     # One that leaves while it is sampled is met by the same end.
     whole = False
@@ -168,49 +168,12 @@ async def _events(call: Call, model: str) -> AsyncIterator[str]:
         try:
             reply = await call.reply()
         except Refused as error:
-            yield _event({"error": _error(error)})
+            yield dialect.refusal_event(error)
             return
-        for delta, finish_reason in _deltas(reply):
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-            yield _event(_head(reply, "chat.completion.chunk", model) | {"choices": [choice]})
-        if call.asked.with_usage:
-            yield _event(_head(reply, "chat.completion.chunk", model) | {"choices": [], "usage": _usage(reply)})
+        *before, last = dialect.events(reply, call.asked, model)
+        for event in before:
+            yield event
         whole = call.delivered = True
-        yield "data: [DONE]\n\n"
+        yield last
     finally:
         call.left = not whole and not call.delivered
-
-
-def _deltas(reply: Reply) -> Iterator[tuple[dict[str, Any], str | None]]:
-    message = as_openai(reply.said)
-    yield {"role": "assistant", "content": ""}, None
-    if message["content"]:
-        yield {"content": message["content"]}, None
-    for index, call in enumerate(message.get("tool_calls", [])):
-        yield {"tool_calls": [{"index": index, **call}]}, None
-    yield {}, _finish_reason(reply)
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value)}\n\n"
-
-
-def _head(reply: Reply, kind: str, model: str) -> dict[str, Any]:
-    fingerprint = f"v{reply.completion.policy_version}"
-    return {
-        "id": reply.id,
-        "object": kind,
-        "created": reply.created,
-        "model": model,
-        "system_fingerprint": fingerprint,
-    }
-
-
-def _finish_reason(reply: Reply) -> str:
-    return "tool_calls" if reply.said.calls else reply.completion.finish_reason
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    sampled = len(reply.completion.token_ids)
-    prompt = reply.num_prompt_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -29,6 +29,12 @@ def called(*arguments):
     return "\n".join(f'<tool_call>\n{{"name": "add", "arguments": {given}}}\n</tool_call>' for given in arguments)
 
 
+async def until(happened):
+    async with asyncio.timeout(60):
+        while not happened():  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(0.01)
+
+
 class GatedEngine(ScriptedEngine):
     """Samples only once it may."""
 

@@ -23,6 +23,9 @@ class ScriptedTokenizer:
     def apply_chat_template(self, messages, **_):
         return "".join(f"<s>{m['role']}:{m['content']}<e>" for m in messages) + "<s>assistant:"
 
+    def decode(self, token_ids, *, skip_special_tokens):
+        return "".join(chr(one) for one in token_ids if one > 1 or not skip_special_tokens)
+
     def __call__(self, text, *, add_special_tokens, split_special_tokens=False):
         ids = []
         while text:

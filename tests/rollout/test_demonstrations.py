@@ -12,8 +12,9 @@ from configs.own import OwnCodeError
 from ray_jobs.phases.cold_start import NoDemonstrationError, kept_demonstrations
 from rollout.agent.demonstrations import RecordingError, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat
-from rollout.endpoint.request import read_request
-from rollout.endpoint.writer import TeacherWriter, WriterError, openai_messages, reply_text
+from rollout.endpoint.attempt import Attempt
+from rollout.endpoint.chat_completions import read
+from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError, openai_messages, reply_text
 from rollout.types import Trajectory
 
 CHAT = ChatFormat(ScriptedTokenizer())
@@ -21,7 +22,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 
 
 def asked(*messages, **more):
-    return read_request({"model": "policy", "messages": list(messages), **more}, RULES)
+    attempt = Attempt(RecordedWriter([], CHAT), CHAT, RULES)
+    return read({"model": "policy", "messages": list(messages), **more}, attempt)
 
 
 async def written(reply, request, max_tokens=64):

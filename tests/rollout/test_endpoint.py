@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, new_attempt, new_client, play, user
+from endpoint_play import ADD, RULES, GatedEngine, called, new_attempt, new_client, play, until, user
 from scripted import ScriptedEngine, text_of
 
 from rollout.engines.engine import EngineError
@@ -230,6 +230,20 @@ async def test_a_client_that_gave_up_waiting_and_asks_again_is_given_the_reply_t
         assert turn.trainable
 
 
+async def test_a_retry_that_overtakes_the_news_that_its_client_left_leaves_no_reply_behind():
+    async with play(engine=GatedEngine(["a", "b"])) as p:
+        key = {"Idempotency-Key": "k"}
+        gone = asyncio.ensure_future(p.ask(user("1"), extra_headers=key))
+        await until(lambda: p.engine.requests)
+        retried = asyncio.ensure_future(p.ask(user("1"), extra_headers=key))
+        await asyncio.sleep(0.2)
+        gone.cancel()
+        await until(lambda: p.attempt._calls[0].left)
+        p.engine.gate.set()
+        assert (await retried).choices[0].message.content == "a"
+        assert (await p.ask(user("1"))).choices[0].message.content == "b"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_reply_that_its_client_never_got_is_kept_and_not_trained(stream):
     async with play(engine=GatedEngine(["a"])) as p:
@@ -323,12 +337,6 @@ async def test_messages_that_cannot_be_read_are_refused(messages, says):
     async with play("a") as p:
         with pytest.raises(openai.BadRequestError, match=says):
             await p.ask(*messages)
-
-
-async def until(happened):
-    async with asyncio.timeout(20):
-        while not happened():  # noqa: ASYNC110 (nothing tells of it)
-            await asyncio.sleep(0.01)
 
 
 async def test_the_endpoint_serves_another_loop_after_the_first():

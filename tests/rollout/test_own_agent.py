@@ -20,7 +20,7 @@ from rollout.agent.own import CommandSolving, FunctionSolving, OwnAgent, load_ag
 from rollout.agent.program import Program, ProgramError
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import EngineWriter
+from rollout.endpoint.writer import engine_writers
 from rollout.engines.engine import EngineError
 
 FUNCTIONS = """
@@ -51,6 +51,15 @@ async def never_ends(task, client):
 async def knows(task, client):
     await solve(task, client)
     return repr(task)
+
+async def speaks_to_claude(task, client):
+    import anthropic
+    connections = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    base_url = str(client.base_url).removesuffix("v1/")
+    claude = anthropic.AsyncAnthropic(base_url=base_url, api_key=client.api_key, http_client=connections)
+    asked = [{"role": "user", "content": task.question}]
+    reply = await claude.messages.create(model="policy", max_tokens=8, messages=asked)
+    return reply.content[0].text
 
 async def overflows(task, client):
     question = "x" * 5000
@@ -102,7 +111,7 @@ async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
     agent = OwnAgent(
         solving,
         endpoint,
-        writer=lambda task, own_id: EngineWriter(engine, trajectory_id=own_id, temperature=0.7),
+        writer=engine_writers(engine, 0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
         timeout_s=timeout_s,
@@ -173,6 +182,11 @@ async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(fu
     assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
 
 
+async def test_a_function_may_speak_anthropics_protocol_with_the_clients_key(functions):
+    trajectory = await attempt(functions("speaks_to_claude"), "42")
+    assert (trajectory.answer, trajectory.stop_reason) == ("42", "answered")
+
+
 def test_a_function_must_be_async(functions):
     with pytest.raises(OwnCodeError, match="is no async function; write `async def`"):
         load_agent(FunctionAgentConfig(function="agents_of_a_test:not_async"))
@@ -240,7 +254,7 @@ async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_its
     assert "secret" not in str(first)
     assert set(first[0]) <= {
         *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
-        *("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"),
+        *("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
     }
     assert first[0]["HOME"] == first[0]["TMPDIR"] == first[1] != second[1]
     assert (first[2], second[2]) == (["left"], ["left"])

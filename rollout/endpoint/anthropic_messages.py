@@ -1,0 +1,238 @@
+"""Anthropic's Messages: its requests read, its replies written."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollout.endpoint.attempt import Attempt, Reply
+from rollout.endpoint.dialect import Dialect, named_event
+from rollout.endpoint.messages import MessageError, Said, call_of, plain_text
+from rollout.endpoint.request import (
+    MAX_PARALLEL_CALLS,
+    Asked,
+    Refused,
+    calls_grammar,
+    check_fixed,
+    check_sampling,
+    described,
+    fingerprint,
+    function_of,
+    named_function,
+    read_fields,
+    schema_grammar,
+    texts,
+    unsupported,
+    whole_number,
+)
+
+NEUTRAL: Mapping[str, Any] = {"top_p": 1, "top_k": 0}
+"""What else a request may say of the sampling: these values, which change nothing."""
+
+FIXED: Mapping[str, Any] = {"thinking": {"type": "disabled"}}
+IDLE = ("metadata", "service_tier", "cache_control")
+"""Fields that have no effect on what is sampled."""
+
+READ = (
+    *("model", "messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences", "stream"),
+    *("temperature", "output_config"),
+)
+FUNCTION = ("type", "name", "description", "input_schema", "strict", "cache_control")
+"""Fields of a tool that is a function of the client's."""
+
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+def read(body: Any, attempt: Attempt) -> Asked:
+    """Raises Refused."""
+    rules = attempt.rules
+    given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
+    check_fixed(given, FIXED)
+    check_sampling(given, rules, NEUTRAL)
+    limit = whole_number(given, "max_tokens", 1)
+    if limit is None:
+        raise Refused("max_tokens must be given", param="max_tokens")
+    functions = _functions(given)
+    return Asked(
+        fingerprint=fingerprint("messages", given),
+        messages=_messages(given),
+        tools=described(functions.values()),
+        grammar=_grammar(given, functions),
+        max_tokens=min(limit, rules.max_tokens),
+        stop=texts(given, "stop_sequences"),
+        stream=given.get("stream") is True,
+    )
+
+
+def _messages(given: Mapping[str, Any]) -> tuple[Said, ...]:
+    messages = given.get("messages")
+    try:
+        if not isinstance(messages, list) or not messages:
+            raise MessageError("messages must be a list with at least one message")
+        said = [one for index, message in enumerate(messages) for one in _said(message, f"messages[{index}]")]
+        if said and said[-1].role == "assistant":
+            raise MessageError("the last message is the assistant's; the beginning of a reply cannot be given")
+        system = plain_text(given.get("system"), "system")
+    except MessageError as error:
+        raise Refused(str(error), param="messages") from None
+    return (*([Said(role="system", content=system)] if system else []), *said)
+
+
+def _said(message: Any, where: str) -> Iterator[Said]:
+    """Each result of a tool is a message of its own."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ("system", "user", "assistant"):
+        raise MessageError(f"{where}.role must be one of system, user, assistant")
+    blocks = _blocks(message.get("content"), f"{where}.content")
+    if role == "assistant":
+        yield _assistant(blocks, where)
+        return
+    words: list[str] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}.content[{index}]"
+        if role == "user" and block.get("type") == "tool_result":
+            if words:
+                yield Said(role=role, content="".join(words))
+                words = []
+            yield Said(role="tool", content=plain_text(block.get("content"), f"{place}.content"))
+        else:
+            words.append(plain_text([block], place))
+    if words or not blocks:
+        yield Said(role=role, content="".join(words))
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Said:
+    uses = [block for block in blocks if block.get("type") == "tool_use"]
+    if not all("name" in use and "input" in use for use in uses):
+        raise MessageError(f"{where}.content has a tool_use without a name or an input")
+    words = plain_text([block for block in blocks if block.get("type") != "tool_use"], f"{where}.content")
+    calls = tuple(call_of(use["name"], json.dumps(use["input"])) for use in uses)
+    return Said(role="assistant", content=words.strip(), calls=calls)
+
+
+def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        raise MessageError(f"{where} must be a text or a list of blocks")
+    return content
+
+
+def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions by their names."""
+    found: dict[str, Any] = {}
+    tools = given.get("tools", [])
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        where = f"tools[{index}]"
+        fields = tool if isinstance(tool, Mapping) else {}
+        if fields.get("type", "custom") != "custom":
+            raise unsupported(f"{where}.type = {fields['type']}")
+        for name in fields:
+            if name not in FUNCTION:
+                raise unsupported(f"{where}.{name}")
+        one = function_of(fields.get("name"), fields.get("description"), fields.get("input_schema"), where)
+        found[one["name"]] = one
+    return found if _choice(given).get("type") != "none" else {}
+
+
+def _choice(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    choice = given.get("tool_choice", {"type": "auto"})
+    return choice if isinstance(choice, Mapping) else {"type": choice}
+
+
+def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
+    """Of the calls where functions must be called, else of `output_config`. Raises Refused."""
+    choice = _choice(given)
+    match choice:
+        case {"type": "tool", "name": name}:
+            return calls_grammar([named_function(functions, name)], 1)
+        case {"type": "any"}:
+            single = choice.get("disable_parallel_tool_use") is True
+            return calls_grammar([*functions.values()], 1 if single else MAX_PARALLEL_CALLS)
+        case {"type": "auto" | "none"}:
+            pass
+        case _:
+            raise Refused("tool_choice must be auto, any, none or tool with a name", param="tool_choice")
+    config = given.get("output_config", {})
+    match {name: value for name, value in config.items() if value is not None} if isinstance(config, Mapping) else None:
+        case {"format": {"type": "json_schema", "schema": schema}, **more} if not more:
+            return schema_grammar(schema)
+        case {**more} if not more:
+            return None
+    raise Refused("output_config can only hold a format, json_schema with a schema", param="output_config")
+
+
+def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+    return _head(reply, model) | {
+        "content": _content(reply),
+        "stop_reason": _stop_reason(reply),
+        "stop_sequence": reply.stopped_at,
+    }
+
+
+def _content(reply: Reply) -> list[dict[str, Any]]:
+    words = [{"type": "text", "text": reply.said.content}] if reply.said.content else []
+    uses = [
+        {
+            "type": "tool_use",
+            "id": f"toolu_{reply.id}{index}",
+            "name": call.name,
+            "input": json.loads(call.arguments),
+        }
+        for index, call in enumerate(reply.said.calls)
+    ]
+    return [*words, *uses]
+
+
+def _head(reply: Reply, model: str) -> dict[str, Any]:
+    return {
+        "id": f"msg_{reply.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "usage": {"input_tokens": reply.num_prompt_tokens, "output_tokens": len(reply.completion.token_ids)},
+    }
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.said.calls:
+        return "tool_use"
+    if reply.stopped_at is not None:
+        return "stop_sequence"
+    return "max_tokens" if reply.completion.finish_reason == "length" else "end_turn"
+
+
+def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
+    begun = _head(reply, model) | {"content": [], "stop_reason": None, "stop_sequence": None}
+    yield named_event({"type": "message_start", "message": begun})
+    for index, block in enumerate(_content(reply)):
+        if block["type"] == "text":
+            empty, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            empty, delta = (
+                block | {"input": {}},
+                {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
+            )
+        yield named_event({"type": "content_block_start", "index": index, "content_block": empty})
+        yield named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield named_event({"type": "content_block_stop", "index": index})
+    ended = {"stop_reason": _stop_reason(reply), "stop_sequence": reply.stopped_at}
+    usage = {"output_tokens": len(reply.completion.token_ids)}
+    yield named_event({"type": "message_delta", "delta": ended, "usage": usage})
+    yield named_event({"type": "message_stop"})
+
+
+def refusal(error: Refused) -> dict[str, Any]:
+    """A full context in the words by which clients know it."""
+    full = error.code == "context_length_exceeded"
+    kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}}
+
+
+MESSAGES = Dialect(
+    path="/v1/messages",
+    read=read,
+    whole=whole,
+    events=events,
+    refusal=refusal,
+    refusal_event=lambda error: named_event(refusal(error)),
+)

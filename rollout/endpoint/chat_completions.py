@@ -1,0 +1,207 @@
+"""OpenAI's Chat Completions: its requests read, its replies written."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollout.endpoint.attempt import Attempt, Reply
+from rollout.endpoint.dialect import Dialect
+from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, plain_text
+from rollout.endpoint.request import (
+    ANY_LENGTH,
+    MAX_PARALLEL_CALLS,
+    Asked,
+    Refused,
+    calls_grammar,
+    check_sampling,
+    described,
+    fingerprint,
+    function_of,
+    named_function,
+    object_grammar,
+    read_fields,
+    schema_grammar,
+    texts,
+    whole_number,
+)
+
+ROLES: Mapping[str, SaidRole] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+NEUTRAL: Mapping[str, Any] = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+"""What else a request may say of the sampling: these values, which change nothing."""
+
+IDLE = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields that have no effect on what is sampled."""
+
+READ = (
+    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
+    *("stream_options", "seed", "temperature", "max_tokens", "max_completion_tokens", "stop", "n"),
+)
+
+
+def read(body: Any, attempt: Attempt) -> Asked:
+    """Raises Refused."""
+    rules = attempt.rules
+    given = read_fields(body, rules, (*READ, *NEUTRAL, *IDLE))
+    if given.get("n", 1) != 1:
+        raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
+    check_sampling(given, rules, NEUTRAL)
+    functions = _functions(given)
+    try:
+        messages = said_of(given.get("messages"))
+    except MessageError as error:
+        raise Refused(str(error), param="messages") from None
+    limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1) or ANY_LENGTH
+    options = given.get("stream_options", {})
+    return Asked(
+        fingerprint=fingerprint("chat", given),
+        messages=messages,
+        tools=described(functions.values()),
+        grammar=_grammar(given, functions),
+        max_tokens=min(limit, rules.max_tokens),
+        seed=whole_number(given, "seed"),
+        stop=texts(given, "stop"),
+        stream=given.get("stream") is True,
+        with_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
+    )
+
+
+def said_of(messages: Any) -> tuple[Said, ...]:
+    """Raises MessageError."""
+    if not isinstance(messages, list) or not messages:
+        raise MessageError("messages must be a list with at least one message")
+    return tuple(_said(message, f"messages[{index}]") for index, message in enumerate(messages))
+
+
+def _said(message: Any, where: str) -> Said:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}")
+    role = ROLES[message["role"]]
+    content = plain_text(message.get("content"), f"{where}.content")
+    if role != "assistant":
+        return Said(role=role, content=content)
+    calls = message.get("tool_calls") or []
+    try:
+        made = tuple(call_of(call["function"]["name"], call["function"]["arguments"]) for call in calls)
+    except (TypeError, KeyError):
+        raise MessageError(f"{where}.tool_calls must be calls of functions, each with a name and arguments") from None
+    return Said(role=role, content=content.strip(), calls=made)
+
+
+def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions by their names."""
+    found: dict[str, Any] = {}
+    tools = given.get("tools", [])
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        fields = function if isinstance(function, Mapping) else {}
+        where = f"tools[{index}]"
+        one = function_of(fields.get("name"), fields.get("description"), fields.get("parameters"), where)
+        found[one["name"]] = one
+    return found if given.get("tool_choice", "auto") != "none" else {}
+
+
+def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
+    """Of the calls where functions must be called, else of `response_format`. Raises Refused."""
+    match given.get("tool_choice", "auto"):
+        case {"function": {"name": name}}:
+            return calls_grammar([named_function(functions, name)], 1)
+        case "required":
+            single = given.get("parallel_tool_calls") is False
+            return calls_grammar([*functions.values()], 1 if single else MAX_PARALLEL_CALLS)
+        case "auto" | "none":
+            pass
+        case choice:
+            raise Refused(f"tool_choice = {choice!r} is none of auto, none, required", param="tool_choice")
+    match given.get("response_format", {"type": "text"}):
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return object_grammar()
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema_grammar(schema)
+    raise Refused("response_format must be text, json_object or json_schema with a schema", param="response_format")
+
+
+def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+    choice = {"index": 0, "message": message_of(reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return _head(reply, "chat.completion", model) | {"choices": [choice], "usage": _usage(reply)}
+
+
+def message_of(reply: Reply) -> dict[str, Any]:
+    """The assistant's message."""
+    said = reply.said
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
+    if said.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{reply.id}{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(said.calls)
+        ]
+    return message
+
+
+def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
+    head = _head(reply, "chat.completion.chunk", model)
+    for delta, finish_reason in _deltas(reply):
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        yield _event(head | {"choices": [choice]})
+    if asked.with_usage:
+        yield _event(head | {"choices": [], "usage": _usage(reply)})
+    yield "data: [DONE]\n\n"
+
+
+def _deltas(reply: Reply) -> Iterator[tuple[dict[str, Any], str | None]]:
+    message = message_of(reply)
+    yield {"role": "assistant", "content": ""}, None
+    if message["content"]:
+        yield {"content": message["content"]}, None
+    for index, call in enumerate(message.get("tool_calls", [])):
+        yield {"tool_calls": [{"index": index, **call}]}, None
+    yield {}, _finish_reason(reply)
+
+
+def _event(value: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def _head(reply: Reply, kind: str, model: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{reply.id}",
+        "object": kind,
+        "created": reply.created,
+        "model": model,
+        "system_fingerprint": f"v{reply.completion.policy_version}",
+    }
+
+
+def _finish_reason(reply: Reply) -> str:
+    return "tool_calls" if reply.said.calls else reply.completion.finish_reason
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    prompt, sampled = reply.num_prompt_tokens, len(reply.completion.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def refusal(error: Refused) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+CHAT_COMPLETIONS = Dialect(
+    path="/v1/chat/completions",
+    read=read,
+    whole=whole,
+    events=events,
+    refusal=refusal,
+    refusal_event=lambda error: _event(refusal(error)),
+)

@@ -1,0 +1,27 @@
+"""A protocol as the endpoint sees it: how its requests are read and its replies are written."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.endpoint.attempt import Attempt, Reply
+from rollout.endpoint.request import Asked, Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """`read` raises Refused. `events` are those of a stream, of which the last ends it; `refusal_event` is written
+    where a stream cannot go on."""
+
+    path: str
+    read: Callable[[Any, Attempt], Asked]
+    whole: Callable[[Reply, Asked, str], Mapping[str, Any]]
+    events: Callable[[Reply, Asked, str], Iterator[str]]
+    refusal: Callable[[Refused], Mapping[str, Any]]
+    refusal_event: Callable[[Refused], str]
+
+
+def named_event(value: Mapping[str, Any]) -> str:
+    """A server-sent event that bears the name of its type."""
+    return f"event: {value['type']}\ndata: {json.dumps(value)}\n\n"

@@ -1,0 +1,267 @@
+"""OpenAI's Responses: its requests read, its replies written."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollout.endpoint.attempt import Attempt, Reply
+from rollout.endpoint.chat_completions import refusal
+from rollout.endpoint.dialect import Dialect, named_event
+from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, plain_text
+from rollout.endpoint.request import (
+    ANY_LENGTH,
+    MAX_PARALLEL_CALLS,
+    Asked,
+    Refused,
+    calls_grammar,
+    check_fixed,
+    check_sampling,
+    described,
+    fingerprint,
+    function_of,
+    named_function,
+    object_grammar,
+    read_fields,
+    schema_grammar,
+    unsupported,
+    whole_number,
+)
+
+ROLES: Mapping[str, SaidRole] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+TEXTS = ("input_text", "output_text", "text")
+NEUTRAL: Mapping[str, Any] = {"top_p": 1}
+"""What else a request may say of the sampling: these values, which change nothing."""
+
+FIXED: Mapping[str, Any] = {"truncation": "disabled", "background": False, "top_logprobs": 0, "include": []}
+IDLE = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("prompt_cache_options", "stream_options"),
+)
+"""Fields that have no effect on what is sampled."""
+
+READ = (
+    *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
+    *("text", "stream", "temperature", "max_output_tokens"),
+)
+ECHOED: Mapping[str, Any] = {
+    "instructions": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+}
+"""Fields of a request that its reply repeats, and what stands there where it has none."""
+
+Events = Iterator[tuple[str, Mapping[str, Any]]]
+
+
+def read(body: Any, attempt: Attempt) -> Asked:
+    """Raises Refused."""
+    rules = attempt.rules
+    given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
+    check_fixed(given, FIXED)
+    check_sampling(given, rules, NEUTRAL)
+    functions = _functions(given)
+    instructions = _instructions(given)
+    return Asked(
+        fingerprint=fingerprint("responses", given),
+        messages=(*instructions, *_before(given, attempt), *_input(given)),
+        tools=described(functions.values()),
+        grammar=_grammar(given, functions),
+        max_tokens=min(whole_number(given, "max_output_tokens", 1) or ANY_LENGTH, rules.max_tokens),
+        stream=given.get("stream") is True,
+        num_instructions=len(instructions),
+        echo={name: given.get(name, absent) for name, absent in ECHOED.items()},
+    )
+
+
+def _instructions(given: Mapping[str, Any]) -> tuple[Said, ...]:
+    words = given.get("instructions", "")
+    if not isinstance(words, str):
+        raise Refused("instructions must be a text", param="instructions")
+    return (Said(role="system", content=words),) if words else ()
+
+
+def _before(given: Mapping[str, Any], attempt: Attempt) -> tuple[Said, ...]:
+    """What was said up to an earlier response, that one's instructions left out."""
+    name = given.get("previous_response_id")
+    if name is None:
+        return ()
+    said = attempt.said_until(str(name).removeprefix("resp_"))
+    if said is None:
+        raise Refused(
+            f"this attempt has no response {name!r}", code="previous_response_not_found", param="previous_response_id"
+        )
+    return said
+
+
+def _input(given: Mapping[str, Any]) -> tuple[Said, ...]:
+    items = given.get("input")
+    if isinstance(items, str):
+        return (Said(role="user", content=items),)
+    try:
+        if not isinstance(items, list) or not items:
+            raise MessageError("input must be a text or a list with at least one item")
+        said: list[Said] = []
+        for index, item in enumerate(items):
+            _take(item, f"input[{index}]", said)
+    except MessageError as error:
+        raise Refused(str(error), param="input") from None
+    return tuple(said)
+
+
+def _take(item: Any, where: str, said: list[Said]) -> None:
+    """Calls that stand beside each other, or after the assistant's words, are one message with them."""
+    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    if kind == "message" and item.get("role") in ROLES:
+        role = ROLES[item["role"]]
+        words = plain_text(item.get("content"), f"{where}.content", TEXTS)
+        said.append(Said(role=role, content=words.strip() if role == "assistant" else words))
+    elif kind == "function_call" and "name" in item and "arguments" in item:
+        before = said.pop() if said and said[-1].role == "assistant" else Said(role="assistant", content="")
+        call = call_of(item["name"], item["arguments"])
+        said.append(Said(role="assistant", content=before.content, calls=(*before.calls, call)))
+    elif kind == "function_call_output":
+        said.append(Said(role="tool", content=plain_text(item.get("output"), f"{where}.output", TEXTS)))
+    else:
+        raise MessageError(
+            f"{where} must be a message, a function_call with name and arguments, or a function_call_output"
+        )
+
+
+def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions by their names."""
+    found: dict[str, Any] = {}
+    tools = given.get("tools", [])
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        where = f"tools[{index}]"
+        fields = tool if isinstance(tool, Mapping) else {}
+        if fields.get("type") != "function":
+            raise unsupported(f"{where}.type = {fields.get('type')}")
+        one = function_of(fields.get("name"), fields.get("description"), fields.get("parameters"), where)
+        found[one["name"]] = one
+    return found if given.get("tool_choice", "auto") != "none" else {}
+
+
+def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
+    """Of the calls where functions must be called, else of `text.format`. Raises Refused."""
+    match given.get("tool_choice", "auto"):
+        case {"type": "function", "name": name}:
+            return calls_grammar([named_function(functions, name)], 1)
+        case "required":
+            single = given.get("parallel_tool_calls") is False
+            return calls_grammar([*functions.values()], 1 if single else MAX_PARALLEL_CALLS)
+        case "auto" | "none":
+            pass
+        case _:
+            raise Refused("tool_choice must be auto, none, required or a function", param="tool_choice")
+    text = given.get("text", {})
+    if not isinstance(text, Mapping) or text.get("verbosity") not in (None, "medium"):
+        raise Refused("text can only hold a format", param="text")
+    match text.get("format") or {"type": "text"}:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return object_grammar()
+        case {"type": "json_schema", "schema": schema}:
+            return schema_grammar(schema)
+    raise Refused("text.format must be text, json_object or json_schema with a schema", param="text")
+
+
+def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+    prompt, sampled = reply.num_prompt_tokens, len(reply.completion.token_ids)
+    return _head(reply, asked, model) | {
+        "status": _status(reply),
+        "incomplete_details": {"reason": "max_output_tokens"} if _status(reply) == "incomplete" else None,
+        "output": _output(reply),
+        "usage": {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + sampled,
+        },
+    }
+
+
+def _head(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+    """A response that has only begun."""
+    return {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": reply.created,
+        "model": model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **asked.echo,
+    }
+
+
+def _status(reply: Reply) -> str:
+    return "incomplete" if reply.completion.finish_reason == "length" else "completed"
+
+
+def _output(reply: Reply) -> list[dict[str, Any]]:
+    """The words, if there are any or nothing is called, and the calls."""
+    said, calls = reply.said, []
+    for index, call in enumerate(said.calls):
+        named = {"id": f"fc_{reply.id}{index}", "call_id": f"call_{reply.id}{index}"}
+        given = {"name": call.name, "arguments": call.arguments}
+        calls.append({"type": "function_call", "status": "completed", **named, **given})
+    if calls and not said.content:
+        return calls
+    part = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": []}
+    words = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": _status(reply)}
+    return [words | {"content": [part]}, *calls]
+
+
+def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
+    for number, (kind, fields) in enumerate(_events(reply, asked, model)):
+        yield named_event({"type": f"response.{kind}", "sequence_number": number, **fields})
+
+
+def _events(reply: Reply, asked: Asked, model: str) -> Events:
+    head = _head(reply, asked, model)
+    yield "created", {"response": head}
+    yield "in_progress", {"response": head}
+    for index, item in enumerate(_output(reply)):
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        yield "output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
+        where = {"item_id": item["id"], "output_index": index}
+        yield from _words(item, where) if item["type"] == "message" else _call(item, where)
+        yield "output_item.done", {"output_index": index, "item": item}
+    yield _status(reply), {"response": whole(reply, asked, model)}
+
+
+def _words(item: Mapping[str, Any], where: Mapping[str, Any]) -> Events:
+    (part,) = item["content"]
+    place = {**where, "content_index": 0}
+    yield "content_part.added", {**place, "part": part | {"text": ""}}
+    if part["text"]:
+        yield "output_text.delta", {**place, "delta": part["text"], "logprobs": []}
+    yield "output_text.done", {**place, "text": part["text"], "logprobs": []}
+    yield "content_part.done", {**place, "part": part}
+
+
+def _call(item: Mapping[str, Any], where: Mapping[str, Any]) -> Events:
+    yield "function_call_arguments.delta", {**where, "delta": item["arguments"]}
+    yield "function_call_arguments.done", {**where, "name": item["name"], "arguments": item["arguments"]}
+
+
+def _refusal_event(error: Refused) -> str:
+    told = {"message": str(error), "code": error.code, "param": error.param}
+    return named_event({"type": "error", "sequence_number": 0, **told})
+
+
+RESPONSES = Dialect(
+    path="/v1/responses", read=read, whole=whole, events=events, refusal=refusal, refusal_event=_refusal_event
+)

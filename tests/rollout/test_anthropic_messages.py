@@ -1,0 +1,250 @@
+"""Anthropic's Messages at the endpoint: the official client asks, and what was sampled is what is recorded."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import anthropic
+import httpx
+import pytest
+from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
+from scripted import ScriptedEngine, text_of
+
+from rollout.engines.engine import EngineError
+
+TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
+
+
+class Stopped(ScriptedEngine):
+    """Ends with a text of the request's, of which its own text has nothing."""
+
+    async def generate(self, request):
+        completion = await super().generate(request)
+        ids = (*completion.token_ids[:-1], *map(ord, request.stop[-1]))
+        return replace(completion, token_ids=ids, logprobs=(-1.0,) * len(ids))
+
+
+def client_of(p, **more):
+    connections = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    given = {"api_key": p.attempt.key, "max_retries": 0} | more
+    return anthropic.AsyncAnthropic(
+        base_url=p.endpoint.base_url.removesuffix("/v1"), http_client=connections, **given
+    ).messages
+
+
+async def ask(p, *messages, **more):
+    return await client_of(p).create(**{"model": "policy", "max_tokens": 64, "messages": [*messages]} | more)
+
+
+async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_ids():
+    async with play("4") as p:
+        reply = await ask(p, user("2+2?"), system=[{"type": "text", "text": "Be brief."}])
+        (turn,) = await p.attempt.end()
+        assert [(block.type, block.text) for block in reply.content] == [("text", "4")]
+        assert (reply.stop_reason, reply.stop_sequence, reply.role) == ("end_turn", None, "assistant")
+        assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
+        assert (text_of(turn.completion.token_ids), turn.trainable) == ("4<e>", True)
+        assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(turn.prompt_token_ids), 2)
+
+
+async def test_parallel_uses_of_tools_and_their_results_go_on_from_the_sampled_ids():
+    async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
+        first = await ask(p, user("1+2?"), tools=[TOOL])
+        assert first.stop_reason == "tool_use"
+        assert first.content[0].text == "Well."
+        uses = first.content[1:]
+        assert [(use.name, use.input) for use in uses] == [("add", {"a": 1}), ("add", {"a": 2})]
+        results = [
+            {"type": "tool_result", "tool_use_id": uses[0].id, "content": "0"},
+            {"type": "tool_result", "tool_use_id": uses[1].id, "content": [{"type": "text", "text": "1"}]},
+            {"type": "text", "text": "Sum?"},
+        ]
+        said = {"role": "assistant", "content": first.content}
+        await ask(p, user("1+2?"), said, {"role": "user", "content": results}, tools=[TOOL])
+        one, two = await p.attempt.end()
+        own = one.prompt_token_ids + one.completion.token_ids
+        assert two.prompt_token_ids[: len(own)] == own
+        assert text_of(two.prompt_token_ids[len(own) :]) == (
+            "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e>"
+            "<s>user:Sum?<e><s>assistant:"
+        )
+        assert one.tool_result.text == "0\n1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, called('{"a": 1}', '{"a": 2}')),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}}, called('{"a": 1}')),
+        ({"output_config": {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}}}, '{"a": 1}'),
+    ],
+)
+async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):
+    from xgrammar.testing import _is_grammar_accept_string
+
+    async with play(written) as p:
+        await ask(p, user("1"), **asked)
+        grammar = p.engine.requests[0].grammar
+        assert _is_grammar_accept_string(grammar, written)
+        assert not _is_grammar_accept_string(grammar, "four")
+        assert (await p.attempt.end())[0].grammar == grammar
+
+
+async def test_one_use_at_most_where_parallel_uses_are_disabled():
+    from xgrammar.testing import _is_grammar_accept_string
+
+    async with play(called('{"a": 1}')) as p:
+        await ask(p, user("1"), tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+        assert not _is_grammar_accept_string(p.engine.requests[0].grammar, called('{"a": 1}', '{"a": 2}'))
+
+
+async def test_a_stream_brings_the_same_message_in_the_clients_events():
+    async with play("four", "Hm. " + called('{"a": 1}')) as p:
+        body = {"model": "policy", "max_tokens": 64, "messages": [user("2+2?")]}
+        async with client_of(p).stream(**body) as stream:
+            assert "".join([text async for text in stream.text_stream]) == "four"
+            whole = await stream.get_final_message()
+        assert (whole.stop_reason, whole.usage.output_tokens) == ("end_turn", 5)
+        async with client_of(p).stream(**body, tools=[TOOL]) as stream:
+            kinds = [event.type async for event in stream]
+            whole = await stream.get_final_message()
+        assert [kind for kind in kinds if kind.startswith("message")] == [
+            *("message_start", "message_delta", "message_stop")
+        ]
+        assert kinds.count("content_block_stop") == 2
+        assert (whole.content[0].text, whole.content[1].input) == ("Hm.", {"a": 1})
+        assert [turn.trainable for turn in await p.attempt.end()] == [True, True]
+
+
+async def test_a_reply_that_was_cut_says_so():
+    async with play("4 and so on…") as p:
+        assert (await ask(p, user("1"), max_tokens=3)).stop_reason == "max_tokens"
+        assert p.engine.requests[0].max_tokens == 3
+
+
+async def test_the_sequence_that_ended_a_reply_is_named():
+    async with play(engine=Stopped(["4"])) as p:
+        reply = await ask(p, user("1"), stop_sequences=["Thought:", "Observation:"])
+        assert p.engine.requests[0].stop == ("Thought:", "Observation:")
+        assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "Observation:")
+
+
+async def test_an_end_of_its_own_names_no_sequence():
+    async with play("4") as p:
+        reply = await ask(p, user("1"), stop_sequences=["Observation:"])
+        assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
+
+
+# --- the same laws --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "kind", "says"),
+    [
+        ({"model": "claude"}, 404, "not_found_error", "agent.model names the policy"),
+        ({"temperature": 0.2}, 400, "invalid_request_error", "temperature = 0.2"),
+        ({"top_p": 0.5}, 400, "invalid_request_error", "top_p = 0.5"),
+        ({"top_k": 5}, 400, "invalid_request_error", "top_k = 5"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "invalid_request_error", "thinking can only"),
+        ({"container": "c"}, 400, "invalid_request_error", "'container' is not supported"),
+        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens must be given"),
+        ({"output_config": {"effort": "low"}}, 400, "invalid_request_error", "output_config can only"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "w"}]},
+            400,
+            "invalid_request_error",
+            "web_search_20250305",
+        ),
+        ({"tools": [TOOL | {"defer_loading": True}]}, 400, "invalid_request_error", "defer_loading"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, 400, "invalid_request_error", "'sub'"),
+        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "needs tools"),
+        ({"messages": []}, 400, "invalid_request_error", "at least one message"),
+        ({"messages": [user("1"), {"role": "assistant", "content": "It"}]}, 400, "invalid_request_error", "beginning"),
+        ({"messages": [user([{"type": "image"}])]}, 400, "invalid_request_error", "other than text"),
+        ({"messages": [user([{"type": "thinking"}])]}, 400, "invalid_request_error", "other than text"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name_in_the_protocols_shape(changed, status, kind, says):
+    async with play("a") as p:
+        body = {"model": "policy", "max_tokens": 8, "messages": [user("1")]} | changed
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answer = await client.post(
+                f"{p.endpoint.base_url}/messages", json=body, headers={"x-api-key": p.attempt.key}
+            )
+        told = answer.json()
+        assert (answer.status_code, told["type"], told["error"]["type"]) == (status, "error", kind)
+        assert says in told["error"]["message"]
+        assert p.engine.requests == []
+
+
+async def test_keys_that_are_foreign_or_stale_are_refused():
+    async with play("a") as p:
+        body = {"model": "policy", "max_tokens": 8, "messages": [user("1")]}
+        with pytest.raises(anthropic.AuthenticationError, match="of no attempt here"):
+            await client_of(p, api_key="sk-ant").create(**body)
+        p.endpoint.dismiss(p.attempt)
+        with pytest.raises(anthropic.PermissionDeniedError, match="has ended"):
+            await client_of(p).create(**body)
+
+
+async def test_a_bearer_token_is_a_key_too():
+    async with play("a") as p:
+        client = client_of(p, api_key=None, auth_token=p.attempt.key)
+        reply = await client.create(model="policy", max_tokens=8, messages=[user("1")])
+        assert reply.content[0].text == "a"
+
+
+async def test_a_full_context_is_said_in_the_clients_words():
+    async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            await ask(p, user("x" * 40))
+        assert p.attempt.out_of_context
+
+
+async def test_an_engine_that_fails_is_a_failure_of_the_server_also_in_a_stream():
+    async with play(EngineError("gone"), EngineError("gone")) as p:
+        with pytest.raises(anthropic.InternalServerError, match="gone"):
+            await ask(p, user("1"))
+        with pytest.raises(anthropic.APIStatusError, match="gone"):
+            _ = [event async for event in await ask(p, user("1"), stream=True)]
+        assert await p.attempt.end() == []
+
+
+async def test_the_clients_own_retry_is_one_turn_and_gets_the_same_reply():
+    async with play("a", called('{"a": 1}'), "b") as p:
+        body = {"model": "policy", "max_tokens": 8, "messages": [user("1")], "tools": [TOOL]}
+        await ask(p, user("0"))
+        first = await client_of(p).create(**body)
+        again = await client_of(p).create(**body, extra_headers={"x-stainless-retry-count": "1"})
+        assert first.model_dump() == again.model_dump()
+        assert len(await p.attempt.end()) == 2
+
+
+async def test_a_stream_that_its_client_cut_is_kept_and_not_trained():
+    async with play(engine=GatedEngine(["a"])) as p:
+        body = {"model": "policy", "max_tokens": 8, "messages": [user("1")], "stream": True}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            asking = asyncio.ensure_future(
+                client.post(f"{p.endpoint.base_url}/messages", json=body, headers={"x-api-key": p.attempt.key})
+            )
+            await until(lambda: p.engine.requests)
+            asking.cancel()
+            await asyncio.wait((asking,))
+        await until(lambda: p.attempt._calls[0].left)
+        p.engine.gate.set()
+        await p.attempt._calls[0].reply()
+        (turn,) = await p.attempt.end()
+        assert not turn.trainable
+
+
+async def test_events_bear_the_names_of_their_types():
+    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
+        body = {"model": "policy", "max_tokens": 8, "messages": [user("1")], "stream": True}
+        answer = await client.post(f"{p.endpoint.base_url}/messages", json=body, headers={"x-api-key": p.attempt.key})
+        lines = [line.partition(": ")[::2] for line in answer.text.splitlines() if line]
+        named = [value for name, value in lines if name == "event"]
+        assert named == [json.loads(value)["type"] for name, value in lines if name == "data"]
+        assert named == [
+            *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+            *("message_delta", "message_stop"),
+        ]

@@ -1,0 +1,294 @@
+"""OpenAI's Responses at the endpoint: the official client asks, and what was sampled is what is recorded."""
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+
+import httpx
+import openai
+import pytest
+from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
+from pydantic import BaseModel
+from scripted import text_of
+
+from rollout.engines.engine import EngineError
+
+TOOL = {"type": "function"} | ADD["function"] | {"strict": False}
+
+
+async def ask(p, given, **more):
+    return await p.client.responses.create(**{"model": "policy", "input": given} | more)
+
+
+async def test_a_response_comes_back_with_its_usage_and_is_a_turn_with_the_engines_ids():
+    async with play("4") as p:
+        reply = await ask(p, "2+2?", instructions="Be brief.", metadata={"a": "b"})
+        (turn,) = await p.attempt.end()
+        assert (reply.output_text, reply.status, reply.instructions, reply.metadata) == (
+            *("4", "completed", "Be brief."),
+            {"a": "b"},
+        )
+        assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
+        assert (text_of(turn.completion.token_ids), turn.trainable) == ("4<e>", True)
+        usage = reply.usage
+        assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
+            *(len(turn.prompt_token_ids), 2),
+            len(turn.prompt_token_ids) + 2,
+        )
+
+
+async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids():
+    async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
+        first = await ask(p, [user("1+2?")], tools=[TOOL])
+        assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+        calls = first.output[1:]
+        assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("add", '{"a": 2}')]
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
+            for number, call in enumerate(calls)
+        ]
+        given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results]
+        await ask(p, given, tools=[TOOL])
+        one, two = await p.attempt.end()
+        own = one.prompt_token_ids + one.completion.token_ids
+        assert two.prompt_token_ids[: len(own)] == own
+        assert text_of(two.prompt_token_ids[len(own) :]) == (
+            "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
+        )
+        assert one.tool_result.text == "0\n1"
+
+
+async def test_a_previous_response_is_gone_on_from_without_its_instructions():
+    async with play("a", "b", "c") as p:
+        first = await ask(p, "1", instructions="Be brief.")
+        second = await ask(p, "2", instructions="Be brief.", previous_response_id=first.id)
+        third = await ask(p, "3", instructions="Be long.", previous_response_id=second.id)
+        one, two, three = await p.attempt.end()
+        own = one.prompt_token_ids + one.completion.token_ids
+        assert two.prompt_token_ids[: len(own)] == own
+        assert text_of(three.prompt_token_ids) == (
+            "<s>system:Be long.<e><s>user:1<e><s>assistant:a<e><s>user:2<e><s>assistant:b<e><s>user:3<e><s>assistant:"
+        )
+        assert third.previous_response_id == second.id
+
+
+async def test_a_previous_response_of_another_attempt_is_refused():
+    async with play("a") as other, play("b") as p:
+        foreign = await ask(other, "1")
+        with pytest.raises(openai.BadRequestError, match="this attempt has no response") as caught:
+            await ask(p, "2", previous_response_id=foreign.id)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert p.engine.requests == []
+
+
+async def test_outputs_of_calls_may_follow_a_previous_response():
+    async with play(called('{"a": 1}'), "3") as p:
+        first = await ask(p, "1?", tools=[TOOL])
+        result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "1"}
+        await ask(p, [result], tools=[TOOL], previous_response_id=first.id)
+        one, two = await p.attempt.end()
+        own = one.prompt_token_ids + one.completion.token_ids
+        assert two.prompt_token_ids[: len(own)] == own
+        assert one.tool_result.text == "1"
+
+
+class Sum(BaseModel):
+    a: int
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ({"tools": [TOOL], "tool_choice": "required"}, called('{"a": 1}', '{"a": 2}')),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}}, called('{"a": 1}')),
+        ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}'),
+        ({"text": {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}}, '{"a": 1}'),
+    ],
+)
+async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):
+    from xgrammar.testing import _is_grammar_accept_string
+
+    async with play(written) as p:
+        await ask(p, "1", **asked)
+        grammar = p.engine.requests[0].grammar
+        assert _is_grammar_accept_string(grammar, written)
+        assert not _is_grammar_accept_string(grammar, "four")
+        assert (await p.attempt.end())[0].grammar == grammar
+
+
+async def test_the_client_parses_what_a_schema_asks_for():
+    async with play('{"a":1}') as p:
+        reply = await p.client.responses.parse(model="policy", input="1", text_format=Sum)
+        assert reply.output_parsed == Sum(a=1)
+
+
+async def test_a_stream_brings_the_same_response_in_the_clients_events():
+    async with play("four", "Hm. " + called('{"a": 1}')) as p:
+        async with p.client.responses.stream(model="policy", input="2+2?") as stream:
+            events = [event async for event in stream]
+            whole = await stream.get_final_response()
+        assert [event.sequence_number for event in events] == [*range(len(events))]
+        assert [event.type.removeprefix("response.") for event in events] == [
+            *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
+            *("output_text.done", "content_part.done", "output_item.done", "completed"),
+        ]
+        assert (whole.output_text, whole.usage.output_tokens) == ("four", 5)
+        async with p.client.responses.stream(model="policy", input="2+2?", tools=[TOOL]) as stream:
+            kinds = [event.type async for event in stream]
+            whole = await stream.get_final_response()
+        assert kinds.count("response.output_item.done") == 2
+        assert "response.function_call_arguments.done" in kinds
+        assert (whole.output[0].content[0].text, whole.output[1].arguments) == ("Hm.", '{"a": 1}')
+        assert [turn.trainable for turn in await p.attempt.end()] == [True, True]
+
+
+async def test_a_reply_that_was_cut_is_incomplete_also_in_a_stream():
+    async with play("4 and so on…", "5 and so on…") as p:
+        reply = await ask(p, "1", max_output_tokens=3)
+        assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert p.engine.requests[0].max_tokens == 3
+        events = [event async for event in await ask(p, "2", stream=True)]
+        assert events[-1].type == "response.incomplete"
+
+
+async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message():
+    async with play("a") as p:
+        given = [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "1"}]},
+            {"role": "assistant", "content": "Hm."},
+            {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "1"}]},
+        ]
+        await ask(p, given)
+        call = called('{"a": 1}')
+        assert text_of(p.engine.requests[0].prompt_token_ids) == (
+            f"<s>system:Be brief.<e><s>user:1<e><s>assistant:Hm.\n{call}<e>"
+            "<s>user:<tool_response>\n1\n</tool_response><e><s>assistant:"
+        )
+
+
+# --- the same laws --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"temperature": 0.2}, "temperature"),
+        ({"top_p": 0.5}, "top_p"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type = web_search"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"verbosity": "low"}}, "text"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [user([{"type": "input_image", "image_url": "x"}])]}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(changed, param):
+    async with play("a") as p:
+        body = {"model": "policy", "input": "1"} | changed
+        headers = {"authorization": f"Bearer {p.attempt.key}"}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answer = await client.post(f"{p.endpoint.base_url}/responses", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert p.engine.requests == []
+
+
+async def test_a_model_name_that_is_not_ours_and_a_stale_key_are_refused():
+    async with play("a") as p:
+        with pytest.raises(openai.NotFoundError, match=r"agent\.model names the policy, 'policy'"):
+            await p.client.responses.create(model="gpt", input="1")
+        p.endpoint.dismiss(p.attempt)
+        with pytest.raises(openai.PermissionDeniedError, match="has ended"):
+            await ask(p, "1")
+
+
+async def test_a_full_context_is_said_in_the_clients_words():
+    async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(p, "x" * 40)
+        assert caught.value.code == "context_length_exceeded"
+        assert p.attempt.out_of_context
+
+
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"x-stainless-retry-count": "1"}])
+async def test_a_retry_gets_the_same_response_and_counts_once(headers):
+    async with play(called('{"a": 1}'), "b") as p:
+        first = await ask(p, "1", tools=[TOOL], extra_headers={"Idempotency-Key": "k"})
+        again = await ask(p, "1", tools=[TOOL], extra_headers=headers)
+        assert first.model_dump() == again.model_dump()
+        assert len(await p.attempt.end()) == 1
+
+
+async def test_an_engine_that_fails_is_a_failure_of_the_server_also_in_a_stream():
+    async with play(EngineError("gone"), EngineError("gone")) as p:
+        with pytest.raises(openai.InternalServerError, match="gone"):
+            await ask(p, "1")
+        told = [event async for event in await ask(p, "1", stream=True)]
+        assert [(event.type, event.code, event.message) for event in told] == [
+            ("error", "engine_failed", "the engine failed: gone")
+        ]
+        assert await p.attempt.end() == []
+
+
+async def test_a_stream_that_its_client_cut_is_kept_and_not_trained():
+    async with play(engine=GatedEngine(["a"])) as p:
+        body = {"model": "policy", "input": "1", "stream": True}
+        headers = {"authorization": f"Bearer {p.attempt.key}"}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            asking = asyncio.ensure_future(client.post(f"{p.endpoint.base_url}/responses", json=body, headers=headers))
+            await until(lambda: p.engine.requests)
+            asking.cancel()
+            await asyncio.wait((asking,))
+        await until(lambda: p.attempt._calls[0].left)
+        p.engine.gate.set()
+        await p.attempt._calls[0].reply()
+        (turn,) = await p.attempt.end()
+        assert not turn.trainable
+
+
+async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():
+    import anthropic
+
+    async with play(called('{"a": 1}'), "b", "c", "d") as p:
+        first = await p.ask(user("1"), tools=[ADD])
+        call = first.choices[0].message.tool_calls[0]
+        claude = anthropic.AsyncAnthropic(
+            base_url=p.endpoint.base_url.removesuffix("/v1"),
+            api_key=p.attempt.key,
+            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+        )
+        tool = {"name": "add", "input_schema": ADD["function"]["parameters"]}
+        use = {"type": "tool_use", "id": call.id, "name": "add", "input": {"a": 1}}
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "1"}
+        said = [user("1"), {"role": "assistant", "content": [use]}, user([result])]
+        await claude.messages.create(model="policy", max_tokens=8, messages=said, tools=[tool])
+        items = [
+            user("1"),
+            {"type": "function_call", "call_id": call.id, "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": call.id, "output": "1"},
+            {"role": "assistant", "content": "b"},
+            user("2"),
+        ]
+        third = await ask(p, items, tools=[TOOL])
+        await ask(p, "3", tools=[TOOL], previous_response_id=third.id)
+        turns = await p.attempt.end()
+        for before, after in pairwise(turns):
+            own = before.prompt_token_ids + before.completion.token_ids
+            assert after.prompt_token_ids[: len(own)] == own
+        assert [turn.trainable for turn in turns] == [True] * 4
+
+
+async def test_a_key_that_names_a_request_of_one_protocol_is_not_for_another():
+    async with play("a", "b") as p:
+        await p.ask(user("1"), extra_headers={"Idempotency-Key": "k"})
+        with pytest.raises(openai.UnprocessableEntityError, match="used for another request"):
+            await ask(p, "1", extra_headers={"Idempotency-Key": "k"})
