@@ -134,8 +134,8 @@ class RolloutWorkerActor:
         await self._follower.reached(policy_version)
         return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
 
-    async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
-        return await self._worker.demonstrate(tasks, wrong_share)
+    async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
+        return await self._worker.demonstrate(tasks)
 
     async def close(self) -> None:
         self._worker.close()

@@ -10,14 +10,17 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-def typed(default: str) -> BeforeValidator:
-    """For a union that a `type` tells apart: a text is a table with this `type` alone, and a table without one has
-    `default`. A setting exists only in the types in which it has an effect."""
+def typed(default: str, **by_key: str) -> BeforeValidator:
+    """For a union that a `type` tells apart: a text is a table with this `type` alone. A table without one has the type
+    that `by_key` gives for a key in it, else `default`. A setting exists only in the types in which it has an
+    effect."""
 
     def with_type(value: Any) -> Any:
         if isinstance(value, str):
             return {"type": value}
-        return {"type": default, **value} if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        return {"type": next((by_key[key] for key in by_key if key in value), default), **value}
 
     return BeforeValidator(with_type)
 

@@ -275,12 +275,56 @@ class LearnerConfig(Config):
         return isinstance(self.loss, FlowGrpoConfig) and self.loss.kl_weight > 0
 
 
-class ColdStartConfig(Config):
+class ImitationConfig(Config):
+    """How demonstrations are imitated, wherever they are from."""
+
+    batch_demonstrations: int = Field(default=8, ge=1)
+    """Demonstrations per optimizer step."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """AdamW's first step size; it falls linearly to zero."""
+
+
+class PlansConfig(ImitationConfig):
+    """The plans of generated tasks, played by the built-in planner through its tools; every one is used once."""
+
+    type: Literal["plans"] = "plans"
     num_demonstrations: int = Field(default=240, ge=0)
     """Scripted demonstrations; 0 skips the phase."""
     wrong_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the demonstrations that are wrong on purpose, so that RL has something to improve."""
-    batch_demonstrations: int = Field(default=8, ge=1)
-    """Demonstrations per optimizer step; every one is used once."""
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """AdamW's first step size; it falls linearly to zero."""
+
+
+class OwnDemonstrationsConfig(ImitationConfig):
+    """Demonstrations of an agent of one's own."""
+
+    num_passes: int = Field(default=1, ge=1)
+    """How often each demonstration is imitated."""
+
+
+class TeacherConfig(OwnDemonstrationsConfig):
+    """Your own agent plays tasks, and a teacher answers in the policy's place."""
+
+    type: Literal["teacher"] = "teacher"
+    function: ImportPath
+    """`module:name` of `async def name(task, messages, tools)`, which returns a text or a message of OpenAI's chat
+    protocol. It may ask another model."""
+    num_demonstrations: int = Field(default=64, ge=1)
+    """Tasks that are played; RL never asks one of them."""
+    min_score: float = Field(default=1.0, ge=0, le=1)
+    """Demonstrations with a lower score are left out; 0 keeps all."""
+
+
+class FileConfig(OwnDemonstrationsConfig):
+    """Recorded conversations."""
+
+    type: Literal["file"] = "file"
+    path: str
+    """JSON Lines, each with `messages` and, where functions were called, `tools`, as OpenAI's chat protocol has them.
+    Every message of the assistant is imitated."""
+
+
+ColdStartConfig = Annotated[
+    PlansConfig | TeacherConfig | FileConfig,
+    Field(discriminator="type"),
+    typed("plans", function="teacher", path="file"),
+]

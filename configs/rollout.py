@@ -1,9 +1,8 @@
 """The agent acting: who it is, groups, turns, the engine that samples, the frozen modules, memory across episodes."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, HttpUrl, TypeAdapter, model_validator
+from pydantic import Field, HttpUrl, TypeAdapter, model_validator
 
 from configs.api_keys import exposed_key
 from configs.base import Config, typed
@@ -170,19 +169,10 @@ class CommandAgentConfig(OwnAgentConfig):
     and prints its answer as the last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the endpoint."""
 
 
-def _typed_by_its_key(value: Any) -> Any:
-    """`function` or `command` says which type it is."""
-    if isinstance(value, str):
-        return {"type": value}
-    if not isinstance(value, Mapping) or "type" in value:
-        return value
-    return {"type": next((name for name in ("function", "command") if name in value), "planner"), **value}
-
-
 AgentConfig = Annotated[
     PlannerAgentConfig | FunctionAgentConfig | CommandAgentConfig,
     Field(discriminator="type"),
-    BeforeValidator(_typed_by_its_key),
+    typed("planner", function="function", command="command"),
 ]
 
 

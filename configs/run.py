@@ -11,7 +11,15 @@ from configs.base import Config
 from configs.cluster import CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig
 from configs.judge import JudgeConfig
-from configs.learner import BOUNDED_LOSSES, ColdStartConfig, CustomLossConfig, LearnerConfig, ModelConfig
+from configs.learner import (
+    BOUNDED_LOSSES,
+    ColdStartConfig,
+    CustomLossConfig,
+    LearnerConfig,
+    ModelConfig,
+    PlansConfig,
+    TeacherConfig,
+)
 from configs.older import as_today
 from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
 from configs.rollout import (
@@ -92,7 +100,8 @@ class RunConfig(Config):
     """Who says how good a step is that the PRM learns from."""
     prm: PrmConfig = PrmConfig()
     learner: LearnerConfig = LearnerConfig()
-    cold_start: ColdStartConfig = ColdStartConfig()
+    cold_start: ColdStartConfig = PlansConfig()
+    """What the policy imitates before RL."""
     evaluation: EvaluationConfig = EvaluationConfig()
     card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -125,7 +134,8 @@ class RunConfig(Config):
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
         scorers = self.reward.scorer or self.envs.datasets
         agent = isinstance(self.agent, FunctionAgentConfig | CommandAgentConfig)
-        return bool(tools or scorers or agent or isinstance(self.learner.loss, CustomLossConfig))
+        others = isinstance(self.learner.loss, CustomLossConfig) or isinstance(self.cold_start, TeacherConfig)
+        return bool(tools or scorers or agent or others)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether held-out tasks are attempted between this train step and the next."""
@@ -181,14 +191,20 @@ class RunConfig(Config):
     def _own_agents_need_no_plan(self) -> "RunConfig":
         """What reads the planner's JSON, or repeats its turns, has nothing to read in an agent of one's own."""
         if isinstance(self.agent, PlannerAgentConfig):
+            if not isinstance(self.cold_start, PlansConfig):
+                raise ValueError(
+                    f"cold_start.type = '{self.cold_start.type}' needs an agent of your own (agent.function or "
+                    "agent.command): the planner plays plans"
+                )
             return self
+        plays_plans = isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0
         in_lockstep = self.pipeline_depth == 0 and self.rollout.lockstep
         for key, wrong, right, why in (
             ("reward.credit", self.reward.prm is not None, "outcome", "a PRM scores the planner's decisions"),
             (
-                "cold_start.num_demonstrations",
-                self.cold_start.num_demonstrations > 0,
-                0,
+                "cold_start.type",
+                plays_plans,
+                "'teacher' or 'file', or cold_start.num_demonstrations = 0",
                 "only the planner plays plans",
             ),
             ("rollout.restarts", self.rollout.restarts.type != "none", "none", "only the planner's turns are repeated"),

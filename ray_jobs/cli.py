@@ -16,7 +16,7 @@ from cyclopts import (
 )
 
 from configs.errors import UserError, did_you_mean
-from ray_jobs.commands import checks, jobs, results, training
+from ray_jobs.commands import checks, jobs, project, results, training
 
 MENDABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -53,7 +53,16 @@ def make_app() -> App:
     on_cluster.command(jobs.logs)
     on_cluster.command(jobs.stop)
     users: tuple[Callable[..., int | None] | App, ...] = (
-        *(training.train, training.resume, jobs.submit, on_cluster, results.evaluate, results.compare, results.view),
+        *(
+            project.init,
+            training.train,
+            training.resume,
+            jobs.submit,
+            on_cluster,
+            results.evaluate,
+            results.compare,
+            results.view,
+        ),
         *(results.solve, checks.plan, results.export, checks.doctor),
     )
     phases = (training.collect, training.label, training.train_prm)

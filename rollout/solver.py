@@ -1,5 +1,6 @@
 """Attempts at tasks over one engine, whatever it is: what evaluation and `solve` need, and no more."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from configs.rollout import NoMemoryConfig, PlannerAgentConfig
@@ -8,9 +9,10 @@ from envs.tools.base_generator import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
 from rollout.agent.agent import AnyAgent, TurnListener, build_agent
-from rollout.agent.own import build_own_agent, build_solving
+from rollout.agent.own import OwnAgent, build_own_agent, build_solving
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint
+from rollout.endpoint.writer import EngineWriter, Writer
 from rollout.engines.engine import Engine
 from rollout.engines.wrappers import SeededEngine
 from rollout.memory.episodic import EpisodicMemory
@@ -77,14 +79,8 @@ class Solver:
 
     def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
         if self._toolbox is None:
-            assert isinstance(self._chat, ChatFormat)
-            return build_own_agent(
-                self._config,
-                self._solving,
-                self._endpoint,
-                engine=engine,
-                chat=self._chat,
-                temperature=temperature,
+            return self._build_own_agent(
+                lambda task, own_id: EngineWriter(engine, trajectory_id=own_id, temperature=temperature)
             )
         return build_agent(
             self._config,
@@ -93,3 +89,7 @@ class Solver:
             tools_for_episode=self._toolbox.episode,
             temperature=temperature,
         )
+
+    def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> OwnAgent:
+        assert isinstance(self._chat, ChatFormat)
+        return build_own_agent(self._config, self._solving, self._endpoint, writer=writer, chat=self._chat)

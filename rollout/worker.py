@@ -6,11 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from configs.learner import FileConfig, PlansConfig, TeacherConfig
 from configs.rollout import NoRestartsConfig
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask, PlanStep
+from envs.datasets.generated import GeneratedTask
 from envs.types import Task
 from rollout.agent.agent import AnyAgent, build_chat
+from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
+from rollout.agent.own import rules_of
+from rollout.endpoint.writer import TeacherWriter
 from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
@@ -140,20 +144,36 @@ class Worker(Solver):
 
         return list(await asyncio.gather(*map(run, ids)))
 
-    async def demonstrate(self, tasks: Sequence[GeneratedTask], wrong_share: float) -> list[Trajectory]:
-        """Play each task's plan, a share of them replaced by plausible wrong ones, through the real tools."""
-        plans = demonstrated_plans(tasks, wrong_share, seed=self._config.seed)
+    async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
+        """What the cold start imitates: plans or a teacher's replies, played through the real tools, or what stands in
+        a file, whatever the tasks. Raises UserError."""
+        settings = self._config.cold_start
+        if isinstance(settings, FileConfig):
+            rules, conversations = rules_of(self._config), read_conversations(settings.path)
+            return [
+                await recorded_trajectory(one, index, self._own_chat, rules) for index, one in enumerate(conversations)
+            ]
         places = asyncio.Semaphore(8)
 
-        async def play(index: int, generated: GeneratedTask, plan: Sequence[PlanStep]) -> Trajectory:
-            agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
+        async def play(index: int, agent: AnyAgent, task: Task) -> Trajectory:
             async with places:
-                return await agent.run(
-                    generated.task, trajectory_id=f"demonstration/{index}", group_id="demonstrations"
-                )
+                return await agent.run(task, trajectory_id=OWN_ID.format(index), group_id=GROUP_ID)
 
-        played = (play(index, *one) for index, one in enumerate(zip(tasks, plans, strict=True)))
+        agents = self._taught(settings, tasks) if isinstance(settings, TeacherConfig) else self._played(settings, tasks)
+        played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return list(await asyncio.gather(*played))
+
+    def _played(self, settings: PlansConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
+        """A share of the plans is replaced by plausible wrong ones."""
+        plans = demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)
+        return [self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0) for plan in plans]
+
+    def _taught(self, settings: TeacherConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
+        teach = load_teacher(settings)
+        agent = self._build_own_agent(
+            lambda task, own_id: TeacherWriter(teach, settings.function, task, self._own_chat)
+        )
+        return [agent] * len(tasks)
 
 
 def _replayed(trajectory: Trajectory, num_turns: int) -> Trajectory:

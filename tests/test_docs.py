@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from html.parser import HTMLParser
 
@@ -22,6 +21,7 @@ from envs.tools.toolbox import Toolbox
 from learner.losses import LossInputs, policy_loss
 from ray_jobs.cli import make_app
 from ray_jobs.commands.given import run_config
+from ray_jobs.commands.project import init
 from reward.scorers import score_answer
 from tests.documented import NEEDS, PAGES, ROOT, RUNS, SHELLS, blocks, blocks_of, environment, files_of, fill, words_of
 
@@ -54,7 +54,9 @@ def test_documented_command_is_one_and_its_settings_exist(block, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for command in block.commands:
         words = words_of(command)
-        if "agentflow" in words[:3]:
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+        elif "agentflow" in words[:3]:
             check_command(words[words.index("agentflow") + 1 :])
         elif words[0] == "make":
             done = subprocess.run(["make", "-n", *words[1:]], env=environment(), capture_output=True, text=True)
@@ -67,6 +69,8 @@ def check_command(arguments):
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
     _, bound, _ = APP.parse_args(arguments)
+    if arguments[0] == "init":
+        init(*bound.args)
     if "given" in bound.signature.parameters:
         run_config(bound.arguments.get("given", ()), backend=bound.arguments.get("backend"))
 
@@ -278,7 +282,6 @@ def site(tmp_path_factory):
     """Built where no proxy answers: what needs the network fails."""
     target = tmp_path_factory.mktemp("site")
     dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
         cwd=ROOT,
@@ -287,7 +290,6 @@ def site(tmp_path_factory):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert time.monotonic() - started < 60
     return target
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from configs.loading import load_run_config
 from envs.datasets.game24 import MAX_NUMBER
 from envs.datasets.own import own_tasks
-from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_tasks
+from envs.datasets.sampler import TaskSampler, cold_start_tasks, collection_tasks
 from envs.datasets.split import question_key
 from envs.types import Task
 from promised.promise import Measured, Promise
@@ -40,9 +40,9 @@ def _disjoint(seed: int) -> Measured:
 
 def _shared_by_the_demo(seed: int, folder: Path) -> int:
     config = load_run_config(DEMO, [f"seed={seed}"])
-    mix, sampler = config.envs.mix, TaskSampler(config.envs.mix, seed=seed)
+    sampler = TaskSampler(config.envs.mix, seed=seed)
     drawn: list[list[Task]] = [
-        [one.task for one in demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)],
+        [one.task for one in cold_start_tasks(config)],
         [sampler.task(ordinal) for ordinal in range(NUM_RL_TASKS)],
         collection_tasks(config.envs, config.collect, seed=seed, leak_report=folder / "leaks.json"),
         evaluation_tasks(config),

@@ -18,7 +18,7 @@ _REDRAW_STRIDE = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedTask:
-    """A task and the tool calls that solve it; the last step gives the answer."""
+    """A task and the tool calls that solve it; the last step gives the answer. Without a plan nobody knows them."""
 
     task: Task
     plan: tuple[PlanStep, ...]

@@ -6,15 +6,18 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from configs.envs import OwnDatasetConfig
+from configs.learner import TeacherConfig
 from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
+from configs.wording import listed
 from envs.datasets.own import check_distinct, is_answer
 from envs.datasets.split import purpose_of, question_key, split_of
 from envs.types import Task
 
-Part = Literal["train", "eval", "prm"]
-PARTS: tuple[Part, ...] = ("train", "eval", "prm")
-"""What a task is for: RL, evaluation, or the trajectories that a PRM learns from."""
+Part = Literal["train", "eval", "demonstrations", "prm"]
+PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
+"""What a task is for: RL, evaluation, a teacher, or the trajectories that a PRM learns from."""
+_NAMES = listed(PARTS)
 
 _FIELDS = ("id", "question", "answer", "split", "scorer")
 
@@ -26,11 +29,16 @@ class OwnSources:
     datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
     scorer: str | None = None
     scoring_limit_s: float = 10.0
+    with_teacher: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "OwnSources":
-        reward = config.reward
-        return cls(datasets=config.envs.datasets, scorer=reward.scorer, scoring_limit_s=reward.timeout_s)
+        return cls(
+            datasets=config.envs.datasets,
+            scorer=config.reward.scorer,
+            scoring_limit_s=config.reward.timeout_s,
+            with_teacher=isinstance(config.cold_start, TeacherConfig),
+        )
 
     def scored(self, task: Task) -> Task:
         """The task with its scorer, where it has one that is not its data set's."""
@@ -39,11 +47,11 @@ class OwnSources:
 
     def tasks(self, name: str, part: Part) -> list[Task]:
         """The tasks of one part of a data set. Raises ValueError and OwnCodeError."""
-        found = module_tasks(name, self.datasets[name])
+        found = module_tasks(name, self.datasets[name], self.with_teacher)
         if not found[part]:
             raise ValueError(
                 f"{name!r} ({self.datasets[name].source}) has {sum(map(len, found.values()))} tasks and none for "
-                f"'{part}'; return more, or say which is which by a 'split' of 'train', 'eval' or 'prm' in each"
+                f"'{part}'; return more, or say which is which by a 'split' of {_NAMES} in each"
             )
         return [self.scored(task) for task in found[part]]
 
@@ -52,11 +60,12 @@ NO_SOURCES = OwnSources()
 
 
 @lru_cache(maxsize=16)
-def module_tasks(name: str, config: OwnDatasetConfig) -> Mapping[Part, list[Task]]:
+def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> Mapping[Part, list[Task]]:
     """All tasks of the function, by what they are for; it is called once in a process.
 
     A task's `split` says its part, in all of them or in none. Where none says so the question's hash does: half are for
-    evaluation, and of the others a quarter for the PRM; the same for a question in other case, spacing or punctuation.
+    evaluation, and of the others a quarter for the PRM and, in a run with a teacher, a quarter for that; the same for a
+    question in other case, spacing or punctuation.
     Raises ValueError, which names function and row, for what is no task, for an id or a question that stands twice, and
     OwnCodeError where the function fails.
     """
@@ -67,7 +76,7 @@ def module_tasks(name: str, config: OwnDatasetConfig) -> Mapping[Part, list[Task
     named = [task.metadata.get("split") for task in tasks]
     found: dict[Part, list[Task]] = {part: [] for part in PARTS}
     for number, (task, split) in enumerate(zip(tasks, named, strict=True), start=1):
-        part = _part(split, f"{config.source}, row {number}") if any(named) else _hashed(task.question)
+        part = _part(split, f"{config.source}, row {number}") if any(named) else _hashed(task.question, with_teacher)
         metadata = {key: value for key, value in task.metadata.items() if key != "split"}
         found[part].append(replace(task, metadata=metadata))
     _check_apart(found, config.source)
@@ -128,10 +137,13 @@ def _part(split: object, place: str) -> Part:
     for part in PARTS:
         if split == part:
             return part
-    raise ValueError(f"{place}: 'split' must be 'train', 'eval' or 'prm' in every row or in none, got {split!r}")
+    raise ValueError(f"{place}: 'split' must be {_NAMES} in every row or in none, got {split!r}")
 
 
-def _hashed(question: str) -> Part:
+def _hashed(question: str, with_teacher: bool) -> Part:
     if split_of(question_key(question)) == "eval":
         return "eval"
-    return "prm" if purpose_of(question) == "prm" else "train"
+    purpose = purpose_of(question)
+    if purpose == "demonstrations" and with_teacher:
+        return "demonstrations"
+    return "prm" if purpose == "prm" else "train"

@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from configs.envs import EnvsConfig
+from configs.learner import FileConfig, TeacherConfig
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets.aime import load_aime, load_aime_without_leaks
@@ -137,11 +139,9 @@ def _most(found: int, share: float) -> int:
 
 
 def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> list[GeneratedTask]:
-    """Training tasks whose plan is known, for the cold start; only generated families have one.
-
-    None of their questions is one that RL ever asks: most demonstrations are wrong on purpose, and a policy that was
-    shown a wrong answer to a question cannot be asked that question as if it were new.
-    """
+    """Training tasks whose plan is known; only generated families have one. None of their questions is one that RL ever
+    asks: many demonstrations are wrong on purpose, and a policy that was shown a wrong answer to a question cannot be
+    asked that question as if it were new."""
     generated = {name: share for name, share in mix.items() if name in FAMILIES}
     if not generated:
         raise ValueError(
@@ -149,6 +149,34 @@ def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> l
             "or set cold_start.num_demonstrations = 0"
         )
     return sample_tasks(generated, split="train", count=count, seed=seed, purpose="demonstrations")
+
+
+def cold_start_tasks(config: RunConfig) -> list[GeneratedTask]:
+    """The tasks that a recipe's demonstrations are played on, none that RL asks: with their plans, or for a teacher,
+    then fewer where a data set has no more. None for demonstrations from a file. Raises ValueError."""
+    settings, mix, seed = config.cold_start, config.envs.mix, config.seed
+    if isinstance(settings, TeacherConfig):
+        return _taught_tasks(mix, OwnSources.of(config), count=settings.num_demonstrations, seed=seed)
+    if isinstance(settings, FileConfig) or not settings.num_demonstrations:
+        return []
+    return demonstration_tasks(mix, count=settings.num_demonstrations, seed=seed)
+
+
+def _taught_tasks(mix: Mapping[str, float], own: OwnSources, *, count: int, seed: int) -> list[GeneratedTask]:
+    found: list[GeneratedTask] = []
+    for name, quota in shared_out(mix, count).items():
+        if name in FAMILIES:
+            drawn = sample_tasks({name: 1.0}, split="train", count=quota, seed=seed, purpose="demonstrations")
+            found += (replace(one, task=own.scored(one.task)) for one in drawn)
+        elif name in own.datasets:
+            tasks = own.tasks(name, "demonstrations") if quota else []
+            found += (GeneratedTask(task=task, plan=()) for task in _some(tasks, quota, seed))
+        elif quota:
+            raise ValueError(
+                f"a teacher is given tasks of envs.datasets and of generated families, and envs.mix names {name!r}; "
+                "name a source of your own for them, or use cold_start.type = 'file'"
+            )
+    return random.Random(f"demonstrations|{seed}").sample(found, len(found))
 
 
 def collection_tasks(

@@ -15,7 +15,7 @@ from rich.table import Table
 from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
-from ray_jobs.checks.driver import card_driver, too_old
+from ray_jobs.checks.machine import card_driver, too_old
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 MIN_MEMORY_GIB = 8

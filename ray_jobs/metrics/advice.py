@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from configs.loading import with_changes
 from configs.run import RunConfig
+from ray_jobs.checks.machine import check_machine
 from ray_jobs.metrics.bottleneck import LIMITS, Limit
 from ray_jobs.run.model_folder import PreflightError
-from ray_jobs.run.preflight import check_machine, check_recipe
+from ray_jobs.run.preflight import check_recipe
 
 Changes = Mapping[str, Any]
 

@@ -1,18 +1,25 @@
-"""The cold start: the policy imitates scripted demonstrations before RL."""
+"""The cold start: the policy imitates demonstrations before RL."""
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
-from envs.datasets.sampler import demonstration_tasks
+from configs.errors import UserError
+from configs.learner import FileConfig, OwnDemonstrationsConfig, PlansConfig, TeacherConfig
+from envs.datasets.sampler import cold_start_tasks
 from ray_jobs.run.run import Run
 from reward.scorers import score_answer
 from rollout.types import Trajectory
 
 
+class NoDemonstrationError(UserError):
+    """A teacher brought nothing that may be imitated; the message says why."""
+
+
 def cold_start(run: Run) -> Mapping[str, Any]:
-    """Supervised steps on scripted demonstrations, some wrong on purpose; then version 0 is published."""
+    """Supervised steps on demonstrations; then version 0 is published."""
     facts = run.finished("cold_start")
     if facts is None:
         facts = _imitate(run)
@@ -32,15 +39,13 @@ def load_cold_start(run: Run) -> None:
 
 def _imitate(run: Run) -> Mapping[str, Any]:
     settings = run.config.cold_start
-    tasks = (
-        demonstration_tasks(run.config.envs.mix, count=settings.num_demonstrations, seed=run.config.seed)
-        if settings.num_demonstrations
-        else []
-    )
-    with run.phase("cold_start", total=-(-len(tasks) // settings.batch_demonstrations)) as phase:
-        demonstrations = _play(run, tasks)
+    nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
+    with run.phase("cold_start", total=0 if nothing else None) as phase:
+        demonstrations = [] if nothing else _demonstrations(run)
+        phase.facts.update(_facts(demonstrations, settings))
         run.actors.ask_learner("begin_imitation")
-        batches = _cut(demonstrations, settings.batch_demonstrations)
+        batches = _batches(demonstrations, settings, run.config.seed)
+        phase.progress.expect(len(batches))
         for step, batch in enumerate(batches):
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
             rate = settings.learning_rate * (1 - step / len(batches))
@@ -48,22 +53,56 @@ def _imitate(run: Run) -> Mapping[str, Any]:
             run.log_metrics(step, result.metrics)
             phase.progress.advance(loss=result.metrics["cold_start/loss"])
         run.actors.ask_learner("save_checkpoint", run.folder.cold_start)
-        phase.facts.update(
-            num_demonstrations=len(demonstrations),
-            num_right=sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations),
-            wrong_share=settings.wrong_share,
-        )
     return phase.facts
 
 
-def _play(run: Run, tasks: Sequence[Any]) -> list[Trajectory]:
-    """The demonstrations, shuffled by their tasks' order. Raises when the tools failed in one of them."""
-    played = ray.get(run.actors.workers[0].demonstrate.remote(tasks, run.config.cold_start.wrong_share))
-    broken = [one.id for one in played if one.stop_reason != "answered"]
-    if broken:
+def _demonstrations(run: Run) -> list[Trajectory]:
+    """Raises NoDemonstrationError; and RuntimeError when the tools failed in a scripted one."""
+    settings = run.config.cold_start
+    played: list[Trajectory] = ray.get(run.actors.workers[0].demonstrate.remote(cold_start_tasks(run.config)))
+    if isinstance(settings, TeacherConfig):
+        kept, said = kept_demonstrations(played, settings.min_score)
+        run.tell(said)
+        return kept
+    if broken := [one.id for one in played if one.stop_reason != "answered"]:
         raise RuntimeError(f"{len(broken)} demonstrations did not reach their answer, first {broken[0]}")
-    return list(played)
+    return played
 
 
-def _cut(items: Sequence[Trajectory], size: int) -> list[Sequence[Trajectory]]:
+def kept_demonstrations(played: Sequence[Trajectory], min_score: float) -> tuple[list[Trajectory], str | None]:
+    """Those of a teacher that are good enough, and what to say of the others. Raises NoDemonstrationError where none
+    is."""
+    answered = [one for one in played if one.answer is not None]
+    kept = [one for one in answered if (score := score_answer(one.task, one.answer)) is not None and score >= min_score]
+    if len(kept) == len(played):
+        return kept, None
+    said = f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} score "
+    said += f"less than cold_start.min_score = {min_score:g}"
+    if len(answered) < len(played):
+        first = next(one for one in played if one.answer is None)
+        said += (
+            f", and {len(played) - len(answered)} failed, first {first.task.id}: {first.failure or first.stop_reason}"
+        )
+    if not kept:
+        raise NoDemonstrationError(f"there is nothing to imitate: {said}")
+    return kept, said
+
+
+def _facts(demonstrations: Sequence[Trajectory], settings: PlansConfig | OwnDemonstrationsConfig) -> dict[str, Any]:
+    facts: dict[str, Any] = {"num_demonstrations": len(demonstrations)}
+    if not isinstance(settings, FileConfig):
+        facts["num_right"] = sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations)
+    if isinstance(settings, PlansConfig):
+        facts["wrong_share"] = settings.wrong_share
+    return facts
+
+
+def _batches(
+    demonstrations: Sequence[Trajectory], settings: PlansConfig | OwnDemonstrationsConfig, seed: int
+) -> list[Sequence[Trajectory]]:
+    """Plans come in the order of their tasks, which is a random one; other demonstrations anew in every pass."""
+    size, items = settings.batch_demonstrations, list(demonstrations)
+    if isinstance(settings, OwnDemonstrationsConfig):
+        passes = (random.Random(f"imitation|{seed}|{number}") for number in range(settings.num_passes))
+        items = [one for rng in passes for one in rng.sample(items, len(items))]
     return [items[start : start + size] for start in range(0, len(items), size)]

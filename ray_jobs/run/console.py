@@ -93,6 +93,11 @@ class PhaseProgress:
         self._done_before += num
         self._bar.update(self._task, advance=num)
 
+    def expect(self, total: int) -> None:
+        """How much there is to do, where that shows only on the way."""
+        self._total = total
+        self._bar.update(self._task, total=total)
+
     def advance(self, num: int = 1, **fields: float | str) -> None:
         self._done += num
         now = time.monotonic()

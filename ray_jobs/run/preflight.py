@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
-from configs.cluster import RANK_SHARE
 from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
 from configs.learner import CustomLossConfig
@@ -20,7 +18,7 @@ from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from configs.wording import reason
-from ray_jobs.checks.driver import card_driver, too_old
+from ray_jobs.checks.machine import check_machine
 from ray_jobs.metrics.trackers import check_trackers
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm, resolve_model
 
@@ -80,93 +78,6 @@ def _values_of(table: Mapping[str, Any], key: str) -> list[str]:
 
 LARGEST_MERGED = 2_000_000_000
 """Weights of a model into which an engine on a card merges its adapters."""
-
-
-def check_machine(config: RunConfig) -> None:
-    """Whether this machine has the cores and the cards that the recipe asks for. Raises PreflightError."""
-    if config.cluster.joined is not None:
-        # On a cluster that exists already this machine says nothing about where models run.
-        return
-    ranks, engines = config.learner.num_workers, config.rollout.num_workers
-    devices = [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
-    with_prm = config.reward.prm is not None
-    cores = len(os.sched_getaffinity(0))
-    for name, threads in (
-        ("rollout.engine.num_threads", config.rollout.engine.num_threads),
-        ("learner.num_threads", config.learner.num_threads),
-        *([("prm.num_threads", config.prm.num_threads)] if with_prm else []),
-    ):
-        if threads > cores and "cuda" not in devices:
-            raise PreflightError(f"{name} = {threads} is more than this machine's {cores} cores; set {name}={cores}")
-    # Ray waits without an end for places that a machine does not have.
-    places = max(2, os.cpu_count() or 1)
-    if len(devices) > places:
-        raise PreflightError(
-            f"rollout.num_workers = {engines} and the learner need {len(devices)} CPU cores, "
-            f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
-        )
-    wants_card = "cuda" in devices or (with_prm and config.prm.device == "cuda")
-    driver = card_driver() if wants_card else None
-    if driver and (old := too_old(driver)):
-        raise PreflightError(f"{old}, or use a CPU recipe")
-    num_gpus = _num_gpus() if wants_card else 0
-    if wants_card and num_gpus == 0:
-        raise PreflightError(
-            "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
-            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
-        )
-    spread = config.rollout.engine.tensor_parallel
-    for key, cards in (
-        ("rollout.engine.tensor_parallel", spread),
-        ("learner.num_workers", ranks if config.learner.device == "cuda" else 1),
-    ):
-        if cards > max(1, num_gpus):
-            raise PreflightError(
-                f"{key} = {cards} needs as many cards, this machine has {num_gpus}; set {key}={num_gpus}"
-            )
-    if wants_card:
-        _check_shares(config, num_gpus)
-
-
-def _check_shares(config: RunConfig, num_gpus: int) -> None:
-    """Whether every process finds its share of a card. Ray would wait for one without an end. Raises PreflightError."""
-    engines = config.rollout.num_workers
-    if _fit(_shares(config, engines), num_gpus):
-        return
-    most = max((count for count in range(engines) if _fit(_shares(config, count), num_gpus)), default=0)
-    told = ", ".join(f"{name} {share:g}" for name, share in _shares(config, engines))
-    cure = f"set rollout.num_workers to at most {most}" if most else "lower card.learner, card.engine or card.prm"
-    raise PreflightError(f"shares of cards ({told}) do not fit on this machine's {num_gpus}; {cure}")
-
-
-def _shares(config: RunConfig, num_engines: int) -> list[tuple[str, float]]:
-    """What each process claims of one card; an engine over several cards claims each of them."""
-    card, ranks, spread = config.card, config.learner.num_workers, config.rollout.engine.tensor_parallel
-    engine = [("engine", card.engine if spread == 1 else 1.0)] * spread
-    if config.shares_card:
-        return [("shared card", 1.0), *engine * (num_engines - 1)]
-    shares = [*[("learner", card.learner if ranks == 1 else RANK_SHARE)] * ranks] * (config.learner.device == "cuda")
-    shares += engine * num_engines * (config.rollout.engine.device == "cuda")
-    return shares + [("PRM", card.prm)] * (config.reward.prm is not None and config.prm.device == "cuda")
-
-
-def _fit(shares: Sequence[tuple[str, float]], num_gpus: int) -> bool:
-    """Each on the first card that has room for it, the largest first."""
-    free = [1.0] * num_gpus
-    for _, share in sorted(shares, key=lambda one: -one[1]):
-        place = next((number for number, room in enumerate(free) if room >= share - 1e-9), None)
-        if place is None:
-            return False
-        free[place] -= share
-    return True
-
-
-def _num_gpus() -> int:
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
 
 
 if TYPE_CHECKING:
@@ -396,7 +307,7 @@ def _check_run_folder(config: RunConfig) -> None:
 def _check_tasks(config: RunConfig, *, training: bool) -> None:
     """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
     from envs.datasets.module import OwnSources
-    from envs.datasets.sampler import demonstration_tasks, held_out_tasks, training_tasks
+    from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
 
     mix, seed = config.envs.mix, config.seed
     path = Path(config.envs.data_path) if config.envs.data_path else None
@@ -407,8 +318,8 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
             training_tasks(config)
         _check_own_answers({*mix, *config.evaluation_mix}, path)
         _check_own_scorers({*mix, *config.evaluation_mix}, own)
-        if training and config.cold_start.num_demonstrations:
-            demonstration_tasks(mix, count=config.cold_start.num_demonstrations, seed=seed)
+        if training:
+            cold_start_tasks(config)
     except (ValueError, OSError, KeyError) as error:
         held_out = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
         raise PreflightError(
@@ -437,9 +348,11 @@ def _check_own_code(config: RunConfig) -> None:
 
         scorer_of(config.reward.scorer)
     if not isinstance(config.agent, PlannerAgentConfig):
+        from rollout.agent.demonstrations import check_demonstrations
         from rollout.agent.own import build_solving
 
         build_solving(config.agent, config.code_path)
+        check_demonstrations(config.cold_start)
 
 
 def _check_own_scorers(names: set[str], own: "OwnSources") -> None:

@@ -17,7 +17,7 @@ from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
-from rollout.engines.engine import Engine
+from rollout.endpoint.writer import Writer
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:
@@ -108,27 +108,24 @@ class OwnAgent:
         solving: Solving,
         endpoint: Endpoint,
         *,
-        engine: Engine,
+        writer: Callable[[Task, str], Writer],
         chat: ChatFormat,
         rules: Rules,
-        temperature: float,
         timeout_s: float,
     ) -> None:
+        """`writer` gives each attempt, by its task and its trajectory's id, whoever replies in it."""
         self._solving = solving
         self._endpoint = endpoint
-        self._engine = engine
+        self._writer = writer
         self._chat = chat
         self._rules = rules
-        self._temperature = temperature
         self._timeout_s = timeout_s
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
         """One attempt to its end. An agent that fails, or is not done in time, leaves it unscored."""
-        attempt = Attempt(
-            self._engine, self._chat, self._rules, trajectory_id=trajectory_id, temperature=self._temperature
-        )
+        attempt = Attempt(self._writer(task, trajectory_id), self._chat, self._rules)
         await self._endpoint.admit(attempt)
         answer, wrong = None, None
         try:
@@ -138,7 +135,6 @@ class OwnAgent:
         finally:
             self._endpoint.dismiss(attempt)
             turns = await attempt.end()
-            self._engine.release(trajectory_id)
         if on_turn:
             for turn in turns:
                 on_turn(turn)
@@ -189,30 +185,27 @@ def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
 
 
 def build_own_agent(
-    config: RunConfig,
-    solving: Solving,
-    endpoint: Endpoint,
-    *,
-    engine: Engine,
-    chat: ChatFormat,
-    temperature: float,
+    config: RunConfig, solving: Solving, endpoint: Endpoint, *, writer: Callable[[Task, str], Writer], chat: ChatFormat
 ) -> OwnAgent:
-    """The agent that a run's configuration names, sampling at `temperature` (0: greedy)."""
+    """The agent that a run's configuration names, with `writer` to reply in each of its attempts."""
+    return OwnAgent(
+        solving,
+        endpoint,
+        writer=writer,
+        chat=chat,
+        rules=rules_of(config),
+        timeout_s=config.rollout.episode_timeout_s,
+    )
+
+
+def rules_of(config: RunConfig) -> Rules:
+    """What attempts of this run may ask."""
     agent, rollout = config.agent, config.rollout
     assert not isinstance(agent, PlannerAgentConfig)
-    rules = Rules(
+    return Rules(
         model=agent.model,
         temperature=rollout.temperature,
         override=agent.sampling == "override",
         max_tokens=rollout.max_turn_tokens,
         max_context_tokens=rollout.engine.max_model_len,
-    )
-    return OwnAgent(
-        solving,
-        endpoint,
-        engine=engine,
-        chat=chat,
-        rules=rules,
-        temperature=temperature,
-        timeout_s=rollout.episode_timeout_s,
     )

@@ -10,8 +10,7 @@ from rollout.chat import ChatFormat, ChatTemplateError
 from rollout.endpoint.conversation import Conversations, Prompt, Recorded
 from rollout.endpoint.messages import Said, read_reply
 from rollout.endpoint.request import Asked, Refused, Rules
-from rollout.engines.engine import Engine, EngineError, GenerationRequest
-from rollout.engines.wrappers import stream_seed
+from rollout.endpoint.writer import Writer, WriterError
 from rollout.types import Completion, Turn
 
 ENDED = "this attempt has ended and was judged; a call after that cannot count"
@@ -74,20 +73,15 @@ class Call:
 
 
 class Attempt:
-    """Has a key of its own, by which its calls are known. It samples at `temperature`, which is the recipe's in
-    training and 0 in an evaluation."""
+    """Has a key of its own, by which its calls are known."""
 
-    def __init__(
-        self, engine: Engine, chat: ChatFormat, rules: Rules, *, trajectory_id: str, temperature: float
-    ) -> None:
+    def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules) -> None:
         self.rules = rules
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: str | None = None
         self.out_of_context = False
         self.broken: str | None = None
-        self._engine = engine
-        self._temperature = temperature
-        self._trajectory_id = trajectory_id
+        self._writer = writer
         self._conversations = Conversations(chat)
         self._calls: list[Call] = []
         self._by_name: dict[str, Call] = {}
@@ -115,12 +109,13 @@ class Attempt:
             raise Refused(ENDED, status=403, code="attempt_ended")
 
     async def end(self) -> list[Turn]:
-        """No call counts from now on; what is still sampled is dropped. The turns, in the order in which they were
+        """No call counts from now on; what is still written is dropped. The turns, in the order in which they were
         asked for."""
         self._ended = True
         for call in self._calls:
             call.answering.cancel()
         await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
+        self._writer.release()
         return [turn for call in self._calls if (turn := call.turn()) is not None]
 
     def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
@@ -164,19 +159,9 @@ class Attempt:
     async def _sample(self, asked: Asked, prompt: Prompt, max_tokens: int, number: int) -> Reply:
         started = time.perf_counter()
         try:
-            completion = await self._engine.generate(
-                GenerationRequest(
-                    trajectory_id=self._trajectory_id,
-                    prompt_token_ids=prompt.token_ids,
-                    max_tokens=max_tokens,
-                    temperature=self._temperature,
-                    grammar=asked.grammar,
-                    seed=None if asked.seed is None else stream_seed(self._trajectory_id, asked.seed),
-                    stop=asked.stop,
-                )
-            )
-        except EngineError as error:
-            self.broken = f"the engine failed: {error}"
+            completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
+        except WriterError as error:
+            self.broken = str(error)
             raise Refused(str(error), status=503, code="engine_failed") from error
         except ValueError as error:
             raise Refused(str(error)) from error

@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs.learner import FileConfig, TeacherConfig
 from configs.loading import ConfigError, load_run_config
 from configs.rollout import CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 
@@ -21,6 +22,21 @@ def test_a_function_or_a_command_says_by_its_key_what_it_is():
     assert command.names_code
 
 
+def test_a_cold_start_says_by_its_key_where_its_demonstrations_are_from():
+    own = ["agent.function=mine:solve", "reward.credit=outcome"]
+    taught = load_run_config(None, [*own, "cold_start.function=mine:teach"]).cold_start
+    assert taught == TeacherConfig(function="mine:teach")
+    recorded = load_run_config(None, [*own, "cold_start.path=chats.jsonl", "cold_start.num_passes=3"]).cold_start
+    assert recorded == FileConfig(path="chats.jsonl", num_passes=3)
+    with pytest.raises(ConfigError, match=r"type = 'teacher' has .* 'plans' has it"):
+        load_run_config(None, [*own, "cold_start.function=mine:teach", "cold_start.wrong_share=0.5"])
+
+
+def test_the_planner_has_no_teacher():
+    with pytest.raises(ConfigError, match=r"cold_start\.type = 'teacher' needs an agent of your own"):
+        load_run_config(None, ["cold_start.function=mine:teach"])
+
+
 def test_not_both():
     with pytest.raises(ConfigError, match=r"unknown key 'agent\.command': type = 'function' has"):
         load_run_config(None, ["agent.function=mine:solve", "agent.command=python mine.py", *ALONE])
@@ -30,7 +46,7 @@ def test_not_both():
     ("override", "says"),
     [
         ("reward.credit=outcome_gated", "needs reward.credit = outcome: a PRM scores the planner's decisions"),
-        ("cold_start.num_demonstrations=8", "needs cold_start.num_demonstrations = 0: only the planner plays plans"),
+        ("cold_start.num_demonstrations=8", "needs cold_start.type = 'teacher' or 'file', or cold_start.num_demon"),
         ("rollout.restarts=random", "needs rollout.restarts = none: only the planner's turns are repeated"),
         ("memory=in_process", "needs memory = none: only the planner reads hints"),
         ("pipeline_depth=0", "needs rollout.lockstep = false: nobody knows at pipeline_depth 0"),

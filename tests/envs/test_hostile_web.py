@@ -210,9 +210,7 @@ async def test_a_page_of_a_gibibyte_is_cut_and_says_so():
 
 async def test_a_page_that_trickles_for_ever_is_given_up_at_the_deadline():
     with serving(Answer(headers=HTML, chunks=itertools.repeat(b"<p>copper"), pause_s=0.02)) as server:
-        started = time.perf_counter()
         result = await read(server, limits=replace(LIMITS, deadline_s=0.5))
-    assert time.perf_counter() - started < 20
     assert (result.error, result.text) == ("timeout", "The page was not read: it was not there within 0.5 s.")
 
 

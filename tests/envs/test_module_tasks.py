@@ -7,7 +7,7 @@ from configs.loading import load_run_config
 from configs.own import OwnCodeError
 from configs.reward import CollectConfig
 from envs.datasets.module import OwnSources, module_tasks
-from envs.datasets.sampler import collection_tasks, held_out_tasks, never_trained_on, training_tasks
+from envs.datasets.sampler import cold_start_tasks, collection_tasks, held_out_tasks, never_trained_on, training_tasks
 from envs.types import Task
 from rollout.records import trajectory_of, trajectory_record
 from rollout.types import Trajectory
@@ -82,10 +82,35 @@ def test_rows_become_tasks_with_ids_and_further_columns():
 
 def test_the_questions_decide_what_is_for_training_evaluation_and_the_prm():
     found = module_tasks("mine", source("load"))
-    assert {part: len(tasks) > 0 for part, tasks in found.items()} == {"train": True, "eval": True, "prm": True}
+    assert [part for part, tasks in found.items() if tasks] == ["train", "eval", "prm"]
     questions = [{task.question for task in tasks} for tasks in found.values()]
     assert sum(map(len, questions)) == len(set.union(*questions)) == 80
     assert len(found["prm"]) < len(found["train"]) < len(found["eval"]) + len(found["train"])
+
+
+def test_a_teacher_gets_tasks_that_rl_would_have_had_without_it():
+    without, found = module_tasks("mine", source("load")), module_tasks("mine", source("load"), with_teacher=True)
+    assert {task.id for part in ("train", "demonstrations") for task in found[part]} == {
+        task.id for task in without["train"]
+    }
+    assert found["train"]
+    assert found["demonstrations"]
+    assert (found["eval"], found["prm"]) == (without["eval"], without["prm"])
+
+
+def test_a_teachers_tasks_are_none_that_rl_asks_and_have_the_recipes_scorer():
+    alone = ["agent.function=mine:solve", "reward.credit=outcome", "cold_start.function=mine:teach"]
+    config = config_of("load", *alone, "cold_start.num_demonstrations=6")
+    demonstrated, sampler = cold_start_tasks(config), training_tasks(config)
+    assert len({one.task.id for one in demonstrated}) == 6
+    assert not {one.task.id for one in demonstrated} & {sampler.task(ordinal).id for ordinal in range(100)}
+    assert {(one.task.scorer, one.plan) for one in demonstrated} == {("some:one", ())}
+
+
+def test_a_teacher_needs_tasks_of_a_source_of_ones_own():
+    alone = ["agent.function=mine:solve", "reward.credit=outcome", "cold_start.function=mine:teach"]
+    with pytest.raises(ValueError, match=r"a teacher is given tasks of envs\.datasets .* envs\.mix names 'game24'"):
+        cold_start_tasks(load_run_config(None, ["envs.mix={game24=1.0}", *alone]))
 
 
 def test_a_split_of_ones_own_is_kept_and_no_column():
@@ -93,6 +118,7 @@ def test_a_split_of_ones_own_is_kept_and_no_column():
     assert {part: [task.id for task in tasks] for part, tasks in found.items()} == {
         "train": ["mine-a"],
         "eval": ["mine-b"],
+        "demonstrations": [],
         "prm": ["mine-c"],
     }
     assert found["eval"][0].answer == "y\nz"

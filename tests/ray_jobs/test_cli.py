@@ -102,7 +102,7 @@ def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    monkeypatch.setattr("ray_jobs.run.preflight._num_gpus", lambda: 0)
+    monkeypatch.setattr("ray_jobs.checks.machine._num_gpus", lambda: 0)
     assert main(["train", *map(str, arguments), f"output_dir={tmp_path}/runs"]) == 2
     said_by_us = capsys.readouterr()
     lines = said_by_us.err.strip().splitlines()

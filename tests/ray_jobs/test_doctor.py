@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.checks import doctor
-from ray_jobs.checks.driver import MIN_DRIVER
+from ray_jobs.checks.machine import MIN_DRIVER
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
-from ray_jobs.run import model_folder
-from ray_jobs.run import preflight as machine
+from ray_jobs.checks import machine
+from ray_jobs.run import model_folder, preflight
 from ray_jobs.run.model_folder import SMALL_FILES, resolve_model
 from ray_jobs.run.preflight import (
     PreflightError,
@@ -247,11 +247,11 @@ def test_a_large_model_on_a_card_is_not_merged_anew_for_every_version(config, tm
     large = (f"model.path={tmp_path}", "rollout.engine.device=cuda")
     if refused:
         with pytest.raises(PreflightError, match=r"8,190,735,360 .* set rollout\.engine\.adapter_mode=native"):
-            machine._check_merging(config(*large))
+            preflight._check_merging(config(*large))
     else:
-        machine._check_merging(config(*large))
-    machine._check_merging(config(*large, "rollout.engine.adapter_mode=native"))
-    machine._check_merging(config(*large, "rollout.engine.device=cpu"))
+        preflight._check_merging(config(*large))
+    preflight._check_merging(config(*large, "rollout.engine.adapter_mode=native"))
+    preflight._check_merging(config(*large, "rollout.engine.device=cpu"))
 
 
 def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):

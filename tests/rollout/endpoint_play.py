@@ -11,6 +11,7 @@ from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
+from rollout.endpoint.writer import EngineWriter
 
 RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000)
 ADD = {
@@ -60,15 +61,15 @@ def new_client(endpoint, **more):
     return openai.AsyncOpenAI(**({"base_url": endpoint.base_url, "http_client": connections, "max_retries": 0} | more))
 
 
-def new_attempt(engine, rules=RULES, temperature=0.7):
+def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0"):
     chat = ChatFormat(ScriptedTokenizer())
-    return Attempt(engine, chat, rules, trajectory_id="g/0", temperature=temperature)
+    return Attempt(EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature), chat, rules)
 
 
 @asynccontextmanager
-async def play(*texts, rules=RULES, engine=None, temperature=0.7):
+async def play(*texts, rules=RULES, engine=None, **more):
     engine = engine or ScriptedEngine(texts)
-    attempt, endpoint = new_attempt(engine, rules, temperature), Endpoint()
+    attempt, endpoint = new_attempt(engine, rules, **more), Endpoint()
     await endpoint.admit(attempt)
     async with new_client(endpoint, api_key=attempt.key) as client:
         yield Play(engine, endpoint, attempt, client)

@@ -156,8 +156,7 @@ async def test_a_clients_seed_differs_between_attempts_and_comes_again_in_each()
         await p.ask(user("2"), seed=5)
         assert p.engine.requests[0].seed == p.engine.requests[1].seed is not None
         drawn = p.engine.requests[0].seed
-    async with play("c") as p:
-        p.attempt._trajectory_id = "g/1"
+    async with play("c", trajectory_id="g/1") as p:
         await p.ask(user("1"), seed=5)
         assert p.engine.requests[0].seed not in (5, drawn)
 

@@ -20,6 +20,7 @@ from rollout.agent.own import CommandSolving, FunctionSolving, OwnAgent, load_ag
 from rollout.agent.program import Program, ProgramError
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
+from rollout.endpoint.writer import EngineWriter
 from rollout.engines.engine import EngineError
 
 FUNCTIONS = """
@@ -97,14 +98,13 @@ def program(tmp_path):
 
 
 async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
-    endpoint = Endpoint()
+    endpoint, engine = Endpoint(), engine or ScriptedEngine(texts)
     agent = OwnAgent(
         solving,
         endpoint,
-        engine=engine or ScriptedEngine(texts),
+        writer=lambda task, own_id: EngineWriter(engine, trajectory_id=own_id, temperature=0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
-        temperature=0.7,
         timeout_s=timeout_s,
     )
     trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)

@@ -3,6 +3,7 @@
 import pytest
 
 from configs.loading import load_run_config
+from envs.datasets.generated import GeneratedTask
 from envs.types import Task
 
 pytestmark = pytest.mark.slow
@@ -27,14 +28,27 @@ async def solve(task, client):
 """
 
 
+TEACHER = """
+async def teach(task, messages, tools):
+    if messages[-1]["role"] == "tool":
+        return "It is " + messages[-1]["content"]
+    if not tools or len(messages) > 1:
+        return "bread and"
+    function = {"name": "add", "arguments": '{"a": 4}'}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+"""
+
+
 @pytest.fixture
 def worker(model_path, tmp_path, monkeypatch):
     from rollout.worker import Worker
 
-    (tmp_path / "agent_of_the_engine_test.py").write_text(AGENT)
+    (tmp_path / "agent_of_the_engine_test.py").write_text(AGENT + TEACHER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = ["agent.function=agent_of_the_engine_test:solve", "reward.credit=outcome", "cold_start.num_demonstrations=0"]
-    config = load_run_config(None, [*own, "rollout.max_turn_tokens=48"])
+    own = ["agent.function=agent_of_the_engine_test:solve", "cold_start.function=agent_of_the_engine_test:teach"]
+    config = load_run_config(
+        None, [*own, "reward.credit=outcome", "rollout.max_turn_tokens=48", "rollout.episode_timeout_s=3600"]
+    )
     worker = Worker(config, model_path, index=0)
     yield worker
     worker.close()
@@ -59,3 +73,25 @@ async def test_group_of_an_own_agent_is_what_the_engine_sampled(worker, learner)
         assert trained == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
         # Raises where a token does not follow the grammar that it was sampled under.
         assert learner.policy.logprobs(samples).shape[0] == 3
+
+
+async def test_what_a_teacher_says_is_imitated_token_by_token(worker, learner):
+    from learner.samples import samples_of
+
+    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
+    [trajectory] = await worker.demonstrate([GeneratedTask(task=task, plan=())])
+    assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
+    texts = [turn.completion.text for turn in trajectory.turns]
+    assert texts == [
+        '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call>',
+        "It is 4",
+        "bread and",
+        "br",
+    ]
+    said = [worker._own_chat._tokenizer.decode(turn.completion.token_ids) for turn in trajectory.turns]
+    assert said[1] == "It is 4<|im_end|>"
+    assert said[3] == "bre"
+    samples = samples_of(trajectory, [1.0] * 4, temperature=1.0)
+    learner.reset_optimizer(1e-3)
+    losses = [learner.imitate_step(samples, learning_rate=1e-3).metrics["cold_start/loss"] for _ in range(3)]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,109 @@
+"""Demonstrations for an agent of one's own: a teacher's, and recorded ones."""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from configs.learner import ColdStartConfig, FileConfig, TeacherConfig
+from configs.own import OwnCodeError, own_function
+from envs.types import Task
+from rollout.chat import ChatFormat
+from rollout.endpoint.attempt import Attempt
+from rollout.endpoint.messages import MessageError, said_of
+from rollout.endpoint.request import Refused, Rules, read_request
+from rollout.endpoint.writer import RecordedWriter, Teach
+from rollout.types import Trajectory
+
+OWN_ID = "demonstration/{}"
+GROUP_ID = "demonstrations"
+
+
+class RecordingError(UserError):
+    """A file of conversations that cannot be imitated; the message names file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages and tools of OpenAI's chat protocol. `place` is its file and line."""
+
+    place: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+
+
+def load_teacher(config: TeacherConfig) -> Teach:
+    """Raises OwnCodeError."""
+    function: Teach = own_function(config.function, key="cold_start.function", takes="task, messages, tools")
+    if not inspect.iscoroutinefunction(function):
+        raise OwnCodeError(f"cold_start.function: '{config.function}' is no async function; write `async def`")
+    return function
+
+
+def read_conversations(path: str) -> list[Conversation]:
+    """Those of a file with one JSON object a line. Raises RecordingError."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordingError(f"cold_start.path = '{path}' cannot be read: {error}") from None
+    found = [
+        _conversation(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
+    ]
+    if not found:
+        raise RecordingError(f"cold_start.path = '{path}' holds no conversation; write one JSON object a line")
+    return found
+
+
+def _conversation(line: str, place: str) -> Conversation:
+    try:
+        row = json.loads(line)
+        messages, tools = row["messages"], row.get("tools") or []
+        said = said_of(messages)
+    except (ValueError, TypeError, KeyError, AttributeError, MessageError) as error:
+        raise RecordingError(f"{place}: must be an object with 'messages': {error}") from None
+    if all(one.role != "assistant" for one in said):
+        raise RecordingError(f"{place}: has no message of the assistant, so there is nothing to imitate")
+    if not tools and any(one.calls for one in said):
+        raise RecordingError(f"{place}: calls functions and names none in 'tools'")
+    return Conversation(place=place, messages=messages, tools=tools)
+
+
+def check_demonstrations(config: ColdStartConfig) -> None:
+    """Whether there is what a recipe imitates. Raises OwnCodeError and RecordingError."""
+    if isinstance(config, TeacherConfig):
+        load_teacher(config)
+    elif isinstance(config, FileConfig):
+        read_conversations(config.path)
+
+
+async def recorded_trajectory(conversation: Conversation, number: int, chat: ChatFormat, rules: Rules) -> Trajectory:
+    """A conversation as if the policy had said what the assistant says. Raises RecordingError."""
+    messages = conversation.messages
+    places = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
+    attempt = Attempt(RecordedWriter([messages[index] for index in places], chat), chat, rules)
+    try:
+        for index in places:
+            body = {"model": rules.model, "messages": messages[:index], "tools": conversation.tools}
+            call = attempt.call(read_request(body, rules))
+            await call.reply()
+            call.delivered = True
+    except Refused as error:
+        raise RecordingError(f"{conversation.place}: {error}") from None
+    finally:
+        turns = await attempt.end()
+    answer = turns[-1].completion.text
+    return Trajectory(
+        id=OWN_ID.format(number),
+        group_id=GROUP_ID,
+        task=Task(id=conversation.place, dataset="recorded", question=_first_words(messages), answer=answer),
+        turns=tuple(turns),
+        answer=answer,
+        stop_reason="answered",
+    )
+
+
+def _first_words(messages: Sequence[Mapping[str, Any]]) -> str:
+    return next((str(one["content"]) for one in messages if one["role"] == "user"), "")

@@ -1,0 +1,182 @@
+"""Who writes the replies of an attempt: the engine, a teacher, or whoever is on record."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from configs.own import failure
+from envs.types import Task
+from rollout.chat import ChatFormat
+from rollout.endpoint.messages import FunctionCall, Said, as_openai
+from rollout.endpoint.request import Asked
+from rollout.engines.engine import Engine, EngineError, GenerationRequest
+from rollout.engines.wrappers import stream_seed
+from rollout.types import Completion
+
+Message = dict[str, Any]
+Teach = Callable[[Task, list[Message], list[Message]], Awaitable[object]]
+"""A reply, as a text or a message of OpenAI's chat protocol, to these messages with these tools."""
+
+
+class WriterError(RuntimeError):
+    """There is no reply; the message says whose fault that is."""
+
+
+class Writer(Protocol):
+    async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        """Raises WriterError, and ValueError for what cannot be asked."""
+        ...
+
+    def release(self) -> None:
+        """Nothing more is asked."""
+        ...
+
+
+class EngineWriter:
+    """Samples with the policy."""
+
+    def __init__(self, engine: Engine, *, trajectory_id: str, temperature: float) -> None:
+        self._engine = engine
+        self._trajectory_id = trajectory_id
+        self._temperature = temperature
+
+    async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        try:
+            return await self._engine.generate(
+                GenerationRequest(
+                    trajectory_id=self._trajectory_id,
+                    prompt_token_ids=prompt_token_ids,
+                    max_tokens=max_tokens,
+                    temperature=self._temperature,
+                    grammar=asked.grammar,
+                    seed=None if asked.seed is None else stream_seed(self._trajectory_id, asked.seed),
+                    stop=asked.stop,
+                )
+            )
+        except EngineError as error:
+            raise WriterError(f"the engine failed: {error}") from error
+
+    def release(self) -> None:
+        self._engine.release(self._trajectory_id)
+
+
+class TeacherWriter:
+    """Asks a function of one's own what the policy should say."""
+
+    def __init__(self, teach: Teach, name: str, task: Task, chat: ChatFormat) -> None:
+        self._teach = teach
+        self._name = name
+        self._task = task
+        self._chat = chat
+
+    async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        tools = [{"type": "function", "function": json.loads(tool)} for tool in asked.tools]
+        try:
+            reply = await self._teach(self._task, openai_messages(asked.messages), tools)
+        except Exception as error:
+            raise WriterError(f"the teacher '{self._name}' failed with {failure(error)}") from error
+        try:
+            return completion_of(reply_text(reply), asked, self._chat, max_tokens)
+        except ValueError as error:
+            raise WriterError(f"what the teacher '{self._name}' replied to {self._task.id} {error}") from error
+
+    def release(self) -> None:
+        """A function keeps nothing for an attempt."""
+
+
+class RecordedWriter:
+    """Repeats recorded messages of the assistant, one a call."""
+
+    def __init__(self, replies: Iterable[Mapping[str, Any]], chat: ChatFormat) -> None:
+        self._replies = iter(replies)
+        self._chat = chat
+        self._turn = asyncio.Lock()
+
+    async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        try:
+            return completion_of(reply_text(next(self._replies)), asked, self._chat, max_tokens)
+        except ValueError as error:
+            raise WriterError(f"the assistant's message {error}") from error
+
+    def release(self) -> None:
+        """A record keeps nothing for an attempt."""
+
+
+def completion_of(text: str, asked: Asked, chat: ChatFormat, max_tokens: int) -> Completion:
+    """A text as if the policy had sampled it. Raises ValueError where the policy could not, for the end of a
+    sentence."""
+    cuts = [(start + len(stop), start) for stop in asked.stop if (start := text.find(stop)) >= 0]
+    end, kept = min(cuts, default=(len(text), len(text)))
+    token_ids = chat.encode_completion(text[:end])
+    token_ids = token_ids[:-1] if cuts else token_ids
+    if len(token_ids) > max_tokens:
+        raise ValueError(
+            f"has {len(token_ids)} tokens, and the policy may write {max_tokens}; shorten it, or raise "
+            "rollout.max_turn_tokens"
+        )
+    if asked.grammar is not None and not _follows(text, asked.grammar):
+        raise ValueError(f"is not what the request demands by tool_choice or response_format: {text!r:.200}")
+    return Completion(
+        token_ids=token_ids,
+        logprobs=(0.0,) * len(token_ids),
+        text=text[:kept],
+        finish_reason="stop",
+        policy_version=0,
+    )
+
+
+def reply_text(reply: object) -> str:
+    """A reply as the policy would write it; `reply` is a text, or a message of OpenAI's chat protocol as a table or as
+    its client's object. Raises ValueError, for the end of a sentence."""
+    if isinstance(reply, str):
+        return reply
+    dump = getattr(reply, "model_dump", None)
+    message = dump() if callable(dump) else reply
+    if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
+        raise ValueError(f"must be a text or a message of the assistant, got a {type(reply).__name__}")
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        raise ValueError(f"must have a text as content, got a {type(content).__name__}")
+    return "\n".join(part for part in (content, *map(_call_text, message.get("tool_calls") or ())) if part)
+
+
+def _call_text(call: Any) -> str:
+    try:
+        function = call["function"]
+        name, arguments = function["name"], json.loads(function["arguments"])
+    except (TypeError, KeyError, ValueError):
+        raise ValueError("must call functions by a name and arguments as JSON") from None
+    return FunctionCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False)).text
+
+
+def openai_messages(messages: Sequence[Said]) -> list[Message]:
+    """The messages of a request as OpenAI's chat protocol has them. Results belong to the open calls in their order."""
+    found: list[Message] = []
+    open_calls: list[str] = []
+    for said in messages:
+        if said.role == "assistant":
+            found.append(as_openai(said))
+            open_calls = [call["id"] for call in found[-1].get("tool_calls", ())]
+        elif said.role == "tool":
+            own_id = open_calls.pop(0) if open_calls else "call_unknown"
+            found.append({"role": "tool", "tool_call_id": own_id, "content": said.content})
+        else:
+            found.append({"role": said.role, "content": said.content})
+    return found
+
+
+def _follows(text: str, grammar: str) -> bool:
+    from xgrammar import GrammarMatcher
+
+    matcher = GrammarMatcher(_compiled(grammar))
+    return bool(matcher.accept_string(text) and matcher.is_completed())
+
+
+@lru_cache(maxsize=64)
+def _compiled(grammar: str) -> Any:
+    """For texts, whatever their tokens."""
+    from xgrammar import GrammarCompiler, TokenizerInfo
+
+    return GrammarCompiler(TokenizerInfo([])).compile_grammar(grammar)

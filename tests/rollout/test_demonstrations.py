@@ -1,0 +1,187 @@
+"""Demonstrations of an agent of one's own: what a teacher or a file says becomes what the policy would have sampled."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from endpoint_play import ADD, RULES, called, user
+from scripted import ScriptedTokenizer, make_task, text_of
+
+from configs.learner import TeacherConfig
+from configs.own import OwnCodeError
+from ray_jobs.phases.cold_start import NoDemonstrationError, kept_demonstrations
+from rollout.agent.demonstrations import RecordingError, load_teacher, read_conversations, recorded_trajectory
+from rollout.chat import ChatFormat
+from rollout.endpoint.request import read_request
+from rollout.endpoint.writer import TeacherWriter, WriterError, openai_messages, reply_text
+from rollout.types import Trajectory
+
+CHAT = ChatFormat(ScriptedTokenizer())
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def asked(*messages, **more):
+    return read_request({"model": "policy", "messages": list(messages), **more}, RULES)
+
+
+async def written(reply, request, max_tokens=64):
+    heard = []
+
+    async def teach(task, messages, tools):
+        heard.append((task, messages, tools))
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    completion = await TeacherWriter(teach, "mine:teach", make_task(), CHAT).write(request, (), max_tokens)
+    return completion, heard
+
+
+async def test_a_teachers_text_ends_as_a_sampled_one_does():
+    completion, _ = await written("42", asked(user("6*7?")))
+    assert (text_of(completion.token_ids), completion.text, completion.finish_reason) == ("42<e>", "42", "stop")
+    assert completion.logprobs == (0.0, 0.0, 0.0)
+
+
+async def test_a_teacher_is_told_the_task_with_its_answer_the_messages_and_the_tools():
+    calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "2"}
+    _, [(task, messages, tools)] = await written("2", asked(user("?"), calls, result, tools=[ADD]))
+    assert task.answer == "42"
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
+    assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
+    assert tools == [ADD]
+
+
+async def test_a_called_function_is_written_as_the_policy_writes_it():
+    message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    completion, _ = await written(message, asked(user("?"), tools=[ADD]), max_tokens=200)
+    assert completion.text == called('{"a": 1}')
+
+
+async def test_a_reply_ends_with_the_first_text_that_stops_it():
+    completion, _ = await written("one. two; three", asked(user("?"), stop=[";", "."]))
+    assert (text_of(completion.token_ids), completion.text) == ("one.", "one")
+
+
+@pytest.mark.parametrize(
+    ("reply", "more", "says"),
+    [
+        ("x" * 80, {}, r"has 81 tokens, and the policy may write 64; shorten it, or raise rollout\.max_turn_tokens"),
+        ("no JSON", {"response_format": {"type": "json_object"}}, r"is not what the request demands .* 'no JSON'"),
+        (3, {}, "must be a text or a message of the assistant, got a int"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}, {}, "must call functions by a name"),
+        (
+            KeyError("x"),
+            {},
+            r"'mine:teach' failed with KeyError: 'x' \(test_demonstrations\.py, line \d+\)",
+        ),
+    ],
+)
+async def test_what_the_policy_could_not_have_sampled_is_no_demonstration(reply, more, says):
+    with pytest.raises(WriterError, match=says):
+        await written(reply, asked(user("?"), **more))
+
+
+async def test_json_that_a_request_demands_is_taken():
+    completion, _ = await written('{"a": 1}', asked(user("?"), response_format={"type": "json_object"}))
+    assert completion.text == '{"a": 1}'
+
+
+def test_results_go_to_the_open_calls_in_their_order():
+    two = {"role": "assistant", "tool_calls": [CALL, {**CALL, "id": "d"}]}
+    results = [{"role": "tool", "tool_call_id": one, "content": one} for one in "cd"]
+    _, calls, *answers = openai_messages(asked(user("?"), two, *results, tools=[ADD]).messages)
+    ids = [one["id"] for one in calls["tool_calls"]]
+    assert [one["tool_call_id"] for one in answers] == ids
+    assert len(set(ids)) == 2
+
+
+def test_a_message_of_the_official_client_is_a_reply():
+    from openai.types.chat import ChatCompletionMessage
+
+    assert reply_text(ChatCompletionMessage(role="assistant", content="ab")) == "ab"
+
+
+def line(*messages, **more):
+    return json.dumps({"messages": list(messages), **more})
+
+
+async def imitated(path, *lines, rules=RULES):
+    path.write_text("\n".join(lines))
+    conversations = read_conversations(str(path))
+    return [await recorded_trajectory(one, index, CHAT, rules) for index, one in enumerate(conversations)]
+
+
+async def test_every_message_of_the_assistant_is_a_turn_of_one_growing_dialogue(tmp_path):
+    calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "2"}
+    one = line(user("1+1?"), calls, result, {"role": "assistant", "content": "2"}, tools=[ADD])
+    [trajectory] = await imitated(tmp_path / "chats.jsonl", one, rules=replace(RULES, max_tokens=200))
+    first, last = trajectory.turns
+    own = first.prompt_token_ids + first.completion.token_ids
+    assert first.completion.text == called('{"a": 1}')
+    assert last.prompt_token_ids[: len(own)] == own
+    assert (trajectory.answer, trajectory.branches) == ("2", ((0, 1),))
+    assert all(turn.trainable for turn in trajectory.turns)
+
+
+async def test_lines_may_be_empty_and_several(tmp_path):
+    said = {"role": "assistant", "content": "ab"}
+    found = await imitated(tmp_path / "chats.jsonl", line(user("x"), said), "", line(user("y"), said))
+    assert [one.id for one in found] == ["demonstration/0", "demonstration/1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no conversation"),
+        ("[]", "line 1: must be an object with 'messages'"),
+        ('{"messages": [{"role": "owl"}]}', r"line 1: .*messages\[0\]\.role must be one of"),
+        (line(user("x")), "line 1: has no message of the assistant"),
+        (line(user("x"), {"role": "assistant", "tool_calls": [CALL]}), "line 1: calls functions and names none"),
+        (line(user("x"), {"role": "assistant", "content": "y" * 99}), "line 1: the assistant's message has 100 tokens"),
+        (line({"role": "assistant", "content": "y"}), "line 1: messages must be a list with at least one message"),
+    ],
+)
+async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text, says):
+    with pytest.raises(RecordingError, match=says):
+        await imitated(tmp_path / "chats.jsonl", text)
+
+
+def test_a_teacher_must_be_an_async_function_of_three(tmp_path, monkeypatch):
+    (tmp_path / "teachers_of_a_test.py").write_text("def plain(task, messages, tools): ...\nasync def two(a, b): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(OwnCodeError, match="is no async function"):
+        load_teacher(TeacherConfig(function="teachers_of_a_test:plain"))
+    with pytest.raises(OwnCodeError, match=r"called as two\(task, messages, tools\)"):
+        load_teacher(TeacherConfig(function="teachers_of_a_test:two"))
+
+
+def played(number, answer, failure=None):
+    return Trajectory(
+        id=f"demonstration/{number}",
+        group_id="demonstrations",
+        task=make_task(),
+        turns=(),
+        answer=answer,
+        stop_reason="infrastructure" if failure else "answered",
+        failure=failure,
+    )
+
+
+def test_demonstrations_below_the_least_score_are_left_out_and_told():
+    given = [played(0, "42"), played(1, "41"), played(2, None, "it raised")]
+    kept, said = kept_demonstrations(given, 1.0)
+    assert [one.id for one in kept] == ["demonstration/0"]
+    assert said == (
+        "2 of 3 demonstrations are left out: 1 score less than cold_start.min_score = 1, and 1 failed, first task-1: "
+        "it raised"
+    )
+    assert kept_demonstrations(given[:2], 0.0) == (given[:2], None)
+
+
+def test_a_teacher_without_a_good_demonstration_ends_the_run():
+    with pytest.raises(NoDemonstrationError, match="there is nothing to imitate: 1 of 1 demonstrations"):
+        kept_demonstrations([played(0, "41")], 1.0)
