@@ -10,8 +10,7 @@ from benchmarks.joined_layout import join, rows_of, separate
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
 def weights(request, tmp_path):
-    changes = {} if request.param == "qwen3" else {"head_dim": None}
-    folder = save_tiny_model(tmp_path / "model", request.param, **changes)
+    folder = save_tiny_model(tmp_path / "model", request.param)
     return dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict())
 
 
