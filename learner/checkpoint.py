@@ -70,7 +70,7 @@ def load_checkpoint(learner: "Learner", folder: Path) -> None:
             digest=manifest["files"]["adapter.safetensors"],
         )
     )
-    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.num_steps_done = manifest["step"]
     torch.set_rng_state(state["torch_rng"])

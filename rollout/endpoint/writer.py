@@ -1,6 +1,5 @@
 """Who writes the replies of an attempt: the engine, a teacher, or whoever is on record."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -97,7 +96,6 @@ class RecordedWriter:
     def __init__(self, replies: Iterable[Mapping[str, Any]], chat: ChatFormat) -> None:
         self._replies = iter(replies)
         self._chat = chat
-        self._turn = asyncio.Lock()
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:

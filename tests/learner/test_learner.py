@@ -302,6 +302,20 @@ def test_checkpoint_restores_weights_optimizer_and_version(model_path, tmp_path)
     assert restored.policy_version == 2
 
 
+def test_a_checkpoint_of_a_card_goes_on_where_there_is_none(model_path, tmp_path, monkeypatch):
+    learner = make_learner(model_path)
+    batch = build_batch(make_samples(), microbatch_tokens=1000)
+    learner.train_step(batch)
+    with monkeypatch.context() as on_card:
+        on_card.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        folder = save_checkpoint(learner, tmp_path, keep=2)
+    restored = make_learner(model_path, seed=1)
+    load_checkpoint(restored, folder)
+    for one in (learner, restored):
+        one.train_step(batch)
+    assert learner.adapter().digest == restored.adapter().digest
+
+
 def test_a_cards_way_to_step_stays_on_the_card(model_path):
     """A card takes its steps in one kernel; who goes on elsewhere from its moments does not."""
     learner, other = make_learner(model_path), make_learner(model_path)

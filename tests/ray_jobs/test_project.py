@@ -41,7 +41,7 @@ def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_
     demonstrated = {one.task.id for one in cold_start_tasks(config)}
     sampler = training_tasks(config)
     trained = {sampler.task(ordinal).id for ordinal in range(400)}
-    held_out = held_out_tasks(config.evaluation_mix, count=200, seed=0, own=OwnSources.of(config))
+    held_out = held_out_tasks(config.evaluation_mix, count=120, seed=0, own=OwnSources.of(config))
     assert len(demonstrated) == config.cold_start.num_demonstrations
     assert not demonstrated & trained
     assert not {task.id for task in held_out} & (demonstrated | trained)
@@ -53,7 +53,7 @@ def test_the_two_functions_lead_from_every_order_to_its_shelf(warehouse):
     assert warehouse.article_of("no order") == "unknown order"
 
 
-async def test_the_teacher_is_right_in_a_quarter_of_the_tasks_or_little_more(warehouse, project):
+async def test_the_teacher_is_right_in_a_fifth_of_the_tasks_or_little_more(warehouse, project):
     """Whoever guesses is right once in 64 times; what it teaches leaves something to learn."""
     from types import SimpleNamespace
 
@@ -65,7 +65,7 @@ async def test_the_teacher_is_right_in_a_quarter_of_the_tasks_or_little_more(war
             function = SimpleNamespace(**said["tool_calls"][0]["function"])
             messages += [said, {"role": "tool", "content": agent.result_of(function)}]
         right += warehouse.score(task, said)
-    assert 0.2 < right / len(warehouse.tasks()) < 0.32
+    assert 0.16 < right / len(warehouse.tasks()) < 0.27
 
 
 @pytest.mark.parametrize(
