@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 import numpy as np
 
-from benchmarks.audited_attempts import AuditedAgent, LoggingEngine, Sampled, ScriptedSampler
-from benchmarks.endpoint_faults import planted_faults, table
+from benchmarks.endpoint.attempts import AuditedAgent, LoggingEngine, Sampled, ScriptedSampler
+from benchmarks.endpoint.faults import planted_faults, table
 from envs.types import Task
 from learner.samples import samples_of
 from learner.types import TrainingSample

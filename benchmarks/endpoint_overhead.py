@@ -18,7 +18,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from benchmarks.audited_attempts import ADD, ScriptedSampler
+from benchmarks.endpoint.attempts import ADD, ScriptedSampler
 from benchmarks.endpoint_audit import demo_tokenizer
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt

@@ -36,8 +36,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_expected import card_of, expectations
-from benchmarks.gpu_stage import Found, MissingError, Stage
+from benchmarks.gpu.expected import card_of, expectations
+from benchmarks.gpu.stage import Found, MissingError, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class Step:
 AS_IN_A_RUN = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """What a run sets for its learner on a card."""
 STEPS = {
-    "facts": Step(place="benchmarks.gpu_facts:facts", limit_s=90),
-    "ipc": Step(place="benchmarks.gpu_sharing:sharing", limit_s=120),
-    "attention": Step(place="benchmarks.gpu_attention:attention", limit_s=240),
-    "extension": Step(place="benchmarks.gpu_facts:extension", limit_s=60),
-    "learner": Step(place="benchmarks.gpu_learner:learner", limit_s=300, env=AS_IN_A_RUN),
-    "engine": Step(place="benchmarks.gpu_engine:engine", limit_s=300),
-    "decoding": Step(place="benchmarks.gpu_decoding:decoding", limit_s=300),
-    "decoding-small-cache": Step(place="benchmarks.gpu_decoding:small_cache", limit_s=240),
-    "decoding-in-step": Step(place="benchmarks.gpu_decoding:in_step", limit_s=240),
+    "facts": Step(place="benchmarks.gpu.facts:facts", limit_s=90),
+    "ipc": Step(place="benchmarks.gpu.sharing:sharing", limit_s=120),
+    "attention": Step(place="benchmarks.gpu.attention:attention", limit_s=240),
+    "extension": Step(place="benchmarks.gpu.facts:extension", limit_s=60),
+    "learner": Step(place="benchmarks.gpu.learner:learner", limit_s=300, env=AS_IN_A_RUN),
+    "engine": Step(place="benchmarks.gpu.engine:engine", limit_s=300),
+    "decoding": Step(place="benchmarks.gpu.decoding:decoding", limit_s=300),
+    "decoding-small-cache": Step(place="benchmarks.gpu.decoding:small_cache", limit_s=240),
+    "decoding-in-step": Step(place="benchmarks.gpu.decoding:in_step", limit_s=240),
 }
 
 

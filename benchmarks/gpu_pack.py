@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_unpack
+from benchmarks.gpu import unpack as unpacking
 
 ROOT = Path(__file__).parents[1]
 PINS = (ROOT / "requirements-gpu.lock", ROOT / ".ci" / "setup")
@@ -180,7 +180,7 @@ def pack(name: str, wheels: Path, out: Path) -> int:
     fetch(wheels, PIECES[name].packages)
     entries = PIECES[name].make(wheels, piece)
     (piece / "manifest.json").write_text(json.dumps({"piece": name, "files": entries}, indent=1) + "\n")
-    shutil.copy(gpu_unpack.__file__, piece / "unpack.py")
+    shutil.copy(unpacking.__file__, piece / "unpack.py")
     num_bytes = sum(path.stat().st_size for path in piece.iterdir())
     print(f"{name}: {num_bytes / 2**20:.1f} MiB in {len(entries)} files")
     if num_bytes > LIMIT:

@@ -32,8 +32,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.sync_stall import Stall, measure, requests
-from benchmarks.synthetic import longest
+from benchmarks.gpu.sync_stall import Stall, measure, requests
+from benchmarks.gpu.synthetic import longest
 from configs.loading import RECIPES, load_run_config
 from configs.run import RunConfig
 from learner.types import TrainBatch

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.audited_attempts import Sampled, ScriptedSampler
+from benchmarks.endpoint.attempts import Sampled, ScriptedSampler
+from benchmarks.endpoint.faults import planted_faults
 from benchmarks.endpoint_audit import Auditor, audited, demo_tokenizer
-from benchmarks.endpoint_faults import planted_faults
 from learner.types import TrainingSample
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_device, gpu_pack, gpu_unpack
-from benchmarks.gpu_expected import CARDS, Expected, card_of, decode_step_s, expectations, learner_tokens_per_s
-from benchmarks.gpu_stage import found
+from benchmarks import gpu_device, gpu_pack
+from benchmarks.gpu import unpack as unpacking
+from benchmarks.gpu.expected import CARDS, Expected, card_of, decode_step_s, expectations, learner_tokens_per_s
+from benchmarks.gpu.stage import found
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,7 +155,7 @@ def test_a_piece_that_did_not_come_whole_is_refused(wheels, tmp_path):
     with (tmp_path / "p1" / "_C_stable_libtorch.abi3.so.xz").open("ab") as damaged:
         damaged.write(b"more")
     with pytest.raises(SystemExit, match="is not what was packed; send p1 again"):
-        gpu_unpack.unpack(tmp_path / "p1", tmp_path / "site")
+        unpacking.unpack(tmp_path / "p1", tmp_path / "site")
 
 
 def test_a_piece_that_is_too_large_is_refused(wheels, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from tiny import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from benchmarks.joined_layout import join, rows_of, separate
+from benchmarks.gpu.joined_layout import join, rows_of, separate
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.gpu_attention import SHARED, SIBLINGS
-from benchmarks.gpu_stage import Found, Stage, found, need
+from benchmarks.gpu.attention import SHARED, SIBLINGS
+from benchmarks.gpu.stage import Found, Stage, found, need
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -39,8 +39,8 @@ UNGUARDED = (
 def learner(stage: Stage) -> Found:
     """Train steps over trees of siblings, then one over a trajectory as long as may be; random weights."""
     need("pydantic", "peft", "xgrammar", "transformers")
-    from benchmarks.random_model import random_weights, write_folder
-    from benchmarks.synthetic import longest
+    from benchmarks.gpu.random_model import random_weights, write_folder
+    from benchmarks.gpu.synthetic import longest
     from learner.learner import Learner
 
     sizes = "tiny" if stage.rehearsal else "qwen3-8b"
@@ -111,7 +111,7 @@ def reserved_gib(stage: Stage) -> float:
 
 def _trees(config: "RunConfig", vocab: int, *, count: int) -> "TrainBatch":
     """So many groups of siblings, each a microbatch of the size that the recipe allows."""
-    from benchmarks.synthetic import samples
+    from benchmarks.gpu.synthetic import samples
     from learner.packing import build_batch
 
     tokens = config.learner.microbatch_tokens

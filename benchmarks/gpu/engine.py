@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.gpu_stage import Found, Stage, found, need
+from benchmarks.gpu.stage import Found, Stage, found, need
 
 RANK = 8
 SIZE = 0.05
@@ -16,7 +16,7 @@ def engine(stage: Stage) -> Found:
     """A grammar is followed; what is sampled and what is scored has the learner's log-probs under the same version;
     what began before a load ends with its own version."""
     need("vllm", "pydantic", "peft", "xgrammar", "transformers")
-    from benchmarks.random_model import write_folder
+    from benchmarks.gpu.random_model import write_folder
     from configs.learner import LearnerConfig, ModelConfig
     from configs.rollout import EngineConfig
     from learner.learner import Learner
@@ -47,8 +47,8 @@ def _adapter(learner: Any, version: int) -> Any:
 
 
 async def _play(engine: Any, adapters: Sequence[Any]) -> dict[str, Any]:
-    from benchmarks.random_model import GRAMMAR
-    from benchmarks.sync_stall import requests
+    from benchmarks.gpu.random_model import GRAMMAR
+    from benchmarks.gpu.sync_stall import requests
     from rollout.engines.engine import GenerationRequest
 
     prompt = tuple(range(10, 40))
@@ -76,7 +76,7 @@ async def _play(engine: Any, adapters: Sequence[Any]) -> dict[str, Any]:
 def _values(learner: Any, adapters: Sequence[Any], played: dict[str, Any]) -> dict[str, float | bool]:
     import numpy as np
 
-    from benchmarks.random_model import GRAMMAR
+    from benchmarks.gpu.random_model import GRAMMAR
 
     sampled, versions = played["sampled"], (0, 0, 1, 1)
     pairs = list(zip(played["asked"], sampled, strict=True))

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_facts import synchronize
-from benchmarks.gpu_stage import Found, Stage, found
+from benchmarks.gpu.facts import synchronize
+from benchmarks.gpu.stage import Found, Stage, found
 
 SIBLINGS = 6
 SHARED = 0.4

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.audited_attempts import LEAVE_S, LoggingEngine, ScriptedSampler
+from benchmarks.endpoint.attempts import LEAVE_S, LoggingEngine, ScriptedSampler
 from envs.types import Task
 from learner.samples import samples_of
 from learner.types import TrainingSample

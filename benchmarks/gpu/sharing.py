@@ -16,8 +16,8 @@ import torch
 import torch.multiprocessing as processes
 from torch import Tensor
 
-from benchmarks.gpu_stage import Found, Stage, found
-from benchmarks.joined_layout import join, rows_of, separate
+from benchmarks.gpu.joined_layout import join, rows_of, separate
+from benchmarks.gpu.stage import Found, Stage, found
 
 PATIENCE_S = 100
 MARKED, MARK = "layers.0.self_attn.qkv_proj.weight", 7.0

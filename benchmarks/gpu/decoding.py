@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_learner import cap, plan_of, recipe, reserved_gib
-from benchmarks.gpu_stage import Found, Stage, found, need
+from benchmarks.gpu.learner import cap, plan_of, recipe, reserved_gib
+from benchmarks.gpu.stage import Found, Stage, found, need
 
 SHARED_COPY_GIB = 17.7
 """KV cache of an A40 whose engine and learner hold one copy of the weights."""
@@ -31,8 +31,8 @@ def in_step(stage: Stage) -> Found:
 
 def _decode(stage: Stage, *, kv_gib: float, running: int, loads: int, ahead: bool = True) -> Found:
     need("vllm", "pydantic", "xgrammar", "transformers")
-    from benchmarks.random_model import adapter_of, write_folder
-    from benchmarks.sync_stall import Stall, measure, requests
+    from benchmarks.gpu.random_model import adapter_of, write_folder
+    from benchmarks.gpu.sync_stall import Stall, measure, requests
 
     sizes, prompt, sampled = ("tiny", 64, 48) if stage.rehearsal else ("qwen3-8b", 1500, 256)
     folder = write_folder(stage.out / f"model-{sizes}", sizes)
@@ -77,7 +77,7 @@ def dummy_weights() -> Iterator[None]:
     """vLLM makes the weights up; names of weights come from the configuration."""
     import vllm.engine.arg_utils as arguments
 
-    from benchmarks.random_model import weight_names
+    from benchmarks.gpu.random_model import weight_names
     from rollout.engines.adapters import AdapterMerger
 
     own, files = arguments.EngineArgs, AdapterMerger._files

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_stage import Found, MissingError, Stage, found
+from benchmarks.gpu.stage import Found, MissingError, Stage, found
 
 LIBRARIES = ("torch", "triton", "transformers", "peft", "xgrammar", "pydantic", "vllm", "ray", "deepspeed")
 EXTENSION = "_C_stable_libtorch.abi3.so"
