@@ -14,6 +14,7 @@ from rollout.endpoint.request import (
     calls_grammar,
     check_fixed,
     check_sampling,
+    check_single_call,
     described,
     fingerprint,
     function_of,
@@ -52,6 +53,9 @@ def read(body: Any, attempt: Attempt) -> Asked:
     if limit is None:
         raise Refused("max_tokens must be given", param="max_tokens")
     functions = _functions(given)
+    choice = _choice(given)
+    is_single = choice.get("disable_parallel_tool_use") is True
+    check_single_call(is_single, functions, choice.get("type"), rules, "tool_choice")
     return Asked(
         fingerprint=fingerprint("messages", given),
         messages=_messages(given),

@@ -14,6 +14,7 @@ from rollout.endpoint.request import (
     Refused,
     calls_grammar,
     check_sampling,
+    check_single_call,
     described,
     fingerprint,
     function_of,
@@ -52,6 +53,8 @@ def read(body: Any, attempt: Attempt) -> Asked:
         raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
     check_sampling(given, rules, NEUTRAL)
     functions = _functions(given)
+    is_single = given.get("parallel_tool_calls") is False
+    check_single_call(is_single, functions, given.get("tool_choice", "auto"), rules, "parallel_tool_calls")
     try:
         messages = said_of(given.get("messages"))
     except MessageError as error:

@@ -99,6 +99,17 @@ def check_sampling(given: Mapping[str, Any], rules: Rules, neutral: Mapping[str,
             )
 
 
+def check_single_call(is_asked: bool, functions: Mapping[str, Any], choice: Any, rules: Rules, param: str) -> None:
+    """Free text may call several functions: only a call that is required can be kept to one. Raises Refused."""
+    if is_asked and functions and choice == "auto" and not rules.override:
+        raise Refused(
+            "where no call is required the model writes free text, which may call several functions; leave this out, "
+            "require a call by tool_choice, or set agent.sampling = 'override' to let it be",
+            code="unsupported_value",
+            param=param,
+        )
+
+
 def fingerprint(protocol: str, given: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([protocol, given], sort_keys=True).encode()).hexdigest()
 

@@ -15,6 +15,7 @@ from rollout.endpoint.request import (
     calls_grammar,
     check_fixed,
     check_sampling,
+    check_single_call,
     described,
     fingerprint,
     function_of,
@@ -68,6 +69,8 @@ def read(body: Any, attempt: Attempt) -> Asked:
     check_fixed(given, FIXED)
     check_sampling(given, rules, NEUTRAL)
     functions = _functions(given)
+    is_single = given.get("parallel_tool_calls") is False
+    check_single_call(is_single, functions, given.get("tool_choice", "auto"), rules, "parallel_tool_calls")
     instructions = _instructions(given)
     return Asked(
         fingerprint=fingerprint("responses", given),

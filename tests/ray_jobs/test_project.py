@@ -53,8 +53,8 @@ def test_the_two_functions_lead_from_every_order_to_its_shelf(warehouse):
     assert warehouse.article_of("no order") == "unknown order"
 
 
-async def test_the_teacher_is_right_in_a_fifth_of_the_tasks_or_little_more(warehouse, project):
-    """Whoever guesses is right once in 64 times; what it teaches leaves something to learn."""
+async def test_the_teacher_is_right_in_two_of_seven_tasks(warehouse, project):
+    """What it teaches leaves something to learn."""
     from types import SimpleNamespace
 
     agent = importlib.import_module("agent")
@@ -65,7 +65,7 @@ async def test_the_teacher_is_right_in_a_fifth_of_the_tasks_or_little_more(wareh
             function = SimpleNamespace(**said["tool_calls"][0]["function"])
             messages += [said, {"role": "tool", "content": agent.result_of(function)}]
         right += warehouse.score(task, said)
-    assert 0.16 < right / len(warehouse.tasks()) < 0.27
+    assert 0.23 < right / len(warehouse.tasks()) < 0.34
 
 
 @pytest.mark.parametrize(

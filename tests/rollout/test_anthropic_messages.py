@@ -90,6 +90,12 @@ async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_th
         assert (await p.attempt.end())[0].grammar == grammar
 
 
+async def test_one_use_at_most_is_refused_where_none_is_required():
+    async with play("a") as p:
+        with pytest.raises(anthropic.BadRequestError, match="may call several functions"):
+            await ask(p, user("1"), tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+
+
 async def test_one_use_at_most_where_parallel_uses_are_disabled():
     from xgrammar.testing import _is_grammar_accept_string
 

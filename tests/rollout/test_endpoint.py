@@ -161,6 +161,16 @@ async def test_a_clients_seed_differs_between_attempts_and_comes_again_in_each()
         assert p.engine.requests[0].seed not in (5, drawn)
 
 
+async def test_one_call_at_most_is_refused_where_the_model_writes_free_text_and_may_write_several():
+    async with play("a") as p:
+        with pytest.raises(openai.BadRequestError, match="may call several functions; leave this out") as caught:
+            await p.ask(user("1"), tools=[ADD], parallel_tool_calls=False)
+        assert caught.value.param == "parallel_tool_calls"
+        await p.ask(user("1"), parallel_tool_calls=False)
+    async with play("a", called('{"a": 1}'), rules=replace(RULES, override=True)) as p:
+        await p.ask(user("1"), tools=[ADD], parallel_tool_calls=False)
+
+
 async def test_texts_to_stop_at_go_to_the_engine():
     async with play("a") as p:
         await p.ask(user("1"), stop=["Observation:"])

@@ -34,14 +34,14 @@ def score(task, answer):
 
 
 async def teach(task, messages, tools):
-    """Answers in the model's place before RL, so that the model knows the form. In most tasks it guesses too early:
+    """Answers in the model's place before RL, so that the model knows the form. It gives up too early in most tasks:
     that looking things up pays is for RL to find out."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
-    num_calls = random.Random(task.id).choice((0, 0, 0, 1, 2))
+    num_calls = random.Random(task.id).choice((0, 0, 0, 0, 1, 2, 2))
     if len(results) < num_calls:
         order = task.question.rstrip("?").split()[-1]
         return call("shelf_of", article=results[0]) if results else call("article_of", order=order)
-    return results[1] if num_calls == 2 else random.Random(task.id).choice(SHELVES)
+    return results[1] if num_calls == 2 else "not found"
 
 
 def call(name, **arguments):
