@@ -76,7 +76,9 @@ def _cpu_cache_gib(config: EngineConfig) -> int:
     return max(1, round(config.kv_cache_gib))
 
 
-def build_llm(model_path: Path, config: EngineConfig, model: ModelConfig, seed: int, *, in_lockstep: bool) -> Any:
+def build_llm(
+    model_path: Path, config: EngineConfig, model: ModelConfig, seed: int, *, in_lockstep: bool = False
+) -> Any:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
