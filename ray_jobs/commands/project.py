@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from pydantic import ValidationError
 
 from configs.errors import UserError
-from configs.run import RunConfig
-from configs.wording import reason
 
 STARTER = Path(__file__).parent / "starter"
 
@@ -19,6 +16,11 @@ class ProjectError(UserError):
 
 def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder, whose name the run gets")], /) -> None:
     """Write a small project of your own: an agent, its tasks and reward, and a recipe that trains it."""
+    from pydantic import ValidationError
+
+    from configs.run import RunConfig
+    from configs.wording import reason
+
     name = folder.absolute().name
     try:
         RunConfig(name=name)
