@@ -6,7 +6,7 @@ from typing import Any
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.dialect import Dialect
-from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, plain_text
+from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, openai_assistant, plain_text
 from rollout.endpoint.request import (
     ANY_LENGTH,
     MAX_PARALLEL_CALLS,
@@ -138,18 +138,7 @@ def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
 
 def message_of(reply: Reply) -> dict[str, Any]:
     """The assistant's message."""
-    said = reply.said
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
-    if said.calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call_{reply.id}{index}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for index, call in enumerate(said.calls)
-        ]
-    return message
+    return openai_assistant(reply.said, [f"call_{reply.id}{index}" for index in range(len(reply.said.calls))])
 
 
 def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:

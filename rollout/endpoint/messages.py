@@ -101,6 +101,17 @@ def tools_text(tools: Sequence[str]) -> str:
     return "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
 
 
+def openai_assistant(said: Said, call_ids: Sequence[str]) -> dict[str, Any]:
+    """An assistant's message of OpenAI's chat protocol, with an id for each of its calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": own_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for own_id, call in zip(call_ids, said.calls, strict=True)
+        ]
+    return message
+
+
 def read_reply(text: str) -> Said:
     """A sampled text as a message. One in which a call is malformed calls nothing and is read as plain words."""
     found = [_written_call(match) for match in _CALL.findall(text)]

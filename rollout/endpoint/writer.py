@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from configs.own import failure
 from envs.types import Task
 from rollout.chat import ChatFormat
-from rollout.endpoint.messages import FunctionCall, Said
+from rollout.endpoint.messages import FunctionCall, Said, openai_assistant
 from rollout.endpoint.request import Asked
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
@@ -161,23 +161,13 @@ def openai_messages(messages: Sequence[Said]) -> list[Message]:
     for said in messages:
         if said.role == "assistant":
             open_calls = [f"call_{len(found)}_{index}" for index in range(len(said.calls))]
-            found.append(_assistant(said, open_calls))
+            found.append(openai_assistant(said, open_calls))
         elif said.role == "tool":
             own_id = open_calls.pop(0) if open_calls else "call_unknown"
             found.append({"role": "tool", "tool_call_id": own_id, "content": said.content})
         else:
             found.append({"role": said.role, "content": said.content})
     return found
-
-
-def _assistant(said: Said, own_ids: Sequence[str]) -> Message:
-    message: Message = {"role": "assistant", "content": said.content or (None if said.calls else "")}
-    if said.calls:
-        message["tool_calls"] = [
-            {"id": own_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for own_id, call in zip(own_ids, said.calls, strict=True)
-        ]
-    return message
 
 
 def _follows(text: str, grammar: str) -> bool:
