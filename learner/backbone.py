@@ -1,6 +1,6 @@
 """A frozen transformer with a LoRA adapter, and the hidden states of packed token sequences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,8 @@ class Backbone:
     `gradient_checkpointing` the backward pass computes each layer again instead of keeping what it computed: the same
     numbers for a fraction of the memory and about a third more work. `with_reference` gives it a second adapter, which
     is never trained; until it is set it changes nothing, which makes it the untouched base model. `attention`
-    says how the prefix tree is read.
+    says how the prefix tree is read. `base_weights`: the base by transformers' names, on the device and in the base's
+    type, which is read where it lies; None loads it from the files. Raises ValueError where they are not this model's.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Backbone:
         gradient_checkpointing: bool = False,
         with_reference: bool = False,
         attention: Attention = "auto",
+        base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoTokenizer
@@ -51,7 +53,7 @@ class Backbone:
         self.device = torch.device(device)
         self.base_dtype = torch.bfloat16 if mixed_precision else torch.float32
         self._mixed_precision = mixed_precision
-        base = self._load_base(model_path, num_layers)
+        base = self._load_base(model_path, num_layers, base_weights)
         lora = LoraConfig(
             r=lora_rank,
             lora_alpha=lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
@@ -74,13 +76,15 @@ class Backbone:
         if gradient_checkpointing:
             self._checkpoint_layers(base)
 
-    def _load_base(self, model_path: Path, num_layers: int | None) -> Any:
+    def _load_base(self, model_path: Path, num_layers: int | None, weights: Mapping[str, Tensor] | None) -> Any:
         """On the device; only the first `num_layers` of it, None for all."""
         from transformers import AutoModelForCausalLM
 
-        base: Any = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=self.base_dtype, attn_implementation=register()
-        )
+        kind = {"dtype": self.base_dtype, "attn_implementation": register()}
+        if weights is None:
+            base: Any = AutoModelForCausalLM.from_pretrained(model_path, **kind)
+        else:
+            base = _built_on(weights, model_path, kind)
         base.config.use_cache = False
         if num_layers is not None:
             base.model.layers = base.model.layers[:num_layers]
@@ -183,3 +187,21 @@ class Backbone:
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed_precision),
         ):
             yield
+
+
+def _built_on(weights: Mapping[str, Tensor], model_path: Path, kind: Mapping[str, Any]) -> Any:
+    """The model with these tensors for its own parameters; nothing is copied."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        base: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
+    strange = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
+    base.tie_weights()
+    empty = [name for name, parameter in base.named_parameters() if parameter.is_meta]
+    if strange or empty:
+        raise ValueError(
+            f"the shared base weights are not those of {model_path}: they lack {empty[:3]} and have {strange[:3]} "
+            "besides; set card.share_base=false"
+        )
+    return base.requires_grad_(False)

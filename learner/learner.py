@@ -4,7 +4,7 @@ import hashlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,8 @@ class Learner:
 
     `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
     that were skipped. `ranks` says which of the processes this is that learn together; they have joined
-    (`data_parallel`), and all of them are asked the same things in the same order.
+    (`data_parallel`), and all of them are asked the same things in the same order. `base_weights` as a `Backbone`
+    takes them.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Learner:
         *,
         seed: int,
         ranks: Ranks | None = None,
+        base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config = config
@@ -56,6 +58,7 @@ class Learner:
             logit_chunk_tokens=config.logit_chunk_tokens,
             with_reference=config.has_reference,
             attention=config.attention,
+            base_weights=base_weights,
         )
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}

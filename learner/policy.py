@@ -1,6 +1,6 @@
 """The policy: log-probs of tokens under grammar masks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,7 @@ class Policy(Backbone):
         logit_chunk_tokens: int = 128,
         with_reference: bool = False,
         attention: Attention = "auto",
+        base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(
             model_path,
@@ -152,6 +153,7 @@ class Policy(Backbone):
             gradient_checkpointing=gradient_checkpointing,
             with_reference=with_reference,
             attention=attention,
+            base_weights=base_weights,
         )
         self._logit_chunk_tokens = logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)

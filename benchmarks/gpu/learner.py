@@ -46,8 +46,9 @@ def learner(stage: Stage) -> Found:
     sizes = "tiny" if stage.rehearsal else "qwen3-8b"
     config = recipe(stage, f"model.path={write_folder(stage.out / f'model-{sizes}', sizes)}", *UNGUARDED)
     cap(stage)
-    with random_weights():
-        trained = Learner(_folder(config), config.model, config.learner, seed=0)
+    folder, settings = _folder(config), config.learner
+    base = random_weights(folder, device=settings.device, precision=settings.precision)
+    trained = Learner(folder, config.model, settings, seed=0, base_weights=base)
     before = trained.adapter().digest
     trees = _trees(config, trained.policy.vocab_size, count=1 if stage.rehearsal else 4)
     steps = [trained.train_step(trees) for _ in range(2)]

@@ -1,8 +1,6 @@
 """A model of random weights and of any size, as a folder: for what does not depend on what a model knows."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,32 +57,21 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>")
 
 
-@contextmanager
-def random_weights() -> Iterator[None]:
-    """In it a learner makes its base's weights up, on its device, instead of reading them."""
-    from learner.backbone import Backbone
-
-    load = Backbone._load_base
-    Backbone._load_base = _random_base  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Backbone._load_base = load  # type: ignore[method-assign]
-
-
-def _random_base(self: Any, model_path: Path, num_layers: int | None) -> Any:
+def random_weights(folder: Path, *, device: str, precision: str) -> dict[str, Any]:
+    """A base's weights by transformers' names, made up on the device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from learner.tree_attention import register
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    generator, dtype = torch.Generator(device).manual_seed(0), getattr(torch, precision)
 
-    config = AutoConfig.from_pretrained(model_path)
-    if num_layers is not None:
-        config.num_hidden_layers = num_layers
-    with torch.device(self.device):
-        base: Any = AutoModelForCausalLM.from_config(config, dtype=self.base_dtype, attn_implementation=register())
-    base.config.use_cache = False
-    return base
+    def made(shape: torch.Size) -> torch.Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, device=device, dtype=dtype)
+        return 0.02 * torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    return {name: made(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def adapter_of(folder: Path, rank: int, *, seed: int, size: float = 0.01) -> bytes:

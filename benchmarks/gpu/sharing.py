@@ -16,8 +16,8 @@ import torch
 import torch.multiprocessing as processes
 from torch import Tensor
 
-from benchmarks.gpu.joined_layout import join, rows_of, separate
 from benchmarks.gpu.stage import Found, Stage, found
+from rollout.engines.base_weights import empty_joined, rows_of, separate
 
 PATIENCE_S = 100
 MARKED, MARK = "layers.0.self_attn.qkv_proj.weight", 7.0
@@ -120,16 +120,10 @@ class _Peer:
 
 def _hold(pipe: Connection, sizes: Sizes, device: str) -> None:
     generator = torch.Generator(device).manual_seed(0)
-    weights = {}
-    for layer in range(sizes.layers):
-        parts = {
-            f"layers.{layer}.{name}.weight": torch.randn(
-                shape, generator=generator, device=device, dtype=torch.bfloat16
-            )
-            for name, shape in _shapes(sizes).items()
-        }
-        weights |= join(parts)
-    rows = _rows(sizes)
+    shapes, rows = _shapes(sizes), rows_of(_shapes(sizes))
+    weights = empty_joined(shapes, rows, device=device, dtype=torch.bfloat16)
+    for weight in weights.values():
+        weight.normal_(generator=generator)
     answers = {
         "ready": lambda: _sums(separate(weights, rows)),
         "sums": lambda: _sums(separate(weights, rows)),
@@ -141,8 +135,8 @@ def _hold(pipe: Connection, sizes: Sizes, device: str) -> None:
 
 
 def _shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
-    """Of a layer's linear weights, as transformers names them."""
-    return {
+    """Of the layers' linear weights, as transformers names them."""
+    one = {
         "self_attn.q_proj": (sizes.query, sizes.hidden),
         "self_attn.k_proj": (sizes.key, sizes.hidden),
         "self_attn.v_proj": (sizes.key, sizes.hidden),
@@ -151,11 +145,7 @@ def _shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
         "mlp.up_proj": (sizes.intermediate, sizes.hidden),
         "mlp.down_proj": (sizes.hidden, sizes.intermediate),
     }
-
-
-def _rows(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    one = {name: torch.empty(shape, device="meta") for name, shape in _shapes(sizes).items()}
-    return rows_of({f"layers.{n}.{name}.weight": weight for n in range(sizes.layers) for name, weight in one.items()})
+    return {f"layers.{number}.{name}.weight": shape for number in range(sizes.layers) for name, shape in one.items()}
 
 
 def _exported(weight: Tensor) -> tuple[Any, Any]:
@@ -173,6 +163,7 @@ def _unmark(weights: Mapping[str, Tensor]) -> bool:
 
 def _map(pipe: Connection, sizes: Sizes, device: str) -> None:
     weights = {name: build(*arguments) for name, (build, arguments) in pipe.recv().items()}
+    rows = rows_of(_shapes(sizes))
     pipe.send(True)
     while True:
         if pipe.recv() == "mark":
@@ -181,7 +172,7 @@ def _map(pipe: Connection, sizes: Sizes, device: str) -> None:
                 torch.cuda.synchronize()
             pipe.send(True)
         else:
-            pipe.send(_sums(separate(weights, _rows(sizes))))
+            pipe.send(_sums(separate(weights, rows)))
 
 
 def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
+from rollout.engines.base_weights import ExportedBase
 from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
@@ -106,13 +107,22 @@ class VllmEngine:
 
     Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, computed from
     the untouched W0 every time); `native` gives each version a LoRA adapter of its own name. `in_lockstep`: every step
-    is to have the same requests in every run.
+    is to have the same requests in every run. `base`: weights that another process holds, read where they lie; `native`
+    only, since merging would write to them.
     """
 
     def __init__(
-        self, model_path: Path, config: EngineConfig, model: ModelConfig, *, seed: int, in_lockstep: bool = False
+        self,
+        model_path: Path,
+        config: EngineConfig,
+        model: ModelConfig,
+        *,
+        seed: int,
+        in_lockstep: bool = False,
+        base: ExportedBase | None = None,
     ) -> None:
         self._model_path = model_path
+        self._base = base
         self._config = config
         self._model = model
         self._seed = seed
@@ -236,7 +246,12 @@ class VllmEngine:
         try:
             self._merger = AdapterMerger(self._model_path, self._model.lora_alpha / self._model.lora_rank)
             self._llm = build_llm(
-                self._model_path, self._config, self._model, self._seed, in_lockstep=self._in_lockstep
+                self._model_path,
+                self._config,
+                self._model,
+                self._seed,
+                in_lockstep=self._in_lockstep,
+                base_weights=self._base.joined() if self._base else None,
             )
             self._scheduler = self._llm.engine_core.engine_core.scheduler
             if self._config.adapter_mode == "native":

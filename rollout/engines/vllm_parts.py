@@ -1,7 +1,7 @@
 """What is vLLM's of the engine: how it is built, what it is asked, what comes back. The one file that imports vLLM."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ MAX_LORAS = 4
 CUDA_BATCHED_TOKENS = 2048
 """Tokens of one step on a GPU; a longer prompt takes several."""
 LEAST_UTILIZATION = 0.01
+SHARED_BASE = "agentflow_shared_base"
+"""vLLM's name for our way to load a model."""
 KV_BLOCK = {"cuda": 16, "cpu": 32}
 """Tokens of a block of the cache; on a GPU it is vLLM's own choice."""
 
@@ -77,8 +79,16 @@ def _cpu_cache_gib(config: EngineConfig) -> int:
 
 
 def build_llm(
-    model_path: Path, config: EngineConfig, model: ModelConfig, seed: int, *, in_lockstep: bool = False
+    model_path: Path,
+    config: EngineConfig,
+    model: ModelConfig,
+    seed: int,
+    *,
+    in_lockstep: bool = False,
+    base_weights: Mapping[str, Any] | None = None,
 ) -> Any:
+    """`base_weights`: tensors by vLLM's names, on the device and in the engine's type, which are read where they lie;
+    None loads them from the model's files. Raises ValueError where they are not this model's."""
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -100,6 +110,7 @@ def build_llm(
             block_size=KV_BLOCK["cpu"] if config.device == "cpu" else None,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
+            load_format="auto" if base_weights is None else _register_loader(base_weights),
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
             disable_log_stats=not config.metrics,
             **engine_options(config, model, in_lockstep=in_lockstep),
@@ -110,6 +121,56 @@ def build_llm(
     # with one seed would batch differently.
     llm.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
     return llm
+
+
+def _register_loader(base_weights: Mapping[str, Any]) -> str:
+    """Have vLLM build its next model on these tensors; returns the name of the way to load it."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    class EmptyOnMeta(TorchFunctionMode):
+        """What is allocated to be loaded takes no memory. Tables that a model computes are made as ever."""
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            where = {"device": "meta"} if function is torch.empty else {}
+            return function(*args, **(kwargs or {}) | where)
+
+    class SharedBaseLoader(BaseModelLoader):
+        def download_model(self, model_config: Any) -> None:
+            pass
+
+        def get_external_weight_memory(self, vllm_config: Any) -> int:
+            return sum(weight.nbytes for weight in base_weights.values())
+
+        def create_model(self, *arguments: Any, **options: Any) -> Any:
+            with EmptyOnMeta():
+                return super().create_model(*arguments, **options)
+
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            put_base(model, base_weights)
+
+    register_model_loader(SHARED_BASE)(SharedBaseLoader)
+    return SHARED_BASE
+
+
+def put_base(model: Any, base_weights: Mapping[str, Any]) -> None:
+    """Let the model read these tensors in the place of its own parameters, tied ones as well. Raises ValueError where
+    one is missing or has another shape."""
+    import torch
+
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        for leaf, parameter in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
+            name = names[id(parameter)]
+            shared = base_weights.get(name)
+            if shared is None or shared.shape != parameter.shape:
+                raise ValueError(
+                    f"the engine wants {name} {list(parameter.shape)}, and the shared base weights have "
+                    f"{'none' if shared is None else list(shared.shape)}; set card.share_base=false"
+                )
+            module.register_parameter(leaf, torch.nn.Parameter(shared, requires_grad=False))
 
 
 def _ray_metrics() -> Any:

@@ -43,7 +43,7 @@ LOSSES = {
 CORRECTIONS = ("tis", "icepop", "sequence_reject", "none")
 
 
-def make_learner(model_path, *, seed=0, guard=UNGUARDED, dtype="float32", **config):
+def make_learner(model_path, *, seed=0, guard=UNGUARDED, dtype="float32", base_weights=None, **config):
     """A learner in float32, unless otherwise said, whose adapter is not zero."""
     import torch
 
@@ -54,6 +54,7 @@ def make_learner(model_path, *, seed=0, guard=UNGUARDED, dtype="float32", **conf
         ModelConfig(lora_rank=4),
         LearnerConfig(num_threads=1, guard=guard, dtype=dtype, **config),
         seed=seed,
+        base_weights=base_weights,
     )
     generator = torch.Generator().manual_seed(seed)
     for parameter in learner.policy.trainable_parameters():

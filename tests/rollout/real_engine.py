@@ -19,12 +19,12 @@ def build_learner(model_path):
     return Learner(model_path, ModelConfig(), LearnerConfig(), seed=0)
 
 
-def build_engine(model_path, **config):
+def build_engine(model_path, base=None, **config):
     from configs.learner import ModelConfig
     from configs.rollout import EngineConfig
     from rollout.engines.vllm import VllmEngine
 
-    return VllmEngine(model_path, EngineConfig(**config), ModelConfig(), seed=0)
+    return VllmEngine(model_path, EngineConfig(**config), ModelConfig(), seed=0, base=base)
 
 
 def make_adapter(learner, version, size=0.15):

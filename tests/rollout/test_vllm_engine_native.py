@@ -20,6 +20,7 @@ from real_engine import (
     until_sampled,
 )
 
+from rollout.engines.base_weights import BaseWeights
 from rollout.store.canary import CanaryScores, canary_fault, moved
 
 pytestmark = pytest.mark.slow
@@ -199,3 +200,22 @@ def test_closed_engine_leaves_nothing_in_shared_memory(native):
     assert all(root.exists() for root in roots)
     native.close()
     assert not any(root.exists() for root in roots)
+
+
+async def test_an_engine_on_the_shared_base_samples_and_scores_bit_for_bit_like_one_with_its_own(
+    engine, model_path, adapters, prompt
+):
+    _, adapter, _, _ = adapters
+    asked = sampling_requests([prompt], max_tokens=12)
+    base = BaseWeights(model_path, device="cpu", precision=engine._config.precision)
+    shared = build_engine(model_path, adapter_mode="native", max_num_seqs=8, base=base.export())
+    base.close()
+    try:
+        answers = []
+        for one in (engine, shared):
+            before = await one.score(prompt)
+            await load(one, adapter)
+            answers.append((before, await one.score(prompt), await one.generate_together(asked)))
+        assert answers[0] == answers[1]
+    finally:
+        shared.close()

@@ -1,0 +1,85 @@
+"""One copy of the base weights: byte for byte the model's, in the engine's layout and in the learner's."""
+
+import pytest
+import torch
+from tiny import save_tiny_model
+from transformers import AutoModelForCausalLM
+
+from rollout.engines.base_weights import BaseWeights, empty_joined, rows_of, separate
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def model(request, tmp_path):
+    return save_tiny_model(tmp_path / "model", request.param)
+
+
+@pytest.fixture
+def base(model):
+    held = BaseWeights(model, device="cpu", precision="bfloat16")
+    yield held
+    held.close()
+
+
+@pytest.fixture
+def weights(model):
+    found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    return dict(found.named_parameters())
+
+
+def test_every_part_is_the_models_own_by_name_and_byte(base, weights):
+    found = base.export().parts()
+    assert found.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(found[name].view(torch.int16), weight.view(torch.int16)), name
+
+
+def test_queries_keys_and_values_stand_in_this_order(base, weights):
+    """4 heads of queries and 2 of keys and values, 8 wide; an MLP of 48."""
+    joined = base.export().joined()
+    prefix = "model.layers.0."
+    assert joined[f"{prefix}self_attn.qkv_proj.weight"].shape == (32 + 16 + 16, 32)
+    assert torch.equal(joined[f"{prefix}self_attn.qkv_proj.weight"][32:48], weights[f"{prefix}self_attn.k_proj.weight"])
+    assert torch.equal(joined[f"{prefix}mlp.gate_up_proj.weight"][48:], weights[f"{prefix}mlp.up_proj.weight"])
+    assert not [name for name in joined if "q_proj" in name or "gate_proj" in name]
+
+
+def test_parts_are_contiguous_views_of_one_memory():
+    shapes = {f"layers.0.self_attn.{part}_proj.weight": (2, 3) for part in "qkv"} | {"norm.weight": (3,)}
+    rows = rows_of(shapes)
+    joined = empty_joined(shapes, rows, device="cpu", dtype=torch.float32)
+    found = separate(joined, rows)
+    assert all(weight.is_contiguous() for weight in found.values())
+    found["layers.0.self_attn.v_proj.weight"][-1, -1] = 7.0
+    assert joined["layers.0.self_attn.qkv_proj.weight"][-1, -1] == 7.0
+    assert found["norm.weight"] is joined["norm.weight"]
+
+
+def test_biases_are_joined_as_the_weights_are():
+    shapes = {f"layers.0.self_attn.{part}_proj.bias": (length,) for part, length in zip("qkv", (4, 2, 2), strict=True)}
+    rows = rows_of(shapes)
+    joined = empty_joined(shapes, rows, device="cpu", dtype=torch.float32)
+    assert {name: tuple(bias.shape) for name, bias in joined.items()} == {"layers.0.self_attn.qkv_proj.bias": (8,)}
+    assert [len(bias) for bias in separate(joined, rows).values()] == [4, 2, 2]
+
+
+def test_a_model_whose_parts_are_joined_already_is_refused_in_one_line(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"layers.0.self_attn.q_proj.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"has no weight 'layers\.0\.self_attn\.k_proj\.weight'.*card\.share_base=false"):
+        BaseWeights(tmp_path, device="cpu", precision="float32")
+
+
+def test_two_readers_read_the_same_memory(base):
+    one, other = base.export(), base.export()
+    assert one.file == other.file
+    assert torch.equal(one.joined()["model.norm.weight"], other.joined()["model.norm.weight"])
+
+
+def test_what_was_read_outlives_the_holder(model, weights):
+    base = BaseWeights(model, device="cpu", precision="bfloat16")
+    exported = base.export()
+    found = exported.parts()
+    base.close()
+    assert not exported.file.exists()
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
