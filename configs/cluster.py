@@ -40,11 +40,19 @@ RANK_SHARE = 0.6
 it."""
 
 
+BASE_SHARE = 0.01
+"""Of a card, for the holder of shared base weights: Ray gives a process a card only with a share of it."""
+
+
 class CardConfig(Config):
     shared: bool = False
     """Learner, process reward model and first rollout worker stand on one card: one reservation of a whole card that
     they divide by their shares. Without it each goes to a card that has its share free, and with several cards that
     may be another one. Without effect where learner or engine is on the CPU, or over several cards."""
+    share_base: bool = False
+    """Learner and first rollout worker read one copy of the frozen base weights, which a process of its own holds on
+    the card that they share; its share of the card, a hundredth, comes from the learner's. Not run on a card yet. On
+    CPUs it is a rehearsal that saves nothing, and without effect in a cluster that was joined."""
     learner: float = Field(default=0.4, gt=0, le=1)
     """The learner's share of a card, on `cuda`."""
     engine: float = Field(default=0.4, gt=0, le=1)

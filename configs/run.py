@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config
-from configs.cluster import CardConfig, ClusterConfig, LivenessConfig
+from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig
 from configs.judge import JudgeConfig
 from configs.learner import (
@@ -124,6 +124,12 @@ class RunConfig(Config):
         return self.card.shared and alone and learner.device == engine.device == "cuda"
 
     @property
+    def shares_base(self) -> bool:
+        """Whether learner and first rollout worker read one copy of the base weights."""
+        on_cpu = "cuda" not in (self.learner.device, self.rollout.engine.device) and self.cluster.joined is None
+        return self.card.share_base and (self.shares_card or on_cpu)
+
+    @property
     def trains_prm(self) -> bool:
         """Whether a run trains a process reward model of its own first: its credit asks for one, and none is named."""
         return self.reward.prm is not None and self.reward.prm_path is None
@@ -165,6 +171,36 @@ class RunConfig(Config):
             raise ValueError(
                 "envs.actions with 'base_generator' needs envs.base_generator.base_url, or rollout.engine.adapter_mode "
                 "= 'native': a merged engine holds no frozen weights to ask"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shared_base_is_read_as_it_is(self) -> "RunConfig":
+        learner, engine = self.learner, self.rollout.engine
+        on_cpu = learner.device == engine.device == "cpu" and learner.num_workers == 1
+        if not self.card.share_base:
+            return self
+        if engine.adapter_mode != "native":
+            raise ValueError(
+                f"card.share_base needs rollout.engine.adapter_mode = 'native', not '{engine.adapter_mode}': a merged "
+                "engine writes to its weights"
+            )
+        if not (self.shares_card or on_cpu):
+            raise ValueError(
+                "card.share_base needs card.shared = true with learner and engine on one card, or both on the CPU, "
+                f"each in one process: learner.device = '{learner.device}', rollout.engine.device = '{engine.device}', "
+                f"learner.num_workers = {learner.num_workers}, rollout.engine.tensor_parallel = "
+                f"{engine.tensor_parallel}, card.shared = {str(self.card.shared).lower()}"
+            )
+        if learner.precision != engine.precision:
+            raise ValueError(
+                f"card.share_base needs one type for both, and learner.dtype is {learner.precision}, "
+                f"rollout.engine.dtype {engine.precision}: set them to the same"
+            )
+        if self.shares_card and self.card.learner <= BASE_SHARE:
+            raise ValueError(
+                f"card.learner = {self.card.learner:g} must be more than the {BASE_SHARE:g} that card.share_base takes "
+                "of it"
             )
         return self
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.learner import FileConfig, PlansConfig, TeacherConfig
 from configs.rollout import NoRestartsConfig
@@ -31,6 +32,9 @@ from rollout.restarts import Anchor, repeats
 from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 
+if TYPE_CHECKING:
+    from rollout.engines.base_weights import ExportedBase
+
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
     """Run `group_size` trajectories of `task`, all with the same hints: only then can they be compared. Every one comes
@@ -48,9 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 class Worker(Solver):
-    """Owns an engine that can be trained. At depth 0 groups may run in lockstep, which makes them reproducible."""
+    """Owns an engine that can be trained, on `base` weights that another process holds or on its own. At depth 0 groups
+    may run in lockstep, which makes them reproducible."""
 
-    def __init__(self, config: RunConfig, model_path: Path, *, index: int) -> None:
+    def __init__(self, config: RunConfig, model_path: Path, *, index: int, base: "ExportedBase | None" = None) -> None:
         in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
         self.engine = VllmEngine(
             model_path,
@@ -58,6 +63,7 @@ class Worker(Solver):
             config.model,
             seed=engine_seed(config.seed, index),
             in_lockstep=in_lockstep,
+            base=base,
         )
         self._own_chat = build_chat(model_path)
         frozen = FrozenModel(self.engine, self._own_chat, config.envs.base_generator.max_tokens)

@@ -10,6 +10,8 @@ from learner.packing import BLOCK_NODES
 from ray_jobs.plan.shapes import ModelShape
 
 GIB = 2**30
+WEIGHTS = "weights"
+"""The part that no setting makes smaller."""
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ADAM_BYTES = 16
 """Of a trained weight: itself, its gradient and AdamW's two moments, each in float32."""
@@ -26,7 +28,12 @@ CUDA_GRAPHS = int(1.0 * GIB)
 """vLLM's captured graphs, with an adapter and without. It reports 0.5 GiB for an 8B model without adapters."""
 FRAGMENTS = 0.05
 """What the caching allocator keeps besides the activations, as a share of them."""
-CPU_PROCESS = {"engine": int(1.5 * GIB), "learner": int(0.8 * GIB), "prm": int(0.8 * GIB)}
+CPU_PROCESS = {
+    "engine": int(1.5 * GIB),
+    "learner": int(0.8 * GIB),
+    "prm": int(0.8 * GIB),
+    "base weights": int(0.4 * GIB),
+}
 """Of one process on a CPU: Python and the libraries, vLLM's among them in the engine."""
 
 
@@ -54,7 +61,7 @@ class KvCache:
 def weights(shape: ModelShape, dtype: str, cards: int = 1) -> Part:
     """Parameters x bytes of one, spread over so many cards."""
     return Part(
-        name="weights",
+        name=WEIGHTS,
         num_bytes=shape.num_parameters * BYTES[dtype] // cards,
         arithmetic=f"{shape.num_parameters:,} parameters x {BYTES[dtype]} bytes ({dtype})" + _spread(cards),
     )

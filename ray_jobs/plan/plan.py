@@ -14,7 +14,7 @@ from rich.table import Table
 
 from configs.loading import with_changes
 from configs.run import RunConfig
-from ray_jobs.plan.memory import GIB
+from ray_jobs.plan.memory import GIB, WEIGHTS
 from ray_jobs.plan.run import HEADROOM, Card, RunPlan, card_bytes, find_shapes, plan_run
 from rollout.engines.vllm_parts import KV_BLOCK
 
@@ -69,7 +69,7 @@ def _memory_refusals(config: RunConfig, plan: RunPlan, replan: Replan, card: str
 
 
 def _no_setting(config: RunConfig, card: Card) -> str:
-    weights = sum(process.parts[0].num_bytes for process in card.processes) / GIB
+    weights = sum(part.num_bytes for one in card.processes for part in one.parts if part.name == WEIGHTS) / GIB
     needed = math.ceil((card.num_bytes - card.free + HEADROOM) / GIB)
     cards = "several cards with card.shared=false, " if config.card.shared else ""
     return (

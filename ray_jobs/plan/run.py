@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.cluster import RANK_SHARE
+from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import did_you_mean
 from configs.learner import LearnerConfig
 from configs.processor import fastest_precision
@@ -109,8 +109,9 @@ def plan_run(config: RunConfig, shapes: Shapes, *, card: str, machine_bytes: int
     held to its share of a card, for Ray may put others beside it.
     """
     engine, learner, prm = engine_process(config, shapes), learner_process(config, shapes), prm_process(config, shapes)
-    once = [process for process in (engine, learner, prm) if process is not None]
-    further = [engine] * (config.rollout.num_workers - 1)
+    base = base_process(config, shapes)
+    once = [process for process in (base, engine, learner, prm) if process is not None]
+    further = [engine_process(config, shapes, own_base=True)] * (config.rollout.num_workers - 1)
     on_cpu = [process for process in once + further if process.device == "cpu"]
     on_card = [process for process in once if process.device == "cuda"]
     cards = []
@@ -140,14 +141,25 @@ def _card_name(card: str) -> str:
     return f"a card of {card} GiB" if card[0].isdigit() else card.upper()
 
 
-def engine_process(config: RunConfig, shapes: Shapes) -> Process:
+def base_process(config: RunConfig, shapes: Shapes) -> Process | None:
+    """The holder of the base weights that learner and first engine read; None where each has its own."""
+    if not config.shares_base:
+        return None
+    device = config.learner.device
+    parts = (memory.weights(shapes.policy, config.learner.precision), _process_part("base weights", device))
+    return Process(name="base weights", device=device, parts=parts, share=BASE_SHARE if device == "cuda" else None)
+
+
+def engine_process(config: RunConfig, shapes: Shapes, *, own_base: bool = False) -> Process:
     """vLLM: one copy of the base, places for adapters, the cache, what a step needs, graphs. An engine over several
-    cards has them for itself; this is one of them."""
+    cards has them for itself; this is one of them. The first may read a base that another process holds; on a CPU it
+    packs a copy of its own."""
     engine, shape, rank = config.rollout.engine, shapes.policy, config.model.lora_rank
     cards = engine.tensor_parallel
     on_card = engine.device == "cuda"
     cache = memory.kv_cache(shape, engine.precision, kv_cache_bytes(engine), KV_BLOCK[engine.device], cards)
-    parts = [memory.weights(shape, engine.precision, cards)]
+    reads = config.shares_base and on_card and not own_base
+    parts = [] if reads else [memory.weights(shape, engine.precision, cards)]
     if engine.adapter_mode == "native":
         num_lora = shape.lora_parameters(rank, config.model.lora_targets)
         parts.append(memory.engine_adapters(num_lora, MAX_LORAS, engine.precision, cards))
@@ -169,9 +181,9 @@ def engine_process(config: RunConfig, shapes: Shapes) -> Process:
 
 
 def learner_process(config: RunConfig, shapes: Shapes) -> Process:
-    """One copy of the base, the adapter's training, one microbatch. A trajectory that is longer than a
-    microbatch goes alone, so the longest one counts as well. Of several ranks this is one: they divide the optimizer's
-    moments. At `zero_stage` 3 they divide the base as well, but only once each has loaded all of it."""
+    """One copy of the base unless it is shared, the adapter's training, one microbatch. A trajectory that is longer
+    than a microbatch goes alone, so the longest one counts as well. Of several ranks this is one: they divide the
+    optimizer's moments. At `zero_stage` 3 they divide the base as well, but only once each has loaded all of it."""
     learner, model, shape = config.learner, config.model, shapes.policy
     ranks = learner.num_workers
     acting = memory.activations(
@@ -184,7 +196,7 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     )
     num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
     parts = (
-        memory.weights(shape, learner.precision),
+        *([] if config.shares_base else [memory.weights(shape, learner.precision)]),
         memory.adapter_training(num_lora, ranks),
         *([memory.gradient_bucket(num_lora)] if ranks > 1 else []),
         *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
@@ -192,8 +204,9 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
         memory.fragments(acting),
         _process_part("learner", learner.device),
     )
-    share = (config.card.learner if ranks == 1 else RANK_SHARE) if learner.device == "cuda" else None
-    return Process(name="learner", device=learner.device, parts=parts, share=share)
+    share = config.card.learner - BASE_SHARE * config.shares_base if ranks == 1 else RANK_SHARE
+    on_card = learner.device == "cuda"
+    return Process(name="learner", device=learner.device, parts=parts, share=share if on_card else None)
 
 
 def longest_microbatch(max_model_len: int, learner: LearnerConfig) -> int:

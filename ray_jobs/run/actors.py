@@ -26,6 +26,7 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import (
     learner_resources,
     place_learner,
+    start_base,
     start_learner,
     this_node,
     thread_env,
@@ -34,6 +35,7 @@ from ray_jobs.run.resources import (
 )
 from ray_jobs.run.watch import Watch
 from reward.prm.model import WEIGHTS, prm_settings, read_prm_manifest
+from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.store.adapters import AdapterMismatchError
 from rollout.store.casualties import Loss
 from rollout.worker import Worker
@@ -44,13 +46,18 @@ CLOSE_PATIENCE_S = 90.0
 PLACE_EVERY_S = 1.0
 
 BuildLearner = Callable[..., Learner]
-BuildWorker = Callable[[int], Worker]
+BuildWorker = Callable[..., Worker]
+BuildBase = Callable[[], BaseWeights]
 """They make the plain objects, in the processes of their actors: a worker by its index, a learner of several ranks by
-which of them it is."""
+which of them it is; with `base`, who holds the base weights that both of them read."""
 
 
 class NoRoomError(UserError):
     """The cluster lacks the resources that an actor of the run claims; the message says which."""
+
+
+class BaseLostError(UserError):
+    """The process that holds the base weights ended; the message says what to do."""
 
 
 class RunActors:
@@ -64,9 +71,11 @@ class RunActors:
         *,
         build_learner: BuildLearner,
         build_worker: BuildWorker,
+        build_base: BuildBase | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """Without a `watch` nothing that hangs is noticed."""
+        """Without a `watch` nothing that hangs is noticed. `build_base` where learner and first worker share their base
+        weights."""
         self._config = config
         self._folder = folder
         self._build_learner = build_learner
@@ -83,6 +92,8 @@ class RunActors:
         self.watch.follow("store", self.store, kind="store", floor_s=config.liveness.answer_s, restarts=True)
         # Its own as long as the run lasts: a worker that waits for room must not take that of a learner that died.
         self._learner_place = place_learner(config)
+        self.base = self._start_base(build_base) if build_base else None
+        self._base_lost = self.base.until_lost.remote() if self.base else None
         self.learner: Any = self._start_learner()
 
     @property
@@ -168,9 +179,7 @@ class RunActors:
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._place_of(index)),
             runtime_env={"env_vars": thread_env(self._config.rollout.engine.num_threads)},
-        ).remote(
-            self._config, index, self.store, self.prm if self.uses_prm else None, partial(self._build_worker, index)
-        )
+        ).remote(self._config, index, self.store, self.prm if self.uses_prm else None, self._worker_builder(index))
         self.watch.follow(
             _worker_name(index),
             self._by_index[index],
@@ -187,6 +196,18 @@ class RunActors:
             f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
             "cluster.patience_s to as long as a node takes to start"
         )
+
+    def check_base(self) -> None:
+        """Raises BaseLostError where the process that holds the base weights is gone."""
+        if self._base_lost is None or not ray.wait([self._base_lost], timeout=0)[0]:
+            return
+        try:
+            ray.get(self._base_lost)
+        except ray.exceptions.RayActorError as error:
+            raise BaseLostError(
+                f"the process that held the base weights for learner and engine ended ({reason_of(error)}); go on with "
+                f"`agentflow resume {shlex.quote(str(self._folder.path))}`, or set card.share_base=false"
+            ) from error
 
     def node_of(self, index: int) -> str | None:
         """The machine on which a worker was started, by its id."""
@@ -295,7 +316,7 @@ class RunActors:
 
     def close(self) -> None:
         """End engines and sandboxes in order, if they end soon; the cluster's end would only kill them."""
-        closed = [worker.close.remote() for worker in self.workers]
+        closed = [actor.close.remote() for actor in (*self.workers, *([self.base] if self.base else []))]
         ray.wait(closed, num_returns=len(closed), timeout=CLOSE_PATIENCE_S)
 
     @property
@@ -319,8 +340,17 @@ class RunActors:
         life = f"#{self._lives[role]}" if self._lives[role] > 1 else ""
         return f"agentflow:{self._config.name}:{role}{life}"
 
+    def _start_base(self, build: BuildBase) -> Any:
+        return start_base(build, self._config.learner.device, self._learner_place, self._name("base-weights"))
+
     def _start_learner(self) -> Any:
-        return start_learner(self._config, self._build_learner, self._learner_place, self._name("learner"))
+        build = partial(self._build_learner, base=self.base) if self.base else self._build_learner
+        return start_learner(self._config, build, self._learner_place, self._name("learner"))
+
+    def _worker_builder(self, index: int) -> Callable[[], Worker]:
+        """Only the first is where the shared base weights are."""
+        build = partial(self._build_worker, index)
+        return partial(build, base=self.base) if self.base and index == 0 else build
 
 
 def start_actors(
@@ -333,6 +363,7 @@ def start_actors(
         folder,
         build_learner=partial(_build_learner, config, model_path),
         build_worker=partial(_build_worker, config, model_path),
+        build_base=partial(_build_base, config, model_path) if config.shares_base else None,
         watch=watch,
     )
     if prm_base:
@@ -353,13 +384,24 @@ def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, 
     return {name: resources.get(name, 0.0) for name in names}
 
 
-def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None) -> Learner:
-    model = _model_here(config.model.path, model_path)
-    return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks)
+def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None, base: Any = None) -> Learner:
+    model, shared = _model_here(config.model.path, model_path), _exported(base)
+    weights = shared.parts() if shared else None
+    return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks, base_weights=weights)
 
 
-def _build_worker(config: RunConfig, model_path: Path, index: int) -> Worker:
-    return Worker(config, _model_here(config.model.path, model_path), index=index)
+def _build_worker(config: RunConfig, model_path: Path, index: int, base: Any = None) -> Worker:
+    return Worker(config, _model_here(config.model.path, model_path), index=index, base=_exported(base))
+
+
+def _build_base(config: RunConfig, model_path: Path) -> BaseWeights:
+    model, learner = _model_here(config.model.path, model_path), config.learner
+    return BaseWeights(model, device=learner.device, precision=learner.precision)
+
+
+def _exported(base: Any) -> ExportedBase | None:
+    """Of the base weights' holder, for this process; None without one."""
+    return ray.get(base.export.remote()) if base else None
 
 
 def _sees(_: Any, folder: Path, fingerprint: str) -> bool:

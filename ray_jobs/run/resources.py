@@ -7,9 +7,10 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from actors.base_weights import BaseWeightsActor
 from actors.learner import LearnerActor
 from actors.learner_group import LearnerGroupActor
-from configs.cluster import RANK_SHARE
+from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.run import RunConfig
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
@@ -28,6 +29,8 @@ def learner_resources(config: RunConfig) -> list[dict[str, float]]:
     """What the learner's processes take, one entry for each."""
     learner = config.learner
     share = config.card.learner if learner.num_workers == 1 else RANK_SHARE
+    if config.shares_base:
+        share -= BASE_SHARE
     return [_bundle(share if learner.device == "cuda" else 0.0)] * learner.num_workers
 
 
@@ -56,6 +59,18 @@ def start_learner(config: RunConfig, build_learner: Callable[..., Any], place: P
         scheduling_strategy=PlacementGroupSchedulingStrategy(place),
         runtime_env={"env_vars": env},
     ).remote(config, build_learner)
+
+
+def start_base(build_base: Callable[[], Any], device: str, place: PlacementGroup, name: str) -> Any:
+    """The base weights' holder, beside those that read it. Its allocator must not grow segments in place: a card cannot
+    export these."""
+    return BaseWeightsActor.options(
+        name=name,
+        num_cpus=0,
+        num_gpus=BASE_SHARE if device == "cuda" else 0,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(place),
+        runtime_env={"env_vars": thread_env(1)},
+    ).remote(build_base)
 
 
 def this_node() -> NodeAffinitySchedulingStrategy:

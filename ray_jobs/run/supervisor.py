@@ -226,12 +226,13 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def _tend(self) -> None:
         """Now and then: replace workers that do not follow the policy, start those that the run may have and there is
-        room for by now, let go of those that it may not have any more."""
+        room for by now, let go of those that it may not have any more. Raises BaseLostError."""
         if self._hopes():
             self._replace_lost()
         if time.monotonic() - self._tended_at < TEND_EVERY_S:
             return
         self._tended_at = time.monotonic()
+        self._actors.check_base()
         for index in ray.get(self._actors.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
             self._lost(index, AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s"))
         self._replace_lost()

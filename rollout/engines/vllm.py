@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
-from rollout.engines.base_weights import ExportedBase
 from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
@@ -27,6 +26,9 @@ from rollout.engines.vllm_parts import (
     scoring_params,
 )
 from rollout.types import Completion, VersionSwitch
+
+if TYPE_CHECKING:
+    from rollout.engines.base_weights import ExportedBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class VllmEngine:
         *,
         seed: int,
         in_lockstep: bool = False,
-        base: ExportedBase | None = None,
+        base: "ExportedBase | None" = None,
     ) -> None:
         self._model_path = model_path
         self._base = base

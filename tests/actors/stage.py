@@ -133,8 +133,9 @@ class Stage:
 def open_stage(
     config: RunConfig,
     *,
-    build_worker: Callable[[int], Any] = SimulatedWorker,
-    build_learner: Callable[[], Any] = SimulatedLearner,
+    build_worker: Callable[..., Any] = SimulatedWorker,
+    build_learner: Callable[..., Any] = SimulatedLearner,
+    build_base: Callable[[], Any] | None = None,
 ) -> Iterator[Stage]:
     """The actors of a run, up and in step with its newest version; none of them is left afterwards."""
     console = io.StringIO()
@@ -142,7 +143,14 @@ def open_stage(
         said = Console(RichConsole(file=console))
         watch = Watch(config.liveness, resume=f"`agentflow resume {folder.path}`", note=said.note)
         said.late = watch.late
-        actors = RunActors(config, folder, build_learner=build_learner, build_worker=build_worker, watch=watch)
+        actors = RunActors(
+            config,
+            folder,
+            build_learner=build_learner,
+            build_worker=build_worker,
+            build_base=build_base,
+            watch=watch,
+        )
         try:
             with watch:
                 for index in range(config.rollout.num_workers):
@@ -159,8 +167,8 @@ def dismiss(actors: RunActors) -> None:
     """End all actors; the next test looks for its own by the names of their processes."""
     for index in actors.worker_indices:
         actors.stop_worker(index)
-    ray.kill(actors.learner)
-    ray.kill(actors.store)
+    for actor in (actors.learner, actors.store, *([actors.base] if actors.base else [])):
+        ray.kill(actor)
     actors.release()
     wait_until(lambda: not any(map(processes, PARTS)))
 

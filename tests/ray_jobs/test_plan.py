@@ -216,6 +216,36 @@ def test_a_further_engine_is_held_to_its_share_of_another_card():
     assert {"rollout.engine.kv_cache_gib": 3.0} in refusal["remedies"]
 
 
+ONE_COPY = ("card.share_base=true", "rollout.engine.kv_cache_gib=17.5")
+
+
+def test_one_copy_of_the_base_leaves_an_a40_room_for_120_000_tokens():
+    """17.5 GiB / (144 KiB x 16) = 7964.4 blocks of 16 tokens."""
+    facts = plan_of("dapo_qwen3_8b_a40", *ONE_COPY)
+    assert facts["fits"]
+    assert facts["kv"]["num_tokens"] == 7964 * 16
+    weights = {
+        process["name"]: part["num_bytes"]
+        for process in facts["cards"][0]["processes"]
+        for part in process["parts"]
+        if part["name"] == "weights"
+    }
+    assert weights == {"base weights": 2 * 8_190_735_360, "PRM": 2 * 596_049_920}
+
+
+def test_one_copy_too_large_a_cache_is_refused_with_what_fits():
+    facts = plan_of("dapo_qwen3_8b_a40", "card.share_base=true", "rollout.engine.kv_cache_gib=19")
+    assert {"rollout.engine.kv_cache_gib": 18.0} in facts["refusals"][0]["remedies"]
+    (hopeless,) = plan_of("dapo_qwen3_8b_a40", *ONE_COPY, card="20")["refusals"]
+    assert "no setting makes it fit (weights alone take 16.37)" in hopeless["reason"]
+
+
+def test_a_further_engine_on_another_card_has_a_base_of_its_own():
+    facts = plan_of("dapo_qwen3_8b_a40", *ONE_COPY, "rollout.num_workers=2")
+    (engine,) = facts["cards"][1]["processes"]
+    assert engine["parts"][0] == facts["cards"][0]["processes"][0]["parts"][0]
+
+
 def test_an_engine_over_two_cards_puts_half_on_each():
     """Weights 15.26 / 2; half of the 8 key-value heads, so twice as many tokens in a card's cache."""
     facts = plan_of("dapo_qwen3_8b_a40", "rollout.engine.tensor_parallel=2", "card.learner=0.6", "card.shared=false")

@@ -1,10 +1,11 @@
 """When a card is shared, and what is reserved then."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from configs.loading import load_run_config
+from configs.loading import ConfigError, load_run_config
 from ray_jobs.run import resources
 
 ON_CARDS = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
@@ -46,3 +47,37 @@ def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
     assert "PYTORCH_ALLOC_CONF" not in resources.thread_env(2)
     assert not [name for name in card if name.startswith("MALLOC_")]  # a model passes through here on its way to a card
     assert int(cpu["MALLOC_TRIM_THRESHOLD_"]) == 64 * 2**30
+
+
+SHARED_BASE = ("card.shared=true", "card.share_base=true")
+
+
+def test_the_holder_of_a_shared_base_takes_its_share_from_the_learners():
+    both = load_run_config(None, [*ON_CARDS, *SHARED_BASE, "card.learner=0.4"])
+    assert resources.learner_resources(both) == [{"CPU": 1.0, "GPU": pytest.approx(0.39)}]
+    alone = load_run_config(None, [*ON_CARDS, "card.shared=true", "card.learner=0.4"])
+    assert resources.learner_resources(alone) == [{"CPU": 1.0, "GPU": 0.4}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (("rollout.engine.adapter_mode=merged",), "adapter_mode = 'native', not 'merged'"),
+        (("card.shared=false",), "needs card.shared = true"),
+        (("learner.device=cpu",), "learner.device = 'cpu'"),
+        (("learner.num_workers=2",), "learner.num_workers = 2"),
+        (("rollout.engine.tensor_parallel=2",), "tensor_parallel = 2"),
+        (("learner.dtype=float32",), "learner.dtype is float32, rollout.engine.dtype bfloat16"),
+        (("card.learner=0.01",), "card.learner = 0.01 must be more than the 0.01"),
+    ],
+)
+def test_a_base_that_cannot_be_shared_is_refused_with_the_setting(changes, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_run_config(None, [*ON_CARDS, *SHARED_BASE, *changes])
+
+
+def test_on_cpus_a_base_is_shared_only_in_a_cluster_of_the_runs_own(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    rehearsal = ["card.share_base=true", "rollout.engine.adapter_mode=native"]
+    assert load_run_config(None, rehearsal).shares_base
+    assert not load_run_config(None, [*rehearsal, "cluster.address=auto"]).shares_base
