@@ -60,7 +60,8 @@ SMALL = (
 def doubles_found() -> Iterator[None]:
     """Processes that are started meanwhile find the doubles of these tests."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT, ROOT / "tests" / "actors", ROOT / "tests" / "rollout")))
+    rooms = (ROOT / "tests" / room for room in ("actors", "rollout", "learner"))
+    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT, *rooms)))
     try:
         yield
     finally:
