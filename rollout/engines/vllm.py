@@ -99,9 +99,9 @@ class Commands:
             self._queue.get().refuse(error)
 
 
-FIRST, IN_TURN = -1, 0
-"""Priorities. The canary is short and holds up everything that is sampled with new weights: it does not wait behind the
-requests that an update sent back to the queue."""
+FIRST = 0
+"""Priority of the canary, before all trajectories, which begin at 1: it is short and holds up everything that is
+sampled with new weights."""
 
 
 class VllmEngine:
@@ -136,6 +136,7 @@ class VllmEngine:
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
         self._pinned: dict[str, int] = {}
+        self._begun: dict[str, int] = {}
         self._closing = False
         self._busy_s = 0.0
         self._num_preemptions = 0
@@ -283,14 +284,17 @@ class VllmEngine:
             policy_version=self._version_for(request),
             result=completion_of,
         )
-        self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry)
+        # Who began first goes first: the next turn of a dialogue finds its beginning in the cache, where it would be
+        # evicted while all the others have their turns.
+        priority = self._begun.setdefault(request.trajectory_id, self._next_id + 1)
+        self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry, priority=priority)
 
     def _add_scoring(self, token_ids: tuple[int, ...], future: Future[list[float]]) -> None:
         entry = OpenRequest(trajectory_id="", future=future, policy_version=self._version, result=prompt_logprobs_of)
         self._open_request(token_ids, scoring_params, entry, priority=FIRST)
 
     def _open_request(
-        self, token_ids: Sequence[int], params: Callable[[], Any], entry: OpenRequest, *, priority: int = IN_TURN
+        self, token_ids: Sequence[int], params: Callable[[], Any], entry: OpenRequest, *, priority: int
     ) -> None:
         if not entry.future.set_running_or_notify_cancel():
             return
@@ -321,6 +325,7 @@ class VllmEngine:
 
     def _abort(self, trajectory_id: str) -> None:
         self._pinned.pop(trajectory_id, None)
+        self._begun.pop(trajectory_id, None)
         ids = [key for key, entry in self._open.items() if entry.trajectory_id == trajectory_id]
         if ids:
             self._llm.abort_request(ids)
