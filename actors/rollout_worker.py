@@ -105,7 +105,7 @@ class RolloutWorkerActor:
 
     async def workload(self) -> Any:
         """What this worker did since it was asked last."""
-        return self._workload.reading(self._index, self._worker.engine.load.busy_s, len(self._running))
+        return self._workload.reading(self._index, self._worker.engine.load, len(self._running))
 
     async def sandbox(self) -> "SandboxState | None":
         """The walls around its code tool, which depend on its machine."""

@@ -64,7 +64,14 @@ class SimulatedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        return EngineLoad(busy_s=time.monotonic() - self._started, kv_usage=0.0, num_waiting=0, num_preemptions=0)
+        return EngineLoad(
+            busy_s=time.monotonic() - self._started,
+            kv_usage=0.0,
+            num_waiting=0,
+            num_preemptions=0,
+            computed_tokens=0,
+            repeated_tokens=0,
+        )
 
     async def prepare_adapter(self, version: int, adapter: bytes) -> tuple[int, bytes]:
         return version, adapter

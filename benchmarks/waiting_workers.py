@@ -126,6 +126,8 @@ class WaitingWorker:
             engine_busy_s=0.0,
             places=self._load.places,
             running=len(self._running),
+            computed_tokens=0,
+            repeated_tokens=0,
         )
 
     async def _admission(self) -> Admission:

@@ -85,12 +85,16 @@ class ConcurrencyControl:
 
 
 Answer = TypeVar("Answer")
+NOTHING_DONE = EngineLoad(
+    busy_s=0.0, kv_usage=0.0, num_waiting=0, num_preemptions=0, computed_tokens=0, repeated_tokens=0
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReading:
     """Seconds since the reading before: in all, waiting for admission with places free, engine computing. And the
-    places that the cache allows, and how many of them were taken at the time of reading."""
+    places that the cache allows, and how many of them were taken at the time of reading; and of the tokens that the
+    engine computed those that it had computed before."""
 
     worker: int
     elapsed_s: float
@@ -98,6 +102,8 @@ class WorkerReading:
     engine_busy_s: float
     places: int
     running: int
+    computed_tokens: int
+    repeated_tokens: int
 
 
 class Workload:
@@ -109,7 +115,7 @@ class Workload:
         # Asked about twice per group, so a turnover of all places is about so many questions.
         self._control = ConcurrencyControl(most, least, turnover=2 * most)
         self._read_at = time.monotonic()
-        self._busy_before = 0.0
+        self._before = NOTHING_DONE
         self._waited_s = 0.0
         self.num_places = most
 
@@ -128,16 +134,18 @@ class Workload:
         finally:
             self._waited_s += time.monotonic() - started
 
-    def reading(self, worker: int, busy_s: float, running: int) -> WorkerReading:
+    def reading(self, worker: int, load: EngineLoad, running: int) -> WorkerReading:
         """What was since the call before."""
         now = time.monotonic()
         reading = WorkerReading(
             worker=worker,
             elapsed_s=now - self._read_at,
             admission_wait_s=self._waited_s,
-            engine_busy_s=busy_s - self._busy_before,
+            engine_busy_s=load.busy_s - self._before.busy_s,
             places=self.num_places,
             running=running,
+            computed_tokens=load.computed_tokens - self._before.computed_tokens,
+            repeated_tokens=load.repeated_tokens - self._before.repeated_tokens,
         )
-        self._read_at, self._busy_before, self._waited_s = now, busy_s, 0.0
+        self._read_at, self._before, self._waited_s = now, load, 0.0
         return reading

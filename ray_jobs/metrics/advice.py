@@ -125,6 +125,10 @@ _ADVICE: Mapping[Limit, tuple[Advice, ...]] = {
         _WORKERS,
         Advice("shorten turns with rollout.max_turn_tokens", _lowered("rollout.max_turn_tokens")),
         Advice(
+            "raise rollout.engine.kv_cache_gib where many tokens are computed again",
+            _raised("rollout.engine.kv_cache_gib"),
+        ),
+        Advice(
             "raise pipeline_depth where many places of a GPU are unused; max_staleness is its bound",
             _where(lambda run: run.rollout.engine.device == "cuda", _further_ahead),
         ),

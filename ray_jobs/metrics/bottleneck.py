@@ -29,7 +29,8 @@ class Shares:
     weights, on the learner's side). Of the workers' wall time: `backpressure` (waiting for admission with free places)
     and `engine_busy` (the engine steps, requests are open). `tool_wait`: of a trajectory's time, in tools. `prm_wait`:
     of a group's time, waiting for PRM scores. `kept_share`: groups with signal among those that ended. `places_used`:
-    running groups over allowed places.
+    running groups over allowed places. `repeated`: of the tokens that the engines compute, those that they had computed
+    for the turn before and that are in their caches no more.
     """
 
     learner_busy: float
@@ -41,6 +42,7 @@ class Shares:
     prm_wait: float
     kept_share: float
     places_used: float
+    repeated: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ _SAID: Mapping[Limit, str] = {
     "tools": "tools limit: trajectories spend {tool_wait:.0%} of their time in them while the engine is busy only "
     "{engine_busy:.0%}; {places_used:.0%} of the places are used",
     "engine": "the engine limits: it is busy {engine_busy:.0%} of the time while the learner waits {learner_wait:.0%}; "
-    "{places_used:.0%} of the places are used",
+    "{places_used:.0%} of the places are used, and {repeated:.0%} of its tokens it had computed before",
     "admission": "admission limits: workers with free places wait for it {backpressure:.0%} of their time, "
     "and the learner waits {learner_wait:.0%} of its",
     "balanced": "nothing stands out: the learner computes {learner_busy:.0%} and waits {learner_wait:.0%} of its time, "
@@ -134,6 +136,7 @@ def shares_of_step(
         prm_wait=_share(known["prm_s"], known["duration_s"]),
         kept_share=_share(known["kept"], known["groups"]) if known["groups"] > 0 else 1.0,
         places_used=_share(sum(one.running for one in readings), sum(one.places for one in readings)),
+        repeated=_share(sum(one.repeated_tokens for one in readings), sum(one.computed_tokens for one in readings)),
     )
 
 

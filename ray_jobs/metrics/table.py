@@ -164,6 +164,11 @@ LOGGED: tuple[Metric, ...] = (
         ("prm_wait", "share", "Of the groups' time: they wait for PRM scores"),
         ("kept_share", "share", "Groups with signal among those that ended, as the verdict counts them"),
         ("places_used", "share", "Running groups over the places that the engines' caches allow"),
+        (
+            "repeated",
+            "share",
+            "Of the tokens that engines compute: computed for the turn before, and evicted since",
+        ),
     ),
     *_metrics(
         "cold_start",
@@ -211,7 +216,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "What limits the speed?": {
         "The bottleneck": ("util/bottleneck",),
         "The learner": ("util/learner_busy", "util/learner_wait", "util/publish"),
-        "The workers": ("util/engine_busy", "util/backpressure", "util/places_used"),
+        "The workers": ("util/engine_busy", "util/backpressure", "util/places_used", "util/repeated"),
         "Waiting for others": ("util/tool_wait", "util/prm_wait", "util/kept_share"),
         "Seconds per train step": ("time/step_s", "learner/step_s", "learner/wait_s", "learner/publish_s"),
         "Tokens per train step": ("learner/loss_tokens", "learner/packed_tokens", "learner/sequence_tokens"),

@@ -196,4 +196,5 @@ class Training:
 
 
 def _shares(row: Mapping[str, float]) -> Shares:
-    return Shares(**{name: row[f"util/{name}"] for name in Shares.__dataclass_fields__})
+    # A run that was begun before a share was measured has none of it.
+    return Shares(**{name: row.get(f"util/{name}", 0.0) for name in Shares.__dataclass_fields__})

@@ -61,12 +61,16 @@ class GenerationRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """busy_s: seconds spent computing so far. kv_usage: share of the KV cache in use. num_waiting: requests that wait
-    for a place. num_preemptions: requests thrown out of the cache so far, for want of room."""
+    for a place. num_preemptions: requests thrown out of the cache so far, for want of room. computed_tokens: of prompts
+    and completions so far; repeated_tokens: those among them that begin a trajectory's next turn and were computed in
+    the one before, but are in the cache no more."""
 
     busy_s: float
     kv_usage: float
     num_waiting: int
     num_preemptions: int
+    computed_tokens: int
+    repeated_tokens: int
 
 
 class Engine(Protocol):

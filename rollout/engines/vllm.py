@@ -18,6 +18,7 @@ from rollout.engines.adapters import AdapterMerger, NativeAdapters
 from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
+    KV_BLOCK,
     OpenRequest,
     build_llm,
     completion_of,
@@ -104,6 +105,24 @@ FIRST = 0
 sampled with new weights."""
 
 
+@dataclass(slots=True)
+class _Dialogue:
+    """A trajectory's requests: the number of the first one, and what the newest that ended was told and answered."""
+
+    number: int
+    told: tuple[int, ...] = ()
+
+    def repeated(self, output: Any, block: int) -> int:
+        """Tokens of this request that were computed for the one before. The cache is cut into blocks: what is less than
+        one is always computed again."""
+        prompt, before = output.prompt_token_ids, self.told
+        self.told = (*prompt, *output.outputs[0].token_ids)
+        if not before or tuple(prompt[: len(before)]) != before:
+            return 0
+        # The last token of a completion was sampled, and its own step never ran.
+        return max(0, (len(before) - 1) // block * block - (output.num_cached_tokens or 0))
+
+
 class VllmEngine:
     """An `Engine` over vLLM, for a base model and the adapters trained on it.
 
@@ -136,11 +155,12 @@ class VllmEngine:
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
         self._pinned: dict[str, int] = {}
-        self._begun: dict[str, int] = {}
+        self._dialogues: dict[str, _Dialogue] = {}
         self._closing = False
         self._busy_s = 0.0
         self._num_preemptions = 0
         self._computed_tokens = 0
+        self._repeated_tokens = 0
         self.sampled_tokens = 0
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -167,6 +187,8 @@ class VllmEngine:
             kv_usage=float(scheduler.kv_cache_manager.usage),
             num_waiting=len(scheduler.waiting),
             num_preemptions=self._num_preemptions,
+            computed_tokens=self._computed_tokens,
+            repeated_tokens=self._repeated_tokens,
         )
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -274,6 +296,8 @@ class VllmEngine:
             if output.finished:
                 entry = self._open.pop(output.request_id)
                 self.sampled_tokens += len(output.outputs[0].token_ids)
+                if dialogue := self._dialogues.get(entry.trajectory_id):
+                    self._repeated_tokens += dialogue.repeated(output, KV_BLOCK[self._config.device])
                 entry.future.set_result(entry.result(output, entry))
         self._busy_s += time.perf_counter() - started
 
@@ -286,8 +310,8 @@ class VllmEngine:
         )
         # Who began first goes first: the next turn of a dialogue finds its beginning in the cache, where it would be
         # evicted while all the others have their turns.
-        priority = self._begun.setdefault(request.trajectory_id, self._next_id + 1)
-        self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry, priority=priority)
+        dialogue = self._dialogues.setdefault(request.trajectory_id, _Dialogue(self._next_id + 1))
+        self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry, priority=dialogue.number)
 
     def _add_scoring(self, token_ids: tuple[int, ...], future: Future[list[float]]) -> None:
         entry = OpenRequest(trajectory_id="", future=future, policy_version=self._version, result=prompt_logprobs_of)
@@ -325,7 +349,7 @@ class VllmEngine:
 
     def _abort(self, trajectory_id: str) -> None:
         self._pinned.pop(trajectory_id, None)
-        self._begun.pop(trajectory_id, None)
+        self._dialogues.pop(trajectory_id, None)
         ids = [key for key, entry in self._open.items() if entry.trajectory_id == trajectory_id]
         if ids:
             self._llm.abort_request(ids)

@@ -29,12 +29,14 @@ def make_shares(**changes):
         prm_wait=0.05,
         kept_share=0.6,
         places_used=0.8,
+        repeated=0.0,
     )
     return replace(quiet, **changes)
 
 
 def make_reading(**changes):
     reading = {"worker": 0, "elapsed_s": 10.0, "admission_wait_s": 0.0, "engine_busy_s": 0.0, "places": 8, "running": 0}
+    reading |= {"computed_tokens": 0, "repeated_tokens": 0}
     return WorkerReading(**(reading | changes))
 
 
@@ -53,7 +55,7 @@ PLANTED = {
     "signal": (make_shares(**WAITING, kept_share=0.12), ["12%", "50%"]),
     "prm": (make_shares(**WAITING, prm_wait=0.45), ["45%", "50%"]),
     "tools": (make_shares(**WAITING, tool_wait=0.7, engine_busy=0.31), ["70%", "31%", "80%"]),
-    "engine": (make_shares(**WAITING, engine_busy=0.97), ["97%", "50%", "80%"]),
+    "engine": (make_shares(**WAITING, engine_busy=0.97, repeated=0.3), ["97%", "50%", "80%", "30%"]),
     "admission": (make_shares(**WAITING, backpressure=0.3), ["30%", "50%"]),
     "balanced": (make_shares(), ["85%", "10%", "60%"]),
 }
@@ -99,8 +101,17 @@ def test_a_learner_that_waits_for_no_known_reason_is_balanced():
 def test_shares_of_a_step_by_hand():
     facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
     readings = [
-        make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6),
-        make_reading(worker=1, elapsed_s=30.0, admission_wait_s=3.0, engine_busy_s=28.0, places=4, running=3),
+        make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6, computed_tokens=300),
+        make_reading(
+            worker=1,
+            elapsed_s=30.0,
+            admission_wait_s=3.0,
+            engine_busy_s=28.0,
+            places=4,
+            running=3,
+            computed_tokens=500,
+            repeated_tokens=200,
+        ),
     ]
     assert step(facts=facts, readings=readings) == Shares(
         learner_busy=0.7,
@@ -112,6 +123,7 @@ def test_shares_of_a_step_by_hand():
         prm_wait=0.1,
         kept_share=0.75,
         places_used=0.75,
+        repeated=0.25,
     )
 
 
@@ -151,6 +163,7 @@ def test_metrics_have_stable_names_and_the_verdict_as_its_number():
         "util/publish": 0.02,
         "util/kept_share": 0.6,
         "util/places_used": 0.8,
+        "util/repeated": 0.0,
         "util/bottleneck": 2.0,
     }
 

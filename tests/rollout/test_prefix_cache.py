@@ -37,25 +37,47 @@ def words(rng):
     return tuple(rng.randrange(50, 500) for _ in range(32))
 
 
+async def turn(engine, name, told, rng):
+    """16 sampled tokens, and a tool's result of 32; returns the dialogue so far."""
+    request = GenerationRequest(
+        trajectory_id=name, prompt_token_ids=told, max_tokens=16, temperature=1.0, seed=len(told)
+    )
+    completion = await engine.generate(request)
+    await asyncio.sleep(0.01)
+    return told + completion.token_ids + words(rng)
+
+
 async def dialogue(engine, number):
-    """Its turns, one after the other, each with a tool's result; returns its length without what all begin with."""
+    """Returns how many tokens of it had to be computed, what all begin with left out."""
     rng = random.Random(number)
     told = SYSTEM + words(rng)
-    for turn in range(NUM_TURNS):
-        asked = GenerationRequest(
-            trajectory_id=str(number), prompt_token_ids=told, max_tokens=16, temperature=1.0, seed=turn
-        )
-        told += (await engine.generate(asked)).token_ids
-        if turn < NUM_TURNS - 1:
-            await asyncio.sleep(0.01)
-            told += words(rng)
+    for _ in range(NUM_TURNS):
+        told = await turn(engine, str(number), told, rng)
     engine.release(str(number))
-    return len(told) - len(SYSTEM)
+    return len(told) - 32 - len(SYSTEM)
 
 
 async def test_a_dialogue_that_began_goes_on_before_others_begin(engine):
     """Were the turns served as they come, each would be the last of all dialogues' turns, and find its beginning
     evicted: 2.2 times what is needed was computed."""
     lengths = await asyncio.gather(*(dialogue(engine, number) for number in range(NUM_DIALOGUES)))
-    pulse = await engine.pulse()
-    assert pulse.done <= 1.5 * (sum(lengths) + len(SYSTEM))
+    computed, repeated = engine.load.computed_tokens, engine.load.repeated_tokens
+    assert computed <= 1.5 * (sum(lengths) + len(SYSTEM))
+    assert repeated <= 0.1 * computed
+
+
+async def test_what_is_computed_again_because_it_is_in_the_cache_no_more_is_counted(engine):
+    """The second turn begins with 64 + 16 tokens, whose first two blocks of 32 are whole; the third with 112 + 16, of
+    which the last was sampled and not computed: three blocks."""
+    rng = random.Random(0)
+    told = await turn(engine, "a", SYSTEM + words(rng), rng)
+    await engine.forget_prefixes()
+    told = await turn(engine, "a", told, rng)
+    assert engine.load.repeated_tokens == 64
+    told = await turn(engine, "a", told, rng)
+    assert engine.load.repeated_tokens == 64
+    await engine.forget_prefixes()
+    await turn(engine, "b", told, rng)  # begins as another one did, and is none of its turns
+    assert engine.load.repeated_tokens == 64
+    await turn(engine, "a", told, rng)
+    assert engine.load.repeated_tokens == 64
