@@ -1,0 +1,61 @@
+"""The warehouse's clerk as a ToolCallingAgent of smolagents: every reply must call, and the last call is the answer.
+
+    agentflow train benchmarks/agents/smolagents_tools.toml
+
+smolagents waits for each reply, so every attempt has a thread. It writes what it called as words of the assistant into
+the next prompt, so each reply is a branch.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultHttpxClient
+from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
+
+from envs.types import Task
+from ray_jobs.commands.starter import warehouse
+from rollout.agent.own import GivenTask
+
+THREADS = ThreadPoolExecutor(64)
+CONNECTIONS = DefaultHttpxClient(trust_env=False)
+OBSERVED = "Observation:\n"
+
+
+@tool
+def article_of(order: str) -> str:
+    """The article of an order.
+
+    Args:
+        order: Its number.
+    """
+    return warehouse.article_of(order)
+
+
+@tool
+def shelf_of(article: str) -> str:
+    """The shelf of an article.
+
+    Args:
+        article: Its name.
+    """
+    return warehouse.shelf_of(article)
+
+
+async def solve(task: GivenTask, client: AsyncOpenAI) -> str:
+    given = task.question, str(client.base_url), client.api_key
+    return await asyncio.get_running_loop().run_in_executor(THREADS, answer, *given)
+
+
+def answer(question: str, base_url: str, key: str) -> str:
+    model = OpenAIModel("policy", api_base=base_url, api_key=key, client_kwargs={"http_client": CONNECTIONS})
+    clerk = ToolCallingAgent([article_of, shelf_of], model, max_steps=4, verbosity_level=LogLevel.OFF)
+    return str(clerk.run(question)).strip()
+
+
+async def teach(task: Task, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
+    """What the starter's teacher says, in the way of smolagents: results are the user's words, an answer is a call."""
+    results = [one["content"].removeprefix(OBSERVED) for one in messages if one["content"].startswith(OBSERVED)]
+    said = await warehouse.teach(task, [{"role": "tool", "content": result} for result in results], tools)
+    return warehouse.call("final_answer", answer=said) if isinstance(said, str) else said
