@@ -2,24 +2,20 @@
 
     agentflow train benchmarks/agents/smolagents_tools.toml
 
-smolagents waits for each reply, so every attempt has a thread. It writes what it called as words of the assistant into
-the next prompt, so each reply is a branch.
+smolagents waits for each reply, so `solve` is a plain function. What was called stands in the next prompt as words of
+the assistant, so each reply is a branch.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultHttpxClient
+from openai import OpenAI
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from envs.types import Task
 from ray_jobs.commands.starter import warehouse
 from rollout.agent.own import GivenTask
 
-THREADS = ThreadPoolExecutor(64)
-CONNECTIONS = DefaultHttpxClient(trust_env=False)
 OBSERVED = "Observation:\n"
 
 
@@ -43,15 +39,10 @@ def shelf_of(article: str) -> str:
     return warehouse.shelf_of(article)
 
 
-async def solve(task: GivenTask, client: AsyncOpenAI) -> str:
-    given = task.question, str(client.base_url), client.api_key
-    return await asyncio.get_running_loop().run_in_executor(THREADS, answer, *given)
-
-
-def answer(question: str, base_url: str, key: str) -> str:
-    model = OpenAIModel("policy", api_base=base_url, api_key=key, client_kwargs={"http_client": CONNECTIONS})
+def solve(task: GivenTask, client: OpenAI) -> str:
+    model = OpenAIModel("policy", client=client)
     clerk = ToolCallingAgent([article_of, shelf_of], model, max_steps=4, verbosity_level=LogLevel.OFF)
-    return str(clerk.run(question)).strip()
+    return str(clerk.run(task.question)).strip()
 
 
 async def teach(task: Task, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
