@@ -69,7 +69,7 @@ class FunctionSolving:
         try:
             given = self._function(task, client) if self._is_async else _in_a_thread(self._function, task, client)
             answer = await given
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise AgentError(f"agent.function: '{self._name}' failed with {failure(error)}") from error
         if not isinstance(answer, str):
             raise AgentError(

@@ -72,6 +72,12 @@ def waits(task, client):
 def waits_in_vain(task, client):
     raise KeyError("y")
 
+async def exits(task, client):
+    raise SystemExit("enough")
+
+def exits_its_thread(task, client):
+    raise SystemExit("enough")
+
 def sleeps(task, client):
     time.sleep(3600)
 """
@@ -159,6 +165,8 @@ async def test_an_agent_is_not_told_the_answer(functions):
             "waits_in_vain",
             r"'agents_of_a_test:waits_in_vain' failed with KeyError: 'y' \(agents_of_a_test.py, line \d+\)",
         ),
+        ("exits", "failed with SystemExit: enough"),
+        ("exits_its_thread", "failed with SystemExit: enough"),
         ("gives_none", "returned NoneType, not a text; return '' where it has no answer"),
         ("asks_nobody", "answered without a call that the endpoint took"),
     ],
