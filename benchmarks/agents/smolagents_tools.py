@@ -12,6 +12,7 @@ from typing import Any
 from openai import OpenAI
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
+from benchmarks.agents.teacher import next_reply
 from envs.types import Task
 from ray_jobs.commands.starter import warehouse
 from rollout.agent.own import GivenTask
@@ -46,7 +47,7 @@ def solve(task: GivenTask, client: OpenAI) -> str:
 
 
 async def teach(task: Task, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
-    """What the starter's teacher says, in the way of smolagents: results are the user's words, an answer is a call."""
+    """In the way of smolagents: results are the user's words, an answer is a call."""
     results = [one["content"].removeprefix(OBSERVED) for one in messages if one["content"].startswith(OBSERVED)]
-    said = await warehouse.teach(task, [{"role": "tool", "content": result} for result in results], tools)
+    said = next_reply(task, results)
     return warehouse.call("final_answer", answer=said) if isinstance(said, str) else said
