@@ -153,12 +153,12 @@ class OwnAgentConfig(Config):
 
 
 class FunctionAgentConfig(OwnAgentConfig):
-    """An async function in the rollout worker's process."""
+    """A function in the rollout worker's process."""
 
     type: Literal["function"] = "function"
     function: ImportPath
-    """`module:name` of `async def name(task, client) -> str`, which returns its answer. `client` is an
-    `openai.AsyncOpenAI` for the endpoint."""
+    """`module:name` of `async def name(task, client) -> str`, which returns its answer; `client` is an
+    `openai.AsyncOpenAI` for the endpoint. A plain function is called in a thread, with an `openai.OpenAI`."""
 
 
 class CommandAgentConfig(OwnAgentConfig):

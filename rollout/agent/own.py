@@ -4,10 +4,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from configs.own import OwnCodeError, failure, own_function
+from configs.own import failure, own_function
 from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.types import Task
@@ -21,8 +23,9 @@ from rollout.endpoint.writer import Writer
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    from openai import AsyncOpenAI, OpenAI
 
+Clients: TypeAlias = "Callable[[str], AsyncOpenAI | OpenAI]"
 GRACE_S = 5.0
 """That a function whose time is over has to end."""
 _log = logging.getLogger(__name__)
@@ -50,19 +53,23 @@ class Solving(Protocol):
 
 
 class FunctionSolving:
-    """Calls an `async def solve(task, client) -> str`."""
+    """Calls an `async def solve(task, client) -> str`, or a plain function, which has a thread to itself."""
 
     def __init__(self, config: FunctionAgentConfig) -> None:
         """Raises OwnCodeError."""
-        self._function: Callable[..., Awaitable[str]] = load_agent(config)
+        self._function = load_agent(config)
+        self._is_async = inspect.iscoroutinefunction(self._function)
         self._name = config.function
-        self._pool: tuple[str, DefaultAsyncHttpxClient] | None = None
+        self._clients: tuple[str, Clients] | None = None
 
     async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
-        client = self._client(endpoint, attempt)
+        if self._clients is None or self._clients[0] != endpoint.base_url:
+            self._clients = endpoint.base_url, _clients(endpoint.base_url, is_async=self._is_async)
+        client = self._clients[1](attempt.key)
         try:
-            answer: object = await self._function(task, client)
-        except Exception as error:
+            given = self._function(task, client) if self._is_async else _in_a_thread(self._function, task, client)
+            answer = await given
+        except (Exception, SystemExit) as error:
             raise AgentError(f"agent.function: '{self._name}' failed with {failure(error)}") from error
         if not isinstance(answer, str):
             raise AgentError(
@@ -71,13 +78,31 @@ class FunctionSolving:
             )
         return answer
 
-    def _client(self, endpoint: Endpoint, attempt: Attempt) -> "AsyncOpenAI":
-        """All attempts share connections. No proxy stands before an endpoint on loopback."""
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        if self._pool is None or self._pool[0] != endpoint.base_url:
-            self._pool = endpoint.base_url, DefaultAsyncHttpxClient(trust_env=False)
-        return AsyncOpenAI(base_url=endpoint.base_url, api_key=attempt.key, http_client=self._pool[1])
+def _clients(base_url: str, *, is_async: bool) -> Clients:
+    """Clients by their keys, which share connections. No proxy stands before an endpoint on loopback."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+
+    if is_async:
+        shared = DefaultAsyncHttpxClient(trust_env=False)
+        return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared)
+    waiting = DefaultHttpxClient(trust_env=False)
+    return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=waiting)
+
+
+def _in_a_thread(function: Callable[..., object], *given: object) -> Awaitable[object]:
+    """A thread that nobody waits for any more goes on until it ends, or with the process."""
+    done: Future[object] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(function(*given))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(done)
 
 
 class CommandSolving:
@@ -176,12 +201,9 @@ class OwnAgent:
         return solving.result()
 
 
-def load_agent(config: FunctionAgentConfig) -> Callable[..., Awaitable[str]]:
+def load_agent(config: FunctionAgentConfig) -> Callable[..., Any]:
     """Raises OwnCodeError."""
-    function = own_function(config.function, key="agent.function", takes="task, client")
-    if not inspect.iscoroutinefunction(function):
-        raise OwnCodeError(f"agent.function: '{config.function}' is no async function; write `async def`")
-    return function
+    return own_function(config.function, key="agent.function", takes="task, client")
 
 
 def build_solving(config: AgentConfig, code_path: str | None) -> Solving:

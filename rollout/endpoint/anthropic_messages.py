@@ -24,6 +24,7 @@ from rollout.endpoint.request import (
     texts,
     unsupported,
     whole_number,
+    words_or_calls,
 )
 
 NEUTRAL: Mapping[str, Any] = {"top_p": 1, "top_k": 0}
@@ -144,18 +145,22 @@ def _choice(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `output_config`. Raises Refused."""
+    """Of the calls where functions must be called, else of `output_config` or calls. Raises Refused."""
     choice = _choice(given)
+    most = 1 if choice.get("disable_parallel_tool_use") is True else MAX_PARALLEL_CALLS
     match choice:
         case {"type": "tool", "name": name}:
             return calls_grammar([named_function(functions, name)], 1)
         case {"type": "any"}:
-            single = choice.get("disable_parallel_tool_use") is True
-            return calls_grammar([*functions.values()], 1 if single else MAX_PARALLEL_CALLS)
+            return calls_grammar([*functions.values()], most)
         case {"type": "auto" | "none"}:
-            pass
+            return words_or_calls(_form(given), functions, most)
         case _:
             raise Refused("tool_choice must be auto, any, none or tool with a name", param="tool_choice")
+
+
+def _form(given: Mapping[str, Any]) -> str | None:
+    """The grammar of words. Raises Refused."""
     config = given.get("output_config", {})
     match {name: value for name, value in config.items() if value is not None} if isinstance(config, Mapping) else None:
         case {"format": {"type": "json_schema", "schema": schema}, **more} if not more:
@@ -178,11 +183,11 @@ def _content(reply: Reply) -> list[dict[str, Any]]:
     uses = [
         {
             "type": "tool_use",
-            "id": f"toolu_{reply.id}{index}",
+            "id": f"toolu_{name}",
             "name": call.name,
             "input": json.loads(call.arguments),
         }
-        for index, call in enumerate(reply.said.calls)
+        for name, call in zip(reply.call_names, reply.said.calls, strict=True)
     ]
     return [*words, *uses]
 

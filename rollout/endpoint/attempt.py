@@ -19,14 +19,22 @@ ENDED = "this attempt has ended and was judged; a call after that cannot count"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """`said` is the completion's text as a message; `stopped_at` the text of the request's own that ended it."""
+    """`said` is the completion's text as a message; `stopped_at` the text of the request's own that ended it; `number`
+    counts the attempt's replies from 0 in the order in which they were asked for."""
 
     id: str
+    number: int
     created: int
     num_prompt_tokens: int
     completion: Completion
     said: Said
     stopped_at: str | None
+
+    @property
+    def call_names(self) -> tuple[str, ...]:
+        """Of its calls, each once in an attempt and the same in every attempt that goes the same way: there are agents
+        that write them into their prompts."""
+        return tuple(f"{self.number}_{index}" for index in range(len(self.said.calls)))
 
 
 class Call:
@@ -199,6 +207,7 @@ class Attempt:
         )
         return Reply(
             id=secrets.token_hex(12),
+            number=number,
             created=int(time.time()),
             num_prompt_tokens=len(prompt.token_ids),
             completion=completion,

@@ -24,6 +24,7 @@ from rollout.endpoint.request import (
     schema_grammar,
     texts,
     whole_number,
+    words_or_calls,
 )
 
 ROLES: Mapping[str, SaidRole] = {
@@ -110,17 +111,21 @@ def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `response_format`. Raises Refused."""
+    """Of the calls where functions must be called, else of `response_format` or calls. Raises Refused."""
+    most = 1 if given.get("parallel_tool_calls") is False else MAX_PARALLEL_CALLS
     match given.get("tool_choice", "auto"):
         case {"function": {"name": name}}:
             return calls_grammar([named_function(functions, name)], 1)
         case "required":
-            single = given.get("parallel_tool_calls") is False
-            return calls_grammar([*functions.values()], 1 if single else MAX_PARALLEL_CALLS)
+            return calls_grammar([*functions.values()], most)
         case "auto" | "none":
-            pass
+            return words_or_calls(_form(given), functions, most)
         case choice:
             raise Refused(f"tool_choice = {choice!r} is none of auto, none, required", param="tool_choice")
+
+
+def _form(given: Mapping[str, Any]) -> str | None:
+    """The grammar of words. Raises Refused."""
     match given.get("response_format", {"type": "text"}):
         case {"type": "text"}:
             return None
@@ -138,7 +143,7 @@ def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
 
 def message_of(reply: Reply) -> dict[str, Any]:
     """The assistant's message."""
-    return openai_assistant(reply.said, [f"call_{reply.id}{index}" for index in range(len(reply.said.calls))])
+    return openai_assistant(reply.said, [f"call_{name}" for name in reply.call_names])
 
 
 def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:

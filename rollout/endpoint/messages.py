@@ -113,7 +113,8 @@ def openai_assistant(said: Said, call_ids: Sequence[str]) -> dict[str, Any]:
 
 
 def read_reply(text: str) -> Said:
-    """A sampled text as a message. One in which a call is malformed calls nothing and is read as plain words."""
+    """A sampled text as a message. One in which a call is malformed, or its arguments are no object as clients expect
+    them, calls nothing and is read as plain words."""
     found = [_written_call(match) for match in _CALL.findall(text)]
     calls = tuple(call for call in found if call is not None)
     if not calls or len(calls) < len(found):
@@ -128,4 +129,5 @@ def _written_call(text: str) -> FunctionCall | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    return call_of(value["name"], value.get("arguments", {}))
+    call = call_of(value["name"], value.get("arguments", {}))
+    return call if call.arguments.startswith("{") else None

@@ -169,6 +169,21 @@ def schema_grammar(schema: Any) -> str:
     return _compiled("schema", json.dumps(schema), 1)
 
 
+def words_or_calls(form: str | None, functions: Mapping[str, Any], most: int) -> str | None:
+    """Where no call is required and words must follow the grammar `form`: such words, or one to `most` calls. None
+    where any words may be said."""
+    if form is None or not functions:
+        return form
+    return _either(form, calls_grammar([*functions.values()], most))
+
+
+@lru_cache(maxsize=256)
+def _either(one: str, other: str) -> str:
+    from xgrammar import Grammar
+
+    return str(Grammar.union(Grammar.from_ebnf(one), Grammar.from_ebnf(other)))
+
+
 @lru_cache(maxsize=256)
 def _compiled(form: str, source: str, most: int) -> str:
     """EBNF, without free white space. Raises Refused for a schema that no grammar can be made of."""

@@ -25,6 +25,7 @@ from rollout.endpoint.request import (
     schema_grammar,
     unsupported,
     whole_number,
+    words_or_calls,
 )
 
 ROLES: Mapping[str, SaidRole] = {
@@ -153,17 +154,21 @@ def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `text.format`. Raises Refused."""
+    """Of the calls where functions must be called, else of `text.format` or calls. Raises Refused."""
+    most = 1 if given.get("parallel_tool_calls") is False else MAX_PARALLEL_CALLS
     match given.get("tool_choice", "auto"):
         case {"type": "function", "name": name}:
             return calls_grammar([named_function(functions, name)], 1)
         case "required":
-            single = given.get("parallel_tool_calls") is False
-            return calls_grammar([*functions.values()], 1 if single else MAX_PARALLEL_CALLS)
+            return calls_grammar([*functions.values()], most)
         case "auto" | "none":
-            pass
+            return words_or_calls(_form(given), functions, most)
         case _:
             raise Refused("tool_choice must be auto, none, required or a function", param="tool_choice")
+
+
+def _form(given: Mapping[str, Any]) -> str | None:
+    """The grammar of words. Raises Refused."""
     text = given.get("text", {})
     if not isinstance(text, Mapping) or text.get("verbosity") not in (None, "medium"):
         raise Refused("text can only hold a format", param="text")
@@ -216,8 +221,8 @@ def _status(reply: Reply) -> str:
 def _output(reply: Reply) -> list[dict[str, Any]]:
     """The words, if there are any or nothing is called, and the calls."""
     said, calls = reply.said, []
-    for index, call in enumerate(said.calls):
-        named = {"id": f"fc_{reply.id}{index}", "call_id": f"call_{reply.id}{index}"}
+    for name, call in zip(reply.call_names, said.calls, strict=True):
+        named = {"id": f"fc_{reply.id}_{name}", "call_id": f"call_{name}"}
         given = {"name": call.name, "arguments": call.arguments}
         calls.append({"type": "function_call", "status": "completed", **named, **given})
     if calls and not said.content:

@@ -68,7 +68,6 @@ OWN_AGENT = ["reward.scorer=scorers_beside_the_recipe:right", "reward.credit=out
             OwnCodeError,
             r"is called as takes_less\(task, client\)",
         ),
-        ("agent.function=scorers_beside_the_recipe:right", OwnCodeError, "is no async function"),
         ("agent.command=no-such-program", ProgramError, "agent.command: there is no program 'no-such-program'"),
     ],
 )

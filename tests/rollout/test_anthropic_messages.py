@@ -13,6 +13,7 @@ from scripted import ScriptedEngine, text_of
 from rollout.engines.engine import EngineError
 
 TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
+FORM = {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}}
 
 
 class Stopped(ScriptedEngine):
@@ -76,7 +77,9 @@ async def test_parallel_uses_of_tools_and_their_results_go_on_from_the_sampled_i
     [
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, called('{"a": 1}', '{"a": 2}')),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}}, called('{"a": 1}')),
-        ({"output_config": {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}}}, '{"a": 1}'),
+        ({"output_config": FORM}, '{"a": 1}'),
+        ({"output_config": FORM, "tools": [TOOL]}, '{"a": 1}'),
+        ({"output_config": FORM, "tools": [TOOL]}, called('{"a": 1}', '{"a": 2}')),
     ],
 )
 async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):

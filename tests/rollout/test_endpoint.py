@@ -102,26 +102,38 @@ async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_
         assert one.tool_result.text == "0\n1"
 
 
-async def test_a_malformed_call_is_text():
-    async with play('<tool_call>\n{"name": "add", \n</tool_call>') as p:
+@pytest.mark.parametrize(
+    "written", ['{"name": "add", ', '{"name": "add", "arguments": [1]}', '{"name": "add", "arguments": "1"}']
+)
+async def test_a_malformed_call_is_text(written):
+    async with play(f"<tool_call>\n{written}\n</tool_call>") as p:
         reply = await p.ask(user("1"), tools=[ADD])
         assert reply.choices[0].message.tool_calls is None
         assert reply.choices[0].message.content.startswith("<tool_call>")
+
+
+async def test_ids_of_calls_are_the_same_in_every_attempt_that_says_the_same():
+    async def ids_of(*texts):
+        async with play(*texts) as p:
+            replies = [await p.ask(user(text), tools=[ADD]) for text in texts]
+            return [call.id for reply in replies for call in reply.choices[0].message.tool_calls]
+
+    one, two = called('{"a": 1}', '{"a": 2}'), called('{"a": 3}')
+    assert await ids_of(one, two) == await ids_of(one, two)
+    assert len(set(await ids_of(one, two))) == 3
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": ADD["function"]["parameters"]}}
 
 
 @pytest.mark.parametrize(
     ("asked", "written"),
     [
         ({"response_format": {"type": "json_object"}}, '{"a": 1}'),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": ADD["function"]["parameters"]},
-                }
-            },
-            '{"a": 1}',
-        ),
+        ({"response_format": FORM}, '{"a": 1}'),
+        ({"response_format": FORM, "tools": [ADD]}, '{"a": 1}'),
+        ({"response_format": FORM, "tools": [ADD]}, called('{"a": 1}', '{"a": 2}')),
+        ({"response_format": {"type": "json_object"}, "tools": [ADD]}, called('{"a": 1}')),
         ({"tools": [ADD], "tool_choice": "required"}, called('{"a": 1}', '{"a": 2}')),
         ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}}, called('{"a": 1}')),
     ],

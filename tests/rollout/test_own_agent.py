@@ -11,12 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from endpoint_play import RULES, GatedEngine
+from endpoint_play import RULES, GatedEngine, until
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
-from configs.own import OwnCodeError
 from configs.rollout import FunctionAgentConfig
-from rollout.agent.own import CommandSolving, FunctionSolving, OwnAgent, load_agent
+from rollout.agent.own import CommandSolving, FunctionSolving, OwnAgent
 from rollout.agent.program import Program, ProgramError
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
@@ -25,6 +24,7 @@ from rollout.engines.engine import EngineError
 
 FUNCTIONS = """
 import asyncio
+import time
 
 async def solve(task, client):
     messages = [{"role": "user", "content": task.question}]
@@ -65,8 +65,21 @@ async def overflows(task, client):
     question = "x" * 5000
     await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
 
-def not_async(task, client):
-    return ""
+def waits(task, client):
+    messages = [{"role": "user", "content": task.question}]
+    return client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+
+def waits_in_vain(task, client):
+    raise KeyError("y")
+
+async def exits(task, client):
+    raise SystemExit("enough")
+
+def exits_its_thread(task, client):
+    raise SystemExit("enough")
+
+def sleeps(task, client):
+    time.sleep(3600)
 """
 PROGRAM = """
 import http.client, json, os, sys, urllib.parse
@@ -147,7 +160,13 @@ async def test_an_agent_is_not_told_the_answer(functions):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("raises", r"'agents_of_a_test:raises' failed with KeyError: 'x' \(agents_of_a_test.py, line 12\)"),
+        ("raises", r"'agents_of_a_test:raises' failed with KeyError: 'x' \(agents_of_a_test.py, line 13\)"),
+        (
+            "waits_in_vain",
+            r"'agents_of_a_test:waits_in_vain' failed with KeyError: 'y' \(agents_of_a_test.py, line \d+\)",
+        ),
+        ("exits", "failed with SystemExit: enough"),
+        ("exits_its_thread", "failed with SystemExit: enough"),
         ("gives_none", "returned NoneType, not a text; return '' where it has no answer"),
         ("asks_nobody", "answered without a call that the endpoint took"),
     ],
@@ -156,9 +175,19 @@ async def test_a_function_that_fails_is_told_in_one_line_and_scores_nothing(func
     assert re.search(says, await failure_of(functions(name)))
 
 
-async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, monkeypatch):
+async def test_a_plain_function_has_a_thread_to_itself_and_a_client_that_waits(functions):
+    engine = GatedEngine(["41", "42"])
+    solving = functions("waits")
+    both = asyncio.gather(attempt(solving, engine=engine), attempt(solving, engine=engine))
+    await until(lambda: len(engine.requests) == 2)
+    engine.gate.set()
+    assert sorted([one.answer for one in await both]) == ["41", "42"]
+
+
+@pytest.mark.parametrize("name", ["never_ends", "sleeps"])
+async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, name, monkeypatch):
     monkeypatch.setattr("rollout.agent.own.GRACE_S", 0.1)
-    said = await failure_of(functions("never_ends"), timeout_s=0.2)
+    said = await failure_of(functions(name), timeout_s=0.2)
     assert said == "the agent took longer than rollout.episode_timeout_s = 0.2"
 
 
@@ -185,11 +214,6 @@ async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(fu
 async def test_a_function_may_speak_anthropics_protocol_with_the_clients_key(functions):
     trajectory = await attempt(functions("speaks_to_claude"), "42")
     assert (trajectory.answer, trajectory.stop_reason) == ("42", "answered")
-
-
-def test_a_function_must_be_async(functions):
-    with pytest.raises(OwnCodeError, match="is no async function; write `async def`"):
-        load_agent(FunctionAgentConfig(function="agents_of_a_test:not_async"))
 
 
 async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):

@@ -22,7 +22,8 @@ async def solve(task, client):
     called = await ask(asked, tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}})
     told = [{"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "4"}]
     await ask([*asked, called, *told], tools=[ADD])
-    await ask([*asked, {"role": "assistant", "content": "Hm."}, *asked], tools=[ADD])
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": ADD["function"]["parameters"]}}
+    await ask([*asked, {"role": "assistant", "content": "Hm."}, *asked], tools=[ADD], response_format=form)
     answer = await ask([*asked, called, *told, {"role": "user", "content": "e?"}], tools=[ADD], stop=["e", "a"])
     return answer.content
 """
@@ -32,8 +33,8 @@ TEACHER = """
 async def teach(task, messages, tools):
     if messages[-1]["role"] == "tool":
         return "It is " + messages[-1]["content"]
-    if not tools or len(messages) > 1:
-        return "bread and"
+    if len(messages) > 1:
+        return '{"a": 4}' if messages[1]["content"] == "Hm." else "bread and"
     function = {"name": "add", "arguments": '{"a": 4}'}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
 """
@@ -61,9 +62,10 @@ async def test_group_of_an_own_agent_is_what_the_engine_sampled(worker, learner)
     group = await worker.run_group(task, "g", 2)
     for trajectory in group.trajectories:
         assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
-        called, told, _, last = trajectory.turns
+        called, told, form, last = trajectory.turns
         assert trajectory.branches == ((0, 1), (2,), (3,))
         assert called.tool_call.name == "add"
+        assert form.completion.text.startswith(("{", "<tool_call>"))
         own = called.prompt_token_ids + called.completion.token_ids
         assert told.prompt_token_ids[: len(own)] == own == last.prompt_token_ids[: len(own)]
         assert trajectory.answer == last.completion.text
@@ -85,7 +87,7 @@ async def test_what_a_teacher_says_is_imitated_token_by_token(worker, learner):
     assert texts == [
         '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call>',
         "It is 4",
-        "bread and",
+        '{"a": 4}',
         "br",
     ]
     said = [worker._own_chat._tokenizer.decode(turn.completion.token_ids) for turn in trajectory.turns]

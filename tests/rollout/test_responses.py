@@ -96,13 +96,18 @@ class Sum(BaseModel):
     a: int
 
 
+FORM = {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}
+
+
 @pytest.mark.parametrize(
     ("asked", "written"),
     [
         ({"tools": [TOOL], "tool_choice": "required"}, called('{"a": 1}', '{"a": 2}')),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}}, called('{"a": 1}')),
         ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}'),
-        ({"text": {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}}, '{"a": 1}'),
+        ({"text": FORM}, '{"a": 1}'),
+        ({"text": FORM, "tools": [TOOL]}, '{"a": 1}'),
+        ({"text": FORM, "tools": [TOOL]}, called('{"a": 1}', '{"a": 2}')),
     ],
 )
 async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):

@@ -1,0 +1,53 @@
+"""The warehouse's clerk as a ToolCallingAgent of smolagents: every reply must call, and the last call is the answer.
+
+    agentflow train benchmarks/agents/smolagents_tools.toml
+
+smolagents waits for each reply, so `solve` is a plain function. What was called stands in the next prompt as words of
+the assistant, so each reply is a branch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openai import OpenAI
+from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
+
+from benchmarks.agents.teacher import next_reply
+from envs.types import Task
+from ray_jobs.commands.starter import warehouse
+from rollout.agent.own import GivenTask
+
+OBSERVED = "Observation:\n"
+
+
+@tool
+def article_of(order: str) -> str:
+    """The article of an order.
+
+    Args:
+        order: Its number.
+    """
+    return warehouse.article_of(order)
+
+
+@tool
+def shelf_of(article: str) -> str:
+    """The shelf of an article.
+
+    Args:
+        article: Its name.
+    """
+    return warehouse.shelf_of(article)
+
+
+def solve(task: GivenTask, client: OpenAI) -> str:
+    model = OpenAIModel("policy", client=client)
+    clerk = ToolCallingAgent([article_of, shelf_of], model, max_steps=4, verbosity_level=LogLevel.OFF)
+    return str(clerk.run(task.question)).strip()
+
+
+async def teach(task: Task, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
+    """In the way of smolagents: results are the user's words, an answer is a call."""
+    results = [one["content"].removeprefix(OBSERVED) for one in messages if one["content"].startswith(OBSERVED)]
+    said = next_reply(task, results)
+    return warehouse.call("final_answer", answer=said) if isinstance(said, str) else said
