@@ -194,14 +194,6 @@ async def test_version_that_comes_again_after_the_base_is_not_taken_for_the_one_
     assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[0], asked, one)) > OTHER_WEIGHTS
 
 
-def test_closed_engine_leaves_nothing_in_shared_memory(native):
-    roots = [place.path for place in native._native._places]
-    assert roots
-    assert all(root.exists() for root in roots)
-    native.close()
-    assert not any(root.exists() for root in roots)
-
-
 async def test_an_engine_on_the_shared_base_samples_and_scores_bit_for_bit_like_one_with_its_own(
     engine, model_path, adapters, prompt
 ):
@@ -219,3 +211,11 @@ async def test_an_engine_on_the_shared_base_samples_and_scores_bit_for_bit_like_
         assert answers[0] == answers[1]
     finally:
         shared.close()
+
+
+def test_closed_engine_leaves_nothing_in_shared_memory(native):
+    roots = [place.path for place in native._native._places]
+    assert roots
+    assert all(root.exists() for root in roots)
+    native.close()
+    assert not any(root.exists() for root in roots)
