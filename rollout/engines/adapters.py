@@ -34,7 +34,7 @@ class AdapterMerger:
         return self._merged(self._factors(adapter))
 
     def base_weights(self) -> Iterator[tuple[str, Any]]:
-        for name, tensors in self._files():
+        for name, tensors in weights_in(self._model_path):
             yield name, tensors.get_tensor(name)
 
     def write_adapter_folder(self, folder: Path, adapter: bytes) -> None:
@@ -72,7 +72,7 @@ class AdapterMerger:
         found = {int(factor.shape[0]) for name, factor in factors.items() if name.endswith(_A)}
         if found != {rank}:
             raise ValueError(f"its rank is {sorted(found)}, the configuration says model.lora_rank = {rank}")
-        for name, tensors in self._files():
+        for name, tensors in weights_in(self._model_path):
             stem = _stem(name)
             if stem + _A in factors:
                 fits = [factors[stem + _B].shape[0], factors[stem + _A].shape[1]]
@@ -90,18 +90,19 @@ class AdapterMerger:
         stems = {name.removesuffix(_A).removesuffix(_B) for name in factors}
         if missing := {stem + end for stem in stems for end in (_A, _B)} - factors.keys():
             raise ValueError(f"the adapter lacks {sorted(missing)[:3]}")
-        if strange := stems - {_stem(name) for name, _ in self._files()}:
+        if strange := stems - {_stem(name) for name, _ in weights_in(self._model_path)}:
             raise ValueError(f"the adapter has weights the base model lacks: {sorted(strange)[:3]}")
         return factors
 
-    def _files(self) -> Iterator[tuple[str, Any]]:
-        """The name of every base weight, and the open file that holds it."""
-        from safetensors import safe_open
 
-        for file in sorted(self._model_path.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, tensors
+def weights_in(model_path: Path) -> Iterator[tuple[str, Any]]:
+    """The name of every weight of a model folder, and the open safetensors file that holds it."""
+    from safetensors import safe_open
+
+    for file in sorted(model_path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                yield name, tensors
 
 
 def _stem(name: str) -> str:

@@ -4,18 +4,18 @@ vLLM joins queries, keys and values, and gate and up, along their outputs. A sli
 is a view of what was joined: the learner's model, by transformers' names, is built on such views without a copy.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from configs.processor import Precision
+from rollout.engines.adapters import weights_in
 from rollout.memory.episodic import MemoryFolder
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -82,8 +82,7 @@ class BaseWeights:
     """Holds a model's weights, joined, as long as it lives. Raises ValueError for a model that vLLM joins otherwise."""
 
     def __init__(self, model_path: Path, *, device: str, precision: Precision) -> None:
-        files = sorted(model_path.glob("*.safetensors"))
-        shapes = {name: weights.get_slice(name).get_shape() for name, weights in _weights_in(files)}
+        shapes = {name: weights.get_slice(name).get_shape() for name, weights in weights_in(model_path)}
         try:
             self._rows = rows_of(shapes)
         except KeyError as error:
@@ -91,7 +90,7 @@ class BaseWeights:
                 f"{model_path} has no weight {error}, which an engine joins with others: card.share_base is for models "
                 "of the Llama, Qwen2 and Qwen3 families; set card.share_base=false"
             ) from error
-        self._joined = self._loaded(files, shapes, device, precision)
+        self._joined = self._loaded(model_path, shapes, device, precision)
         self._shared: MemoryFolder | None = None
 
     def export(self) -> ExportedBase:
@@ -107,11 +106,11 @@ class BaseWeights:
         if self._shared is not None:
             self._shared.close()
 
-    def _loaded(self, files: Sequence[Path], shapes: Shapes, device: str, precision: Precision) -> dict[str, Tensor]:
+    def _loaded(self, model_path: Path, shapes: Shapes, device: str, precision: Precision) -> dict[str, Tensor]:
         """Each part is copied to its place in what is joined: no weight is on the device twice."""
         joined = empty_joined(shapes, self._rows, device=device, dtype=getattr(torch, precision))
         places = separate(joined, self._rows)
-        for name, weights in _weights_in(files):
+        for name, weights in weights_in(model_path):
             places[name].copy_(weights.get_tensor(name))
         return joined
 
@@ -123,14 +122,6 @@ class BaseWeights:
             save_file(self._joined, file)
             self._joined = load_file(file)
         return self._shared.path / "base.safetensors"
-
-
-def _weights_in(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """The name of every weight, and the open file that holds it."""
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (not a mapping)
-                yield name, weights
 
 
 def _names(name: str) -> tuple[str, tuple[str, ...]]:

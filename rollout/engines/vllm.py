@@ -3,18 +3,19 @@
 import asyncio
 import hashlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
+from rollout.engines.commands import Commands
 from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
@@ -40,64 +41,6 @@ class PreparedAdapter:
     version: int
     digest: str
     weights: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Work, and where its result goes."""
-
-    work: Callable[[], Any]
-    done: Future[Any]
-
-    def run(self) -> None:
-        """A ValueError is a refusal that changed nothing. Anything else may have stopped half-way, and is raised."""
-        if not self.done.set_running_or_notify_cancel():
-            return
-        try:
-            self.done.set_result(self.work())
-        except Exception as error:
-            self.done.set_exception(error)
-            if not isinstance(error, ValueError):
-                raise
-
-    def refuse(self, error: Exception) -> None:
-        if self.done.set_running_or_notify_cancel():
-            self.done.set_exception(error)
-
-
-class Commands:
-    """`submit` is for the other threads, everything else for the one that does the work."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self.failure: BaseException | None = None
-
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        if self.failure is not None:
-            raise EngineError(f"the engine stopped earlier: {self.failure!r}") from self.failure
-        command = _Command(work=work, done=Future())
-        self._queue.put(command)
-        return command.done
-
-    def run_all(self, *, idle: Callable[[], bool]) -> None:
-        """Run what is queued; while there is nothing else to do (`idle`), sleep until something is. Woken by
-        `submit`."""
-        while True:
-            try:
-                command = self._queue.get(block=idle())
-            except queue.Empty:
-                return
-            command.run()
-
-    def stop(self, failure: BaseException) -> EngineError:
-        """Take nothing more; returns what to tell those who wait."""
-        self.failure = failure
-        return EngineError(f"the engine stopped: {failure!r}")
-
-    def refuse_all(self, error: EngineError) -> NoReturn:
-        """For ever: one that was handed in while the thread stopped may not be waited for in vain."""
-        while True:
-            self._queue.get().refuse(error)
 
 
 FIRST = 0
@@ -149,6 +92,7 @@ class VllmEngine:
         self._seed = seed
         self._in_lockstep = in_lockstep
         self._commands = Commands()
+        self._failure: BaseException | None = None
         self._open: dict[str, OpenRequest] = {}
         self._next_id = 0
         self._version = BASE_VERSION
@@ -170,8 +114,8 @@ class VllmEngine:
 
     @property
     def failure(self) -> BaseException | None:
-        """What stopped the engine; None while it works."""
-        return self._commands.failure
+        """What stopped the engine; None while it works, and after `close`."""
+        return self._failure
 
     @property
     def policy_version(self) -> int:
@@ -230,7 +174,7 @@ class VllmEngine:
 
     def release(self, trajectory_id: str) -> None:
         """Drop what a trajectory that ended early still has open; nobody waits for it any more."""
-        if self.failure is None:
+        with suppress(EngineError):
             self._commands.submit(lambda: self._abort(trajectory_id))
 
     async def load_adapter(self, version: int, adapter: bytes) -> str:
@@ -254,7 +198,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Finish what is open and end the thread."""
-        if not self._closing and self.failure is None:
+        with suppress(EngineError):
             self._commands.submit(self._stop)
             self._thread.join(timeout=60)
 
@@ -286,6 +230,7 @@ class VllmEngine:
             while not self._closing:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()
+            self._commands.end(EngineError("the engine is closed"))
         except BaseException as error:
             logging.getLogger(__name__).exception("the engine stopped")
             self._fail(error)
@@ -435,6 +380,8 @@ class VllmEngine:
         self._scheduler.update_from_output = counted
 
     def _stop(self) -> None:
+        if self._closing:
+            return
         self._drain()
         if self._native is not None:
             self._native.close()
@@ -442,8 +389,10 @@ class VllmEngine:
 
     def _fail(self, error: BaseException) -> None:
         """Whoever learns of it finds `failure` set: its process is to end."""
-        stopped = self._commands.stop(error)
+        self._failure = error
+        stopped = EngineError(f"the engine stopped: {error!r}")
+        stopped.__cause__ = error
         for entry in self._open.values():
             entry.future.set_exception(stopped)
         self._open.clear()
-        self._commands.refuse_all(stopped)
+        self._commands.end(stopped)

@@ -3,8 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollout.engines.commands import Commands
 from rollout.engines.engine import EngineError
-from rollout.engines.vllm import Commands, VllmEngine
+from rollout.engines.vllm import VllmEngine
 
 
 def raising(error):
@@ -61,32 +62,52 @@ def test_idle_thread_sleeps_until_work_is_handed_in():
     assert not thread.is_alive()
 
 
-def refuse_everything(commands, failure):
-    stopped = commands.stop(failure)
-    threading.Thread(target=commands.refuse_all, args=(stopped,), daemon=True).start()
-
-
-def test_after_a_failure_nobody_waits_in_vain():
+def test_after_the_end_nobody_waits_in_vain():
     commands = Commands()
     waiting = commands.submit(lambda: "never")
-    refuse_everything(commands, RuntimeError("out of memory"))
-    with pytest.raises(EngineError, match="the engine stopped: RuntimeError"):
-        waiting.result(5)
-    with pytest.raises(EngineError, match=r"the engine stopped earlier: RuntimeError\('out of memory'\)"):
+    commands.end(EngineError("the engine is closed"))
+    with pytest.raises(EngineError, match="the engine is closed"):
+        waiting.result(0)
+    with pytest.raises(EngineError, match="the engine is closed"):
         commands.submit(lambda: "never")
-    # One that was handed in just as the failure was noted.
-    commands.failure = None
-    late = commands.submit(lambda: "never")
-    with pytest.raises(EngineError, match="the engine stopped: RuntimeError"):
-        late.result(5)
+
+
+def test_of_what_is_handed_in_while_the_thread_ends_each_is_refused():
+    commands, refused, start = Commands(), [], threading.Barrier(5)
+
+    def hand_in():
+        start.wait(5)
+        for _ in range(200):
+            with pytest.raises(EngineError):
+                commands.submit(lambda: "never").result(5)
+            refused.append(1)
+
+    threads = [threading.Thread(target=hand_in) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    start.wait(5)
+    commands.end(EngineError("the engine is closed"))
+    for thread in threads:
+        thread.join(10)
+    assert len(refused) == 800
+
+
+def test_what_stopped_the_work_is_the_cause_of_every_refusal():
+    commands, failure = Commands(), RuntimeError("out of memory")
+    stopped = EngineError("the engine stopped: out of memory")
+    stopped.__cause__ = failure
+    commands.end(stopped)
+    with pytest.raises(EngineError, match="the engine stopped: out of memory") as refused:
+        commands.submit(lambda: "never")
+    assert refused.value.__cause__ is failure
 
 
 def test_refusing_leaves_cancelled_work_alone():
     commands = Commands()
     cancelled, other = commands.submit(lambda: 1), commands.submit(lambda: 2)
     cancelled.cancel()
-    refuse_everything(commands, OSError())
-    assert isinstance(other.exception(5), EngineError)
+    commands.end(EngineError("the engine is closed"))
+    assert isinstance(other.exception(0), EngineError)
 
 
 async def test_adapter_is_hashed_and_checked_without_the_engines_thread():

@@ -21,6 +21,7 @@ from real_engine import (
 )
 
 from rollout.engines.base_weights import BaseWeights
+from rollout.engines.engine import EngineError
 from rollout.store.canary import CanaryScores, canary_fault, moved
 
 pytestmark = pytest.mark.slow
@@ -219,3 +220,12 @@ def test_closed_engine_leaves_nothing_in_shared_memory(native):
     assert all(root.exists() for root in roots)
     native.close()
     assert not any(root.exists() for root in roots)
+
+
+async def test_closed_engine_refuses_instead_of_letting_wait(native, prompt):
+    native.close()
+    native.close()
+    native.release("t0")
+    with pytest.raises(EngineError, match="the engine is closed"):
+        await native.generate_together(sampling_requests([prompt], max_tokens=2))
+    assert native.failure is None
