@@ -17,8 +17,8 @@ class ExportError(UserError):
 
 
 def write_merged_model(model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float) -> None:
-    """The model of `model_path` with the adapter folded in (None: as it is), weight for weight what the engine samples
-    with: W0 + alpha / rank * B A in float32, rounded to the base's own type. One file is in memory at a time.
+    """The model of `model_path` with the adapter folded in (None: as it is): W0 + alpha / rank * B A, computed in
+    float32 and rounded to the base's own type, as for an engine of that type. One file is in memory at a time.
 
     Raises ExportError when the adapter does not fit the model, OSError when the disk is full.
     """

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from configs.processor import Precision
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS, lora_request
@@ -22,10 +23,15 @@ KEPT = MAX_LORAS + 1
 
 
 class AdapterMerger:
-    """Knows the base model's files; computes W0 + scale * B A from the untouched W0 for every version."""
+    """Knows the base model's files; computes W0 + scale * B A in float32, from the untouched W0 for every version.
 
-    def __init__(self, model_path: Path, scale: float) -> None:
+    `dtype` is what the result is rounded to: the engine's, since a step of RL is less than bfloat16 can tell of most
+    weights. None: the file's own.
+    """
+
+    def __init__(self, model_path: Path, scale: float, *, dtype: Precision | None = None) -> None:
         self._model_path = model_path
+        self._dtype = dtype
         self.scale = scale
 
     def merged_weights(self, adapter: bytes) -> Iterator[tuple[str, Any]]:
@@ -64,7 +70,8 @@ class AdapterMerger:
                 yield name, weight
                 continue
             a, b = factors[stem + _A].to(torch.float32), factors[stem + _B].to(torch.float32)
-            yield name, (weight.to(torch.float32) + (b @ a) * self.scale).to(weight.dtype)
+            dtype = getattr(torch, self._dtype) if self._dtype else weight.dtype
+            yield name, (weight.to(torch.float32) + (b @ a) * self.scale).to(dtype)
 
     def check(self, adapter: bytes, *, rank: int) -> None:
         """Raises ValueError where the adapter is of another model or of another rank, whose scale would be wrong."""

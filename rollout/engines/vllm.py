@@ -213,7 +213,8 @@ class VllmEngine:
 
     def _run(self) -> None:
         try:
-            self._merger = AdapterMerger(self._model_path, self._model.lora_alpha / self._model.lora_rank)
+            scale = self._model.lora_alpha / self._model.lora_rank
+            self._merger = AdapterMerger(self._model_path, scale, dtype=self._config.precision)
             self._llm = build_llm(
                 self._model_path,
                 self._config,

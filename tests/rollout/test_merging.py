@@ -42,6 +42,15 @@ def test_merged_weight_is_the_base_weight_and_scale_times_the_product_of_the_fac
     assert merged["model.layers.0.q_proj.weight"].dtype == torch.bfloat16
 
 
+def test_engine_in_float32_gets_what_the_files_type_would_round_away(model):
+    # A first step of RL moves a weight by less than bfloat16 can tell: 1 + 2^-9 is 1 in it.
+    step = adapter(q_proj__A=[[2.0**-9, 0.0, 0.0]], q_proj__B=[[2.0], [0.0]])
+    exact = dict(AdapterMerger(model, scale=0.5, dtype="float32").merged_weights(step))
+    assert exact["model.layers.0.q_proj.weight"].tolist() == [[1 + 2.0**-9, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    rounded = dict(AdapterMerger(model, scale=0.5).merged_weights(step))
+    assert rounded["model.layers.0.q_proj.weight"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
 def test_weights_without_factors_are_those_of_the_base_model(model):
     merger = AdapterMerger(model, scale=0.5)
     base, merged = dict(merger.base_weights()), dict(merger.merged_weights(query_adapter()))
