@@ -4,7 +4,8 @@ import hashlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from configs.learner import LearnerConfig, ModelConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks
-from learner.packing import pack, split_microbatches
-from learner.policy import Policy
+from learner.packing import split_microbatches
+from learner.policy import Policy, Prepared
 from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
 from rollout.store.canary import TEXT as CANARY_TEXT
@@ -92,7 +93,7 @@ class Learner:
         nothing but the version and the place in the schedule, and says so."""
         started = time.perf_counter()
         self._step_logprobs = {}
-        sums = self._accumulate(batch.microbatches, lambda rows: self._rl_loss(rows, batch))
+        sums = self._accumulate(batch.microbatches, lambda prepared: self._rl_loss(prepared, batch))
         metrics = off_policy_metrics(sums, batch)
         metrics |= {"loss": sums["loss"], "grad_norm": self.optimizer.clipped_norm(self.config.max_grad_norm)}
         skipped = refusal(metrics, batch, self.config.guard)
@@ -123,8 +124,8 @@ class Learner:
         self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
 
-        def loss(rows: Sequence[TrainingSample]) -> tuple[Tensor, dict[str, float]]:
-            return -self.policy.logprobs(rows).sum() / num_tokens, {}
+        def loss(prepared: Prepared) -> tuple[Tensor, dict[str, float]]:
+            return -self.policy.logprobs(prepared).sum() / num_tokens, {}
 
         sums = self._accumulate(split_microbatches(samples, self.config.microbatch_tokens), loss)
         grad_norm = self.optimizer.clipped_norm(self.config.max_grad_norm)
@@ -183,15 +184,16 @@ class Learner:
         with torch.no_grad():
             return Canary(token_ids=tuple(token_ids), logprobs=said(), base_logprobs=self._base_canary)
 
-    def _rl_loss(self, rows: Sequence[TrainingSample], batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
+    def _rl_loss(self, prepared: Prepared, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a microbatch and the sums that its tokens add to the step's."""
-        learner = self.policy.logprobs(rows)
+        rows = prepared.samples
+        learner = self.policy.logprobs(prepared)
         self._step_logprobs |= trained_logprobs(rows, learner)
         rollout, advantages, mask, turn_ids, ages = (
             _padded([getattr(row, name) for row in rows], learner.shape[1], learner.device)
             for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
-        ref = self._ref_logprobs(rows)
+        ref = self._ref_logprobs(prepared)
         inputs = LossInputs(
             learner_logprobs=learner,
             rollout_logprobs=rollout,
@@ -207,30 +209,30 @@ class Learner:
         output = self._loss(inputs)
         return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
 
-    def _ref_logprobs(self, rows: Sequence[TrainingSample]) -> Tensor | None:
+    def _ref_logprobs(self, prepared: Prepared) -> Tensor | None:
         """Log-probs of the reference; None where the objective has no KL term."""
         if not self.config.has_reference:
             return None
         with self.policy.as_reference():
-            return self.policy.logprobs(rows)
+            return self.policy.logprobs(prepared)
 
     def _accumulate(
         self,
         microbatches: Sequence[Sequence[TrainingSample]],
-        loss_of: Callable[[Sequence[TrainingSample]], tuple[Tensor, dict[str, float]]],
+        loss_of: Callable[[Prepared], tuple[Tensor, dict[str, float]]],
     ) -> dict[str, float]:
         """Backward through every microbatch, with other ranks where there are some; sums of losses and metrics."""
         sums: dict[str, float] = defaultdict(float)
         share = self.optimizer.share(microbatches)
-        for number, rows in enumerate(share, start=1):
-            loss, metrics = loss_of(rows or [NOTHING])
+        for number, (rows, prepared) in enumerate(zip(share, self._prepared(share), strict=True), start=1):
+            loss, metrics = loss_of(prepared)
             self.optimizer.backward(loss if rows else 0 * loss, last=number == len(share))
             if not rows:
                 continue
             for name, value in metrics.items():
                 sums[name] += value
             sums["loss"] += float(loss.detach())
-            sums["packed_tokens"] += len(pack(rows).token_ids)
+            sums["packed_tokens"] += len(prepared.row.token_ids)
             sums["sequence_tokens"] += sum(len(row.token_ids) for row in rows)
         total: dict[str, float] = defaultdict(float)
         # In the order of ranks: each gets the very same numbers, and decides alike.
@@ -238,6 +240,15 @@ class Learner:
             for name, value in one.items():
                 total[name] += value
         return total
+
+    def _prepared(self, share: Sequence[Sequence[TrainingSample]]) -> Iterator[Prepared]:
+        """Packs each microbatch and replays its grammars while the one before it is computed."""
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            ahead = [thread.submit(self.policy.prepare, rows or [NOTHING]) for rows in share[:1]]
+            for rows in share[1:]:
+                ahead.append(thread.submit(self.policy.prepare, rows or [NOTHING]))
+                yield ahead.pop(0).result()
+            yield from (last.result() for last in ahead)
 
     def _all_logprobs(self) -> dict[str, np.ndarray]:
         """Those of all ranks' samples."""

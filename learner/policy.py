@@ -158,72 +158,102 @@ class Policy(Backbone):
         self._logit_chunk_tokens = logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)
 
-    def logprobs(self, samples: Sequence[TrainingSample]) -> Tensor:
-        """Log-probs `[B, T]` in float32 of every trained token under the sampler's temperature and grammar;
-        0 elsewhere, rows padded on the right. One forward pass over the samples' prefix tree."""
+    def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
+        """Everything about a forward pass over the samples' prefix tree that no weights decide. May run in another
+        thread, one call at a time."""
         row = pack(samples)
-        targets = _Targets(samples, row)
+        targets = _find_targets(samples, row)
+        allowed = self._allowed(samples, row, targets.contexts)
+        # A token that the grammar leaves no choice about has log-prob 0 and gradient 0, whatever the weights.
+        chosen = np.bitwise_count(allowed.numpy()).sum(axis=1) > 1
+        allowed = allowed[chosen].pin_memory() if self.device.type == "cuda" else allowed[chosen]
+        return Prepared(samples=tuple(samples), row=row, targets=targets.only(chosen), allowed=allowed)
+
+    def logprobs(self, prepared: "Prepared | Sequence[TrainingSample]") -> Tensor:
+        """Log-probs `[B, T]` in float32 of every trained token under the sampler's temperature and grammar;
+        0 elsewhere, rows padded on the right. One forward pass."""
+        if not isinstance(prepared, Prepared):
+            prepared = self.prepare(prepared)
+        targets, allowed = prepared.targets, prepared.allowed.to(self.device, non_blocking=True)
         trained = token_logprobs(
-            self.hidden_states(row)[self.tensor(targets.contexts)],
+            self.hidden_states(prepared.row)[self.tensor(targets.contexts)],
             self.head_weight,
             self.tensor(targets.temperatures),
-            self._constraint(targets),
+            lambda logits, start, end: self._grammars.constrain(logits, allowed[start:end]),
             self.tensor(targets.context_of),
             self.tensor(targets.tokens),
             chunk_contexts=self._logit_chunk_tokens,
         )
+        samples = prepared.samples
         shape = (len(samples), max(len(sample.token_ids) for sample in samples))
         where = self.tensor(targets.rows), self.tensor(targets.columns)
         return torch.zeros(shape, device=self.device).index_put(where, trained)
 
-    def _constraint(self, targets: "_Targets") -> Constrain:
-        """What the sampler's grammar allowed after each context, applied to the logits chunk by chunk."""
-        bitmask = torch.full((len(targets.contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
-        for span in targets.grammar_spans:
-            bitmask[torch.from_numpy(span.contexts)] = self._grammars.allowed(span.grammar, span.tokens)[span.trained]
-        bitmask = bitmask.to(self.device)
-        return lambda logits, start, end: self._grammars.constrain(logits, bitmask[start:end])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GrammarTokens:
-    """A turn that was sampled under a grammar, all of its tokens: a grammar is replayed from the first token on.
-    `trained` says which of them are, `contexts` where in the targets' contexts these are."""
-
-    grammar: str
-    tokens: np.ndarray
-    trained: np.ndarray
-    contexts: np.ndarray
-
-
-class _Targets:
-    """Where in a packed row the trained tokens are, each distinct context once.
-
-    contexts: `[C]` nodes whose next token is trained. rows, columns, tokens, context_of: `[N]` per trained
-    token, `context_of` indexing `contexts`.
-    """
-
-    def __init__(self, samples: Sequence[TrainingSample], row: PackedRow) -> None:
-        where = [np.nonzero(sample.loss_mask)[0] for sample in samples]
-        self.rows = np.repeat(np.arange(len(samples)), [len(columns) for columns in where])
-        self.columns = np.concatenate(where)
-        nodes = [node_of[columns - 1] for node_of, columns in zip(row.node_of, where, strict=True)]
-        self.contexts, self.context_of = np.unique(np.concatenate(nodes), return_inverse=True)
-        self.tokens = np.concatenate(
-            [sample.token_ids[columns] for sample, columns in zip(samples, where, strict=True)]
-        )
-        self.temperatures = np.ones(len(self.contexts), dtype=np.float32)
-        self.grammar_spans = []
-        for sample, own, node_of in zip(samples, nodes, row.node_of, strict=True):
-            self.temperatures[np.searchsorted(self.contexts, own)] = sample.temperature
+    def _allowed(self, samples: Sequence[TrainingSample], row: PackedRow, contexts: np.ndarray) -> Tensor:
+        """Bitmask `[C, ceil(vocab / 32)]` int32 of what the sampler's grammar allowed after each context. A grammar is
+        replayed from its turn's first token on, trained or not."""
+        bitmask = torch.full((len(contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
+        for sample, node_of in zip(samples, row.node_of, strict=True):
             for span in sample.grammar_spans:
                 trained = np.nonzero(sample.loss_mask[span.start : span.end])[0]
                 if len(trained):
-                    self.grammar_spans.append(
-                        _GrammarTokens(
-                            grammar=span.grammar,
-                            tokens=sample.token_ids[span.start : span.end],
-                            trained=trained,
-                            contexts=np.searchsorted(self.contexts, node_of[span.start - 1 + trained]),
-                        )
-                    )
+                    places = np.searchsorted(contexts, node_of[span.start - 1 + trained])
+                    allowed = self._grammars.allowed(span.grammar, sample.token_ids[span.start : span.end])
+                    bitmask[torch.from_numpy(places)] = allowed[trained]
+        return bitmask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Targets:
+    """Where in a packed row the trained tokens are, each distinct context once.
+
+    contexts: `[C]` nodes whose next token is trained, with their temperatures `[C]`. rows, columns, tokens, context_of:
+    `[N]` per trained token, `context_of` indexing `contexts`.
+    """
+
+    contexts: np.ndarray
+    temperatures: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    tokens: np.ndarray
+    context_of: np.ndarray
+
+    def only(self, kept: np.ndarray) -> "_Targets":
+        """Those after the contexts for which `kept` `[C]` is true."""
+        tokens = kept[self.context_of]
+        return _Targets(
+            contexts=self.contexts[kept],
+            temperatures=self.temperatures[kept],
+            rows=self.rows[tokens],
+            columns=self.columns[tokens],
+            tokens=self.tokens[tokens],
+            context_of=(np.cumsum(kept) - 1)[self.context_of[tokens]],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Samples on their way through the policy. `targets` are the trained tokens that had a choice, `allowed`
+    `[C, ceil(vocab / 32)]` int32 what the grammar left after each of their contexts."""
+
+    samples: tuple[TrainingSample, ...]
+    row: PackedRow
+    targets: _Targets
+    allowed: Tensor
+
+
+def _find_targets(samples: Sequence[TrainingSample], row: PackedRow) -> _Targets:
+    where = [np.nonzero(sample.loss_mask)[0] for sample in samples]
+    nodes = [node_of[columns - 1] for node_of, columns in zip(row.node_of, where, strict=True)]
+    contexts, context_of = np.unique(np.concatenate(nodes), return_inverse=True)
+    temperatures = np.ones(len(contexts), dtype=np.float32)
+    for sample, own in zip(samples, nodes, strict=True):
+        temperatures[np.searchsorted(contexts, own)] = sample.temperature
+    return _Targets(
+        contexts=contexts,
+        temperatures=temperatures,
+        rows=np.repeat(np.arange(len(samples)), [len(columns) for columns in where]),
+        columns=np.concatenate(where),
+        tokens=np.concatenate([sample.token_ids[columns] for sample, columns in zip(samples, where, strict=True)]),
+        context_of=context_of,
+    )

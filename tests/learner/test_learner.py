@@ -361,3 +361,23 @@ def test_a_manifest_without_a_step_is_passed_over_for_the_checkpoint_before(mode
     assert newest is not None
     assert newest.folder == good
     assert faults == [f"{other} is not a planner's checkpoint: its manifest.json has no 'step'"]
+
+
+def test_tokens_that_the_grammar_leaves_no_choice_about_do_not_pass_the_output_head(model_path):
+    learner = make_learner(model_path)
+    prepared = learner.policy.prepare([grammar_turn("a"), grammar_turn("b")])
+    # Of "{", "w1" or "w2", "}" only the middle one is a choice, and the siblings make the same.
+    assert prepared.targets.contexts.tolist() == [2]
+    assert prepared.targets.columns.tolist() == [3, 3]
+    assert learner.policy.logprobs(prepared)[:, [2, 4]].tolist() == [[0, 0], [0, 0]]
+
+
+def test_turn_without_a_single_choice_has_certain_tokens_and_no_gradient(model_path):
+    learner = make_learner(model_path)
+    forced = replace(grammar_turn(), grammar_spans=(GrammarSpan(start=2, end=5, grammar='root ::= "{" "w1" "}"'),))
+    found = learner.policy.logprobs([forced])
+    assert found.tolist() == [[0] * 5]
+    found.sum().backward()
+    assert all(
+        not parameter.grad.any() for parameter in learner.policy.trainable_parameters() if parameter.grad is not None
+    )
