@@ -155,13 +155,15 @@ def measure_ours(options: argparse.Namespace, repeat: int) -> Rate:
     timed = rows[1:]
     # From log line to log line: all that happens between two steps is in it.
     wall_s = rows[-1]["wall_s"] - rows[0]["wall_s"]
-    finished = sum(row["rollout/trajectories"] for row in timed)
+    # A step during which no group ended has none, and no mean of their tokens.
+    ended = [row for row in timed if row["rollout/trajectories"]]
+    finished = sum(row["rollout/trajectories"] for row in ended)
     trained = facts["groups"]["trained"] / len(rows) * len(timed) * config.rollout.group_size
     return Rate(
         name=f"ours, depth {config.pipeline_depth}",
         trajectories_per_s=trained / wall_s,
         finished_per_s=finished / wall_s,
-        tokens_per_completion=sum(row["rollout/sampled_tokens"] * row["rollout/trajectories"] for row in timed)
+        tokens_per_completion=sum(row["rollout/sampled_tokens"] * row["rollout/trajectories"] for row in ended)
         / finished,
         step_s=tuple(later["wall_s"] - row["wall_s"] for row, later in zip(rows, timed, strict=False)),
         note=f"{facts['groups']['filtered']} of {facts['groups']['drawn']} groups without signal",
