@@ -15,7 +15,7 @@ try:
     import verifiers.v1 as vf
 except ModuleNotFoundError as error:
     raise OwnCodeError(
-        f"verifiers 0.4 is missing ({error}): uv pip install -r requirements-verifiers.in "
+        f"verifiers 0.4 is missing ({error}): uv pip install -r requirements-environments.in "
         "--override requirements-cpu.overrides"
     ) from error
 
