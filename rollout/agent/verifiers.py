@@ -56,7 +56,8 @@ class VerifiersEnvironment:
         `[env]` table: `id` of a class that plays in turns, and a table for each seat. A seat plays on this machine,
         and where neither it nor the taskset names a harness, with `null`, which runs no code. At most `num_tasks` are
         loaded of each. `model` is `agent.model`.
-        Raises OwnCodeError for what is not there, and for a harness that would run the model's code unconfined.
+        Raises OwnCodeError for what is not there, for several seats, and for a harness that would run the model's code
+        unconfined.
         """
         self._num_tasks = num_tasks
         self._num_taught = num_taught
@@ -134,7 +135,10 @@ def _config(taskset: str, arguments: Mapping[str, object], environment: Mapping[
         raise OwnCodeError(
             f"verifiers has no taskset '{taskset}' that takes {dict(arguments)}: {_line(error.__cause__ or error)}"
         ) from error
-    for name, harness in config.agent_harnesses().items():
+    seats = config.agent_harnesses()
+    if len(seats) > 1:
+        raise OwnCodeError(f"{config.env_id} has {len(seats)} agents ({', '.join(seats)}); one can be trained")
+    for name, harness in seats.items():
         _check_confined(name, vf.load_harness(harness), getattr(config, name).runtime)
     return config
 

@@ -162,6 +162,10 @@ async def test_attempts_at_a_time_keep_their_own_keys():
         ({"taskset": "no-such-taskset"}, "verifiers has no taskset 'no-such-taskset' that takes {}"),
         ({"taskset": "reverse-text", "arguments": {"colour": 3}}, "'reverse-text' that takes {'colour': 3}"),
         (
+            {"taskset": "reverse-text", "environment": {"id": "user-sim"}},
+            "user-sim+reverse-text has 2 agents (assistant, user); one can be trained",
+        ),
+        (
             {"taskset": "reverse-text", "environment": {"agent": {"harness": {"id": "bash"}}}},
             "environment.agent: the harness 'bash' runs the model's code",
         ),
