@@ -11,7 +11,7 @@ try:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS, ProceduralDataset
 except ModuleNotFoundError as error:
-    raise OwnCodeError("reasoning-gym is missing: pip install 'agentflow-ray[reasoning-gym]'") from error
+    raise OwnCodeError(f"reasoning-gym is missing ({error}): pip install 'agentflow-ray[reasoning-gym]'") from error
 
 
 class ReasoningGym:
