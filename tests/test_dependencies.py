@@ -39,6 +39,15 @@ def test_what_is_left_out_on_a_cpu_is_left_out_by_no_other_resolution():
     assert settings["tool"]["uv"].keys() == {"conflicts"}
 
 
+def test_verifiers_stands_beside_a_client_that_it_does_not_ask_for():
+    """It asks for openai < 3 and mcp == 2.0.0; as an extra it could not be installed at all."""
+    cpu = lock_of("cpu")
+    assert f"verifiers=={cpu['verifiers']}" in (ROOT / "requirements-environments.in").read_text().splitlines()
+    assert (cpu["openai"].split(".")[0], cpu["mcp"].split(".")[0]) == ("3", "2")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "verifiers" not in str(extras)
+
+
 @pytest.mark.parametrize("asks", [".ci/setup", "deploy/Dockerfile"])
 def test_what_installs_for_a_card_takes_its_lock(asks):
     assert "-r requirements-gpu.lock" in (ROOT / asks).read_text()

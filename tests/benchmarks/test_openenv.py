@@ -1,0 +1,113 @@
+"""A server of OpenEnv, played through verifiers: its observations are asked, its summed rewards are the score."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+from endpoint_play import RULES
+from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
+
+from rollout.agent.own import OwnAgent
+from rollout.chat import ChatFormat
+from rollout.endpoint.server import Endpoint
+from rollout.endpoint.writer import engine_writers
+
+pytest.importorskip("openenv")
+pytest.importorskip("verifiers")
+
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "public"
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+class Say(Action):
+    text: str
+
+
+class Shown(Observation):
+    word: str
+
+
+class Backwards(Environment):
+    """Two tries: half a point for a word's last letter first, half for the whole of it backwards, which ends it."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State()
+
+    def reset(self, seed=None, episode_id=None, *, word):
+        self.word, self.tries = word, 0
+        return Shown(word=word)
+
+    def step(self, action, timeout_s=None):
+        self.tries += 1
+        right = action.text == self.word[::-1]
+        points = 0.5 * (action.text[:1] == self.word[-1]) + 0.5 * right
+        return Shown(word=self.word, reward=points, done=right or self.tries == 2)
+
+
+@asynccontextmanager
+async def served():
+    """Its address, on loopback."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    app = create_fastapi_app(Backwards, Say, Shown, max_concurrent_envs=4)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    serving = asyncio.ensure_future(server.serve([listening]))
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    await serving
+
+
+class Playing:
+    """An environment's `solve` as an agent solves."""
+
+    def __init__(self, environment):
+        self.environment = environment
+
+    async def answer(self, task, attempt, endpoint):
+        from openai import AsyncOpenAI
+
+        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=attempt.key)
+        return await self.environment.solve(task, client)
+
+
+async def play(environment, task, *texts):
+    endpoint, engine = Endpoint(), ScriptedEngine(texts)
+    agent = OwnAgent(
+        Playing(environment),
+        endpoint,
+        writer=engine_writers(engine, 0.7),
+        chat=ChatFormat(ScriptedTokenizer()),
+        rules=replace(RULES, max_context_tokens=20_000),
+        timeout_s=60,
+    )
+    trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
+    endpoint.close()
+    return trajectory, engine
+
+
+async def test_each_observation_is_asked_and_the_rewards_are_summed(monkeypatch):
+    from rollout.agent.verifiers import VerifiersEnvironment
+
+    monkeypatch.syspath_prepend(str(PUBLIC))
+    async with served() as address:
+        environment = VerifiersEnvironment(
+            "openenv",
+            arguments={"base_url": address, "resets": [{"word": "bird"}, {"word": "fish"}]},
+            environment={"player": {"harness": {"id": "chat-loop"}}},
+        )
+        assert [row["question"] for row in environment.tasks()] == ["openenv", "openenv [1]"]
+        task = replace(make_task(), id="words-1")
+        trajectory, engine = await play(environment, task, "no", '{"text": "hsif"}')
+        half, _ = await play(environment, task, "hs", "no")
+    assert (trajectory.failure, trajectory.branches) == (None, ((0, 1),))
+    assert '"word": "fish"' in text_of(engine.requests[0].prompt_token_ids)
+    assert environment.score(task, trajectory.answer) == 1.0
+    assert environment.score(task, half.answer) == 0.5
