@@ -74,10 +74,11 @@ class WebConfig(Config):
 
 class OwnToolConfig(Config):
     source: str
-    """`package.module:Class`, a class with the parts of `envs.types.Tool`; or a tool of an MCP server,
-    `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
+    """`module:name` of a function with typed arguments, or of a class with the parts of `envs.types.Tool`; or a tool
+    of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
     description: str = ""
-    """What the planner is told of it in a few words; a class says so itself, an MCP server's own words are not used."""
+    """What the planner is told of an MCP server's tool in a few words, in the place of the server's own; a function
+    says so in its docstring, a class itself."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
@@ -88,15 +89,18 @@ class OwnToolConfig(Config):
 
     @field_validator("source")
     @classmethod
-    def _source_is_a_class_or_a_server(cls, source: str) -> str:
+    def _source_is_code_or_a_server(cls, source: str) -> str:
         if not _SOURCE.fullmatch(source):
-            raise ValueError("must be module:Class, as in my_tools:Weather, or mcp: with the address of an MCP server")
+            raise ValueError(
+                "must be module:name of a function or a class, as in my_tools:weather, or mcp: with the address of an "
+                "MCP server"
+            )
         return source
 
     @model_validator(mode="after")
     def _outsiders_are_described(self) -> "OwnToolConfig":
         if self.is_mcp != bool(self.description):
-            raise ValueError("an MCP server's tool needs a description, and a class brings its own")
+            raise ValueError("an MCP server's tool needs a description; a function or a class brings its own")
         return self
 
     @model_validator(mode="after")
@@ -110,7 +114,9 @@ class OwnToolConfig(Config):
         if self.api_key_env is None:
             return self
         if not self.is_mcp:
-            raise ValueError("api_key_env is for an MCP server; a class reads its own key from the environment")
+            raise ValueError(
+                "api_key_env is for an MCP server; a function or a class reads its key from the environment"
+            )
         if address.startswith("http://") and TypeAdapter(HttpUrl).validate_python(address).host not in LOOPBACK:
             raise ValueError("source would send the key in clear text: use https")
         return self

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+Schema: TypeAlias = Mapping[str, Any]
+"""A JSON schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,13 +196,18 @@ def test_own_tasks_reward_and_loss_of_the_page_do_what_it_says(tmp_path, monkeyp
     assert policy_loss(config.learner.loss)(inputs).loss.item() == pytest.approx(-6 / 240)
 
 
-async def test_own_tool_of_the_page_is_one(tmp_path, monkeypatch):
-    (tmp_path / "my_tools.py").write_text(files_of(DOCS / "tools.md")["my_tools.py"])
+async def test_own_tools_of_the_page_do_what_it_says(tmp_path, monkeypatch):
+    fill(tmp_path, DOCS / "tools.md")
     monkeypatch.syspath_prepend(tmp_path)
-    envs = EnvsConfig(actions=("weather", "answer"), tools={"weather": {"source": "my_tools:Weather"}})
-    with Toolbox(envs) as toolbox, toolbox.episode() as tools:
-        weather = next(tool for tool in tools if tool.name == "weather")
-        assert (await weather.call("Paris")).text == "Paris: 12 degrees"
+    sources = {"weather": {"source": "my_tools:weather"}, "counter": {"source": "my_counter:Counter"}}
+    with (
+        Toolbox(EnvsConfig(actions=("weather", "counter", "answer"), tools=sources)) as toolbox,
+        toolbox.episode() as (weather, counter, _),
+    ):
+        assert f"`weather: {weather.description}`" in (DOCS / "tools.md").read_text()
+        result = await weather.call('{"city":"Oslo","days":null,"unit":"F"}')
+        assert result.text == "Oslo: 3 days of 12 degrees F"
+        assert [(await counter.call("")).text for _ in range(2)] == ["1", "2"]
 
 
 def test_own_family_of_the_page_draws_tasks_that_its_plan_solves():

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
+from envs.tools.function_tool import function_schemas
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.modules import (
     Executor,
@@ -234,6 +235,7 @@ def build_agent(
     settings = AgentSettings(
         planner=PlannerSettings(
             actions=config.envs.actions,
+            schemas=function_schemas(config.envs),
             max_steps=rollout.max_steps,
             max_turn_tokens=rollout.max_turn_tokens,
             temperature=temperature,
