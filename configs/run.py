@@ -138,7 +138,7 @@ class RunConfig(Config):
     def names_code(self) -> bool:
         """Whether it names modules of one's own."""
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
-        scorers = self.reward.scorer or self.envs.datasets
+        scorers = self.reward.scorer or any(not one.is_hub or one.scorer for one in self.envs.datasets.values())
         agent = isinstance(self.agent, FunctionAgentConfig | CommandAgentConfig)
         others = isinstance(self.learner.loss, CustomLossConfig) or isinstance(self.cold_start, TeacherConfig)
         return bool(tools or scorers or agent or others)

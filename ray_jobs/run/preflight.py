@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,7 @@ LARGEST_MERGED = 2_000_000_000
 if TYPE_CHECKING:
     from envs.datasets.module import OwnSources
     from envs.sandbox import SandboxState
+    from envs.types import Task
 
 # What vLLM can reserve for adapters that stay unmerged.
 NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -316,8 +317,7 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
         held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path, own=own)
         if training:
             training_tasks(config)
-        _check_own_answers({*mix, *config.evaluation_mix}, path)
-        _check_own_scorers({*mix, *config.evaluation_mix}, own)
+        _check_references({*mix, *config.evaluation_mix}, path, own)
         if training:
             cold_start_tasks(config)
     except (ValueError, OSError, KeyError) as error:
@@ -325,17 +325,6 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
         raise PreflightError(
             f"the tasks of envs.mix = {_shown(mix)}{held_out} cannot be drawn: {reason(error)}"
         ) from error
-
-
-def _check_own_answers(names: set[str], path: Path | None) -> None:
-    """A reference that its own scorer does not take for right can never be met. Raises ValueError."""
-    from envs.datasets.own import OWN, own_tasks
-    from reward.scorers import score_answer
-
-    for name in sorted(names.intersection(OWN)):
-        for task in (task for half in own_tasks(name, path).values() for task in half):
-            if score_answer(task, task.answer.split("\n")[0]) != 1.0:
-                raise ValueError(f"{path}: {task.id} has the answer {task.answer!r}, which is none for '{name}'")
 
 
 def _check_own_code(config: RunConfig) -> None:
@@ -355,29 +344,43 @@ def _check_own_code(config: RunConfig) -> None:
         check_demonstrations(config.cold_start)
 
 
-def _check_own_scorers(names: set[str], own: "OwnSources") -> None:
-    """Every scorer is asked once, about a reference answer; a built-in comparison takes each for right. Raises
-    ValueError and OwnCodeError."""
-    from envs.datasets.module import module_tasks
+def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> None:
+    """A reference that its own comparison does not take for right can never be met. A scorer of one's own is asked
+    once. Raises ValueError and OwnCodeError."""
     from reward.scorers import score_answer
 
     asked: set[str] = set()
-    for name in sorted(names.intersection(own.datasets)):
-        for task in (own.scored(one) for part in module_tasks(name, own.datasets[name]).values() for one in part):
-            if task.scorer is None:
-                raise ValueError(
-                    f"nobody scores {task.id}: set envs.datasets.{name}.scorer or reward.scorer, or give the task one"
-                )
-            if ":" in task.scorer and task.scorer in asked:
-                continue
-            asked.add(task.scorer)
-            wrong = f"{task.id} has the answer {task.answer!r:.80}, which is none for '{task.scorer}'"
-            try:
-                score = score_answer(task, task.answer.split("\n")[0])
-            except ValueError as error:
-                raise ValueError(wrong) from error
-            if ":" not in task.scorer and score != 1.0:
-                raise ValueError(wrong)
+    for task in _own_tasks(names, path, own):
+        scorer = task.scorer or task.dataset
+        if scorer in own.datasets:
+            raise ValueError(
+                f"nobody scores {task.id}: set envs.datasets.{scorer}.scorer or reward.scorer, or give the task one"
+            )
+        if ":" in scorer and scorer in asked:
+            continue
+        asked.add(scorer)
+        place = "" if task.dataset in own.datasets else f"{path}: "
+        wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which is none for '{scorer}'"
+        try:
+            score = score_answer(task, task.answer.split("\n")[0])
+        except ValueError as error:
+            raise ValueError(wrong) from error
+        if ":" not in scorer and score != 1.0:
+            raise ValueError(wrong)
+
+
+def _own_tasks(names: set[str], path: Path | None, own: "OwnSources") -> "Iterator[Task]":
+    """The tasks of all data sets of one's own, with their scorers."""
+    from envs.datasets.module import module_tasks
+    from envs.datasets.own import OWN, own_tasks
+
+    for name in sorted(names.intersection((*OWN, *own.datasets))):
+        found: Mapping[Any, list[Task]]
+        if name in own.datasets:
+            found = module_tasks(name, own.datasets[name], own.with_teacher)
+        else:
+            found = own_tasks(name, path)
+        yield from (own.scored(task) for part in found.values() for task in part)
 
 
 def _shown(mix: dict[str, Any]) -> str:
