@@ -142,7 +142,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     own = OwnSources.of(config)
     tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, own=own)
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        return [opening(tools, task, config.rollout.max_steps) for task in tasks]
+        rollout = config.rollout
+        return [opening(tools, task, rollout.max_steps, prompt=rollout.prompt) for task in tasks]
 
 
 def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, Any]) -> None:

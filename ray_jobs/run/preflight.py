@@ -15,7 +15,7 @@ from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
 from configs.learner import CustomLossConfig
 from configs.reward import JudgeLabelConfig
-from configs.rollout import PlannerAgentConfig
+from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from configs.wording import reason
 from ray_jobs.checks.machine import check_machine
@@ -118,7 +118,9 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
     _check_merging(config)
-    return Ready(model_path=check_model(config, download=download), sandbox=sandbox)
+    model_path = check_model(config, download=download)
+    _check_prompt_fits(config, model_path)
+    return Ready(model_path=model_path, sandbox=sandbox)
 
 
 def notes_before_start(config: RunConfig) -> list[str]:
@@ -145,7 +147,7 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxStat
     if draws_tasks:
         _check_tasks(config, training=False)
     if config.backend.type == "vllm":
-        check_model(config)
+        _check_prompt_fits(config, check_model(config))
     return sandbox
 
 
@@ -194,6 +196,7 @@ def _check_settings(config: RunConfig) -> "SandboxState | None":
         return None
     sandbox = check_sandbox(config.envs)
     _check_tools(config)
+    _check_examples(config)
     return sandbox
 
 
@@ -266,6 +269,42 @@ def _check_tools(config: RunConfig) -> None:
         Toolbox(others, own_model=nobody if config.backend.type == "vllm" else None).close()
     except ToolSetupError as error:
         raise PreflightError(str(error)) from error
+
+
+def _check_examples(config: RunConfig) -> None:
+    """Whether the planner could write what its examples show. Raises PreflightError."""
+    from envs.tools.function_tool import function_schemas
+    from rollout.agent.planner import FormatError, parse_decision
+
+    schemas = function_schemas(config.envs)
+    for number, example in enumerate(config.rollout.prompt.examples, start=1):
+        for line in example.splitlines():
+            try:
+                if line.startswith("{"):
+                    parse_decision(line, config.envs.actions, schemas)
+            except FormatError as error:
+                raise PreflightError(
+                    f"rollout.prompt.examples: example {number} shows {line[:80]!r}, which this planner cannot write: "
+                    f"{error}"
+                ) from None
+
+
+def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
+    """Whether instructions and examples of one's own leave room for the turns. Raises PreflightError."""
+    from rollout.agent.agent import check_chat
+    from rollout.agent.planner import system_prompt
+
+    rollout = config.rollout
+    if rollout.prompt == PromptConfig():
+        return
+    count = len(check_chat(model_path).prompt(system_prompt([], rollout.prompt), ""))
+    turns = rollout.max_steps * rollout.max_turn_tokens
+    if count + turns >= rollout.engine.max_model_len:
+        raise PreflightError(
+            f"rollout.prompt takes {count} tokens, and rollout.max_steps * max_turn_tokens = {turns}: together they "
+            f"leave no room for task and results in rollout.engine.max_model_len = {rollout.engine.max_model_len}; "
+            "shorten it, or raise that"
+        )
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.rollout import PromptConfig
 from envs.types import Schema, Task, Tool, ToolResult
 from rollout.agent.arguments import RULES, argument_value
 from rollout.chat import Chat
@@ -142,6 +143,7 @@ def _no_constant(name: str) -> None:
 
 
 ANSWER_ONLY = ("answer",)
+BUILT_IN = PromptConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class PlannerSettings:
 
     actions: tuple[str, ...]
     schemas: Schemas = field(default_factory=dict)
+    prompt: PromptConfig = BUILT_IN
     max_steps: int
     max_turn_tokens: int
     temperature: float
@@ -183,7 +186,7 @@ class PlannerDialogue:
         self._chat = chat
         self._settings = settings
         self._trajectory_id = trajectory_id
-        system, user = opening(tools, task, settings.max_steps, hints)
+        system, user = opening(tools, task, settings.max_steps, hints, settings.prompt)
         self._context = chat.prompt(system, user)
         self._messages: tuple[Message, ...] = (
             Message(role="system", content=system),
@@ -237,21 +240,18 @@ class PlannerDialogue:
         self._messages += (Message(role="user", content=text),)
 
 
-def opening(tools: list[Tool], task: Task, max_steps: int, hints: str = "") -> tuple[str, str]:
+def opening(
+    tools: list[Tool], task: Task, max_steps: int, hints: str = "", prompt: PromptConfig = BUILT_IN
+) -> tuple[str, str]:
     """What the planner reads before its first decision: the system's words and the user's."""
     lines = (f"Task: {task.question}", *([hints] if hints else []), _step_line(1, max_steps))
-    return system_prompt(tools), "\n".join(lines)
+    return system_prompt(tools, prompt), "\n".join(lines)
 
 
-def system_prompt(tools: list[Tool]) -> str:
-    """What the planner is told once: the form of a reply and the tools it has."""
-    lines = [f"{tool.name}: {tool.description}" for tool in tools]
-    return "\n".join(
-        (
-            "Solve the task step by step with tools. Reply in JSON: thought, action, action_input.",
-            *lines,
-        )
-    )
+def system_prompt(tools: list[Tool], prompt: PromptConfig = BUILT_IN) -> str:
+    """What the planner is told once: the form of a reply, the tools it has, and examples."""
+    described = (f"{tool.name}: {tool.description}" for tool in tools)
+    return "\n".join((prompt.instructions, *described, *(f"Example:\n{one}" for one in prompt.examples)))
 
 
 def _step_line(step: int, max_steps: int) -> str:
