@@ -161,12 +161,23 @@ def test_tests_named_in_the_pages_are_there():
             assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{page.name}: {name}"
 
 
-def test_recipe_in_a_page_can_be_loaded(tmp_path):
+def test_recipe_in_a_page_can_be_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for page in PAGES:
-        for name, text in files_of(page).items():
+        fill(tmp_path, page)
+        for name in files_of(page):
             if name.endswith(".toml"):
-                (tmp_path / name).write_text(text)
                 load_run_config(tmp_path / name)
+
+
+def test_own_prompt_of_the_page_is_read_as_it_says(tmp_path, monkeypatch):
+    fill(tmp_path, DOCS / "tasks.md")
+    monkeypatch.chdir(tmp_path)
+    prompt = load_run_config(tmp_path / "prompted.toml").rollout.prompt
+    assert prompt.instructions.startswith("Solve the task with as few tools as it takes.")
+    [example] = prompt.examples
+    assert example.startswith("Task: A crate of tiles weighs 31 kg.")
+    assert example.endswith("""Result: 372\n{"thought":"That is it.","action":"answer","action_input":"372"}""")
 
 
 def test_own_questions_of_the_page_are_tasks(tmp_path):

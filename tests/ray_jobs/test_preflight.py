@@ -363,7 +363,9 @@ def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
 def test_a_prompt_that_leaves_no_room_is_refused(config):
     said = refusal(config("rollout.prompt.instructions=" + "word " * 2000))
     assert re.match(r"rollout\.prompt takes \d{5} tokens, and rollout\.max_steps \* max_turn_tokens = 320: ", said)
-    assert "leave no room for task and results in rollout.engine.max_model_len = 1024; shorten it, or raise that" in said
+    assert (
+        "leave no room for task and results in rollout.engine.max_model_len = 1024; shorten it, or raise that" in said
+    )
 
 
 def test_an_example_that_the_planner_cannot_write_is_refused(config):
