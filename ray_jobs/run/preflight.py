@@ -289,6 +289,21 @@ def _check_examples(config: RunConfig) -> None:
                 ) from None
 
 
+def _check_examples_are_not_asked(config: RunConfig, asked: "Sequence[Task]") -> None:
+    """An example that solves a held-out task would be counted as solving it. Raises PreflightError."""
+    from envs.datasets.split import question_key
+
+    shown = {
+        question_key(one.removeprefix("Task: ").partition("\n{")[0]): number
+        for number, one in enumerate(config.rollout.prompt.examples, start=1)
+    }
+    for task in asked:
+        if number := shown.get(question_key(task.question)):
+            raise PreflightError(
+                f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+            )
+
+
 def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
     """Whether instructions and examples of one's own leave room for the turns. Raises PreflightError."""
     from rollout.agent.agent import check_chat
@@ -353,7 +368,9 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
         own = OwnSources.of(config)
-        held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path, own=own)
+        count = config.evaluation.num_tasks
+        asked = held_out_tasks(config.evaluation_mix, count=count, seed=seed, path=path, own=own)
+        _check_examples_are_not_asked(config, asked)
         if training:
             training_tasks(config)
         _check_references({*mix, *config.evaluation_mix}, path, own)

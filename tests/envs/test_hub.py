@@ -1,6 +1,11 @@
 """Data sets of the Hugging Face hub, read by its own client from folders, and asked for where there is none."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -10,6 +15,7 @@ from configs.run import RunConfig
 from envs.datasets.module import OwnSources, module_tasks
 from envs.datasets.registry import load_tasks
 from reward.scorers import score_answer
+from tests.envs.scripted_hub import scripted_hub
 
 CARD = """---
 configs:
@@ -88,6 +94,47 @@ def test_what_cannot_be_loaded_is_one_line_that_names_the_setting(sums, changed,
     with pytest.raises(ValueError, match=said) as caught:
         module_tasks("sums", OwnDatasetConfig(**(sums | changed)))
     assert "\n" not in str(caught.value)
+
+
+ASKS = """
+import json, sys
+from configs.envs import OwnDatasetConfig
+from envs.datasets.module import module_tasks
+
+for settings in json.loads(sys.argv[1]):
+    try:
+        found = module_tasks("sums", OwnDatasetConfig(**settings))
+        print({part: len(tasks) for part, tasks in found.items()}, found["eval"][0].id)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_hub_is_asked_by_its_own_client(sums, tmp_path):
+    with scripted_hub(tmp_path / "mine" / "sums") as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        # The client reads its settings once in a process, and a folder of this name here would come first.
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        address = f"http://127.0.0.1:{hub.server_address[1]}"
+        settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | settings
+        asked = [sums | {"eval_split": "test"}, {"source": "hf:mine/none"}]
+        done = subprocess.run(
+            [sys.executable, "-c", ASKS, json.dumps(asked)],
+            cwd=elsewhere,
+            env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+        )
+        hub.shutdown()
+    counts, missing = done.stdout.splitlines()
+    assert counts.endswith("'eval': 6, 'demonstrations': 0, 'prm': 7} sums-test-1")
+    assert missing == (
+        "envs.datasets.sums: the split 'train' of 'mine/none' cannot be loaded: DatasetNotFoundError: Dataset "
+        "'mine/none' doesn't exist on the Hub or cannot be accessed.; check the names and the network, and for a gated "
+        "data set the login of the hub"
+    )
 
 
 def test_files_that_do_not_fit_together_are_told_apart(sums, tmp_path):
