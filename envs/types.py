@@ -57,7 +57,8 @@ class Tool(Protocol):
     """One action of the planner.
 
     `name` stands in the planner's grammar and `description` in its prompt. `arguments` is the planner's
-    `action_input`, any text at all. `call` raises `ToolUnavailableError` for infrastructure faults only.
+    `action_input`, any text at all, or the JSON of an object. `call` raises `ToolUnavailableError` for infrastructure
+    faults only.
     """
 
     name: str
