@@ -9,13 +9,13 @@ from configs.api_keys import exposed_key
 from configs.base import Config
 from configs.errors import did_you_mean
 from configs.judge import LOOPBACK
-from configs.own import ImportPath
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
     *("wikipedia_search", "web_search", "google_search", "base_generator"),
 )
 _SOURCE = re.compile(r"mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_DATA = re.compile(r"hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -74,10 +74,11 @@ class WebConfig(Config):
 
 class OwnToolConfig(Config):
     source: str
-    """`package.module:Class`, a class with the parts of `envs.types.Tool`; or a tool of an MCP server,
-    `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
+    """`module:name` of a function with typed arguments, or of a class with the parts of `envs.types.Tool`; or a tool
+    of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
     description: str = ""
-    """What the planner is told of it in a few words; a class says so itself, an MCP server's own words are not used."""
+    """What the planner is told of an MCP server's tool in a few words, in the place of the server's own; a function
+    says so in its docstring, a class itself."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
@@ -88,15 +89,18 @@ class OwnToolConfig(Config):
 
     @field_validator("source")
     @classmethod
-    def _source_is_a_class_or_a_server(cls, source: str) -> str:
+    def _source_is_code_or_a_server(cls, source: str) -> str:
         if not _SOURCE.fullmatch(source):
-            raise ValueError("must be module:Class, as in my_tools:Weather, or mcp: with the address of an MCP server")
+            raise ValueError(
+                "must be module:name of a function or a class, as in my_tools:weather, or mcp: with the address of an "
+                "MCP server"
+            )
         return source
 
     @model_validator(mode="after")
     def _outsiders_are_described(self) -> "OwnToolConfig":
         if self.is_mcp != bool(self.description):
-            raise ValueError("an MCP server's tool needs a description, and a class brings its own")
+            raise ValueError("an MCP server's tool needs a description; a function or a class brings its own")
         return self
 
     @model_validator(mode="after")
@@ -110,19 +114,58 @@ class OwnToolConfig(Config):
         if self.api_key_env is None:
             return self
         if not self.is_mcp:
-            raise ValueError("api_key_env is for an MCP server; a class reads its own key from the environment")
+            raise ValueError(
+                "api_key_env is for an MCP server; a function or a class reads its key from the environment"
+            )
         if address.startswith("http://") and TypeAdapter(HttpUrl).validate_python(address).host not in LOOPBACK:
             raise ValueError("source would send the key in clear text: use https")
         return self
 
 
 class OwnDatasetConfig(Config):
-    source: ImportPath
+    source: str
     """`module:name` of a function without arguments that returns the tasks: `envs.types.Task`s, or tables with
-    `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns."""
+    `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name`, a data set of
+    the Hugging Face hub."""
     scorer: str | None = None
     """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a function of one's own. None:
     by what a task names itself, else by reward.scorer."""
+    config: str | None = None
+    """Configuration of a hub's data set that has several."""
+    split: str = "train"
+    """Split of a hub's data set that is trained on."""
+    eval_split: str | None = None
+    """Split of a hub's data set that is held out; none: half of `split`, by the question's hash."""
+    question: str | None = None
+    """A hub's column with the question, a text or one message of a user; none: `question`, `prompt` or `messages`."""
+    answer: str = "answer"
+    """A hub's column with the answer."""
+
+    @property
+    def is_hub(self) -> bool:
+        return self.source.startswith("hf:")
+
+    @property
+    def hub_id(self) -> str:
+        return self.source.removeprefix("hf:")
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_a_function_or_on_the_hub(cls, source: str) -> str:
+        if not _DATA.fullmatch(source):
+            raise ValueError("must be module:name of a function, as in my_tasks:load, or hf:owner/name")
+        return source
+
+    @model_validator(mode="after")
+    def _columns_are_those_of_a_hub(self) -> "OwnDatasetConfig":
+        for name in ("config", "split", "eval_split", "question", "answer"):
+            if not self.is_hub and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is for a data set of the hub, hf:owner/name; a function returns what is wanted"
+                )
+        if self.split == self.eval_split:
+            raise ValueError(f"eval_split = '{self.eval_split}' is trained on; name another, or leave it out")
+        return self
 
 
 class RecordingConfig(Config):
@@ -162,10 +205,10 @@ class EnvsConfig(Config):
     """Where the next task of RL is from: `mix` keeps the shares; `learnable` draws each generated family of the mix
     with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share."""
     datasets: dict[str, OwnDatasetConfig] = {}
-    """Further data sets by name, which `mix` can name: tasks that a function of one's own returns."""
+    """Further data sets by name, which `mix` can name: tasks that a function of one's own returns, or of the hub."""
     data_path: str | None = None
-    """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines of one's own (`own_text`,
-    `own_integer`, `own_math`, `own_choice`)."""
+    """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines or Parquet of one's own
+    (`own_text`, `own_integer`, `own_math`, `own_choice`)."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
     Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""

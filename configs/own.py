@@ -1,12 +1,15 @@
 """Code of one's own that a recipe names as `module:name`: tools, tasks, scorers and losses."""
 
+import asyncio
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -64,6 +67,24 @@ def own_function(source: str, *, key: str, takes: str, **settings: Any) -> Calla
     function = load_own(source, key=key)
     check_call(function, source, key=key, takes=takes, **settings)
     return function
+
+
+def in_a_thread(function: Callable[..., object], *given: object, **named: object) -> Awaitable[object]:
+    """A thread to itself: one that nobody waits for any more goes on until it ends, or with the process."""
+    done: Future[object] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(function(*given, **named))
+        except StopIteration as error:
+            # A future of asyncio takes none, and whoever awaits it would wait for ever.
+            done.set_exception(RuntimeError(f"StopIteration {error}".strip()))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(done)
 
 
 def failure(error: BaseException) -> str:

@@ -1,14 +1,18 @@
-"""The agent acting: who it is, groups, turns, the engine that samples, the frozen modules, memory across episodes."""
+"""The agent acting: who it is, its prompt, groups, turns, the engine that samples, frozen modules, its memory."""
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, HttpUrl, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, HttpUrl, TypeAdapter, model_validator
 
 from configs.api_keys import exposed_key
 from configs.base import Config, typed
 from configs.judge import LOOPBACK
 from configs.own import ImportPath
 from configs.processor import Dtype, Precision, precision_of
+from configs.wording import reason
 
 
 class RuleConfig(Config):
@@ -103,6 +107,56 @@ RestartsConfig = Annotated[
 ]
 
 
+_STEP = ("thought", "action", "action_input")
+
+
+def _read_examples(value: Any) -> Any:
+    """A path is replaced by what its file holds, so that a run keeps what it began with. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        lines = Path(value).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"'{value}' cannot be read: {reason(error)}") from None
+    found = [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ValueError(f"'{value}' holds no example; write one JSON object a line, or leave it out")
+    return found
+
+
+def _example(line: str, place: str) -> str:
+    """A solved task as the planner reads it."""
+    try:
+        row = json.loads(line)
+        question, steps = row["question"], row["steps"]
+        shown = [_step(step, last=number == len(steps)) for number, step in enumerate(steps, start=1)]
+        if not isinstance(question, str) or not shown:
+            raise ValueError
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            f'{place} must be {{"question": ..., "steps": [...]}} whose steps have thought, action, action_input and '
+            "result; the last one's action is answer, without a result"
+        ) from None
+    return "\n".join((f"Task: {question}", *shown))
+
+
+def _step(step: Mapping[str, Any], *, last: bool) -> str:
+    decision = json.dumps({name: step[name] for name in _STEP}, ensure_ascii=False, separators=(",", ":"))
+    if last != (step["action"] == "answer") or last == ("result" in step):
+        raise ValueError
+    return decision if last else f"{decision}\nResult: {step['result']}"
+
+
+class PromptConfig(Config):
+    """The head of the planner's prompt. An agent of one's own has a prompt of its own."""
+
+    instructions: str = "Solve the task step by step with tools. Reply in JSON: thought, action, action_input."
+    """What it begins with; the tools follow, one a line."""
+    examples: Annotated[tuple[str, ...], BeforeValidator(_read_examples)] = ()
+    """Solved tasks, which follow the tools: texts, or the path of a file with one JSON object a line, `question` and
+    `steps`, which is read at once; the run folder keeps what it held."""
+
+
 class RolloutConfig(Config):
     group_size: int = Field(default=8, ge=2)
     """Trajectories per task (G). A group of one has no baseline, so 2 is the least."""
@@ -133,6 +187,7 @@ class RolloutConfig(Config):
     """Decides after each step whether the task is done."""
     generator: ModuleConfig = RuleConfig()
     """Writes the answer where the planner gave none."""
+    prompt: PromptConfig = PromptConfig()
     engine: EngineConfig = EngineConfig()
 
 

@@ -30,6 +30,7 @@ from configs.rollout import (
     MemoryConfig,
     NoMemoryConfig,
     PlannerAgentConfig,
+    PromptConfig,
     RolloutConfig,
 )
 
@@ -138,7 +139,7 @@ class RunConfig(Config):
     def names_code(self) -> bool:
         """Whether it names modules of one's own."""
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
-        scorers = self.reward.scorer or self.envs.datasets
+        scorers = self.reward.scorer or any(not one.is_hub or one.scorer for one in self.envs.datasets.values())
         agent = isinstance(self.agent, FunctionAgentConfig | CommandAgentConfig)
         others = isinstance(self.learner.loss, CustomLossConfig) or isinstance(self.cold_start, TeacherConfig)
         return bool(tools or scorers or agent or others)
@@ -247,6 +248,7 @@ class RunConfig(Config):
             ("rollout.verifier", self.rollout.verifier.type != "rule", "rule", "only the planner has a verifier"),
             ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
             ("memory", self.memory.type != "none", "none", "only the planner reads hints"),
+            ("rollout.prompt", self.rollout.prompt != PromptConfig(), "as it is", "your agent writes its own prompt"),
             ("rollout.lockstep", in_lockstep, "false", "nobody knows at pipeline_depth 0 when an agent asks next"),
             ("backend", self.backend.type != "vllm", "vllm", "a server of one's own tells no token ids"),
         ):

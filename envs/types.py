@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+Schema: TypeAlias = Mapping[str, Any]
+"""A JSON schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,8 @@ class Tool(Protocol):
     """One action of the planner.
 
     `name` stands in the planner's grammar and `description` in its prompt. `arguments` is the planner's
-    `action_input`, any text at all. `call` raises `ToolUnavailableError` for infrastructure faults only.
+    `action_input`, any text at all, or the JSON of an object. `call` raises `ToolUnavailableError` for infrastructure
+    faults only.
     """
 
     name: str

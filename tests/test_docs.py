@@ -161,12 +161,23 @@ def test_tests_named_in_the_pages_are_there():
             assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{page.name}: {name}"
 
 
-def test_recipe_in_a_page_can_be_loaded(tmp_path):
+def test_recipe_in_a_page_can_be_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for page in PAGES:
-        for name, text in files_of(page).items():
+        fill(tmp_path, page)
+        for name in files_of(page):
             if name.endswith(".toml"):
-                (tmp_path / name).write_text(text)
                 load_run_config(tmp_path / name)
+
+
+def test_own_prompt_of_the_page_is_read_as_it_says(tmp_path, monkeypatch):
+    fill(tmp_path, DOCS / "tasks.md")
+    monkeypatch.chdir(tmp_path)
+    prompt = load_run_config(tmp_path / "prompted.toml").rollout.prompt
+    assert prompt.instructions.startswith("Solve the task with as few tools as it takes.")
+    [example] = prompt.examples
+    assert example.startswith("Task: A crate of tiles weighs 31 kg.")
+    assert example.endswith("""Result: 372\n{"thought":"That is it.","action":"answer","action_input":"372"}""")
 
 
 def test_own_questions_of_the_page_are_tasks(tmp_path):
@@ -196,13 +207,18 @@ def test_own_tasks_reward_and_loss_of_the_page_do_what_it_says(tmp_path, monkeyp
     assert policy_loss(config.learner.loss)(inputs).loss.item() == pytest.approx(-6 / 240)
 
 
-async def test_own_tool_of_the_page_is_one(tmp_path, monkeypatch):
-    (tmp_path / "my_tools.py").write_text(files_of(DOCS / "tools.md")["my_tools.py"])
+async def test_own_tools_of_the_page_do_what_it_says(tmp_path, monkeypatch):
+    fill(tmp_path, DOCS / "tools.md")
     monkeypatch.syspath_prepend(tmp_path)
-    envs = EnvsConfig(actions=("weather", "answer"), tools={"weather": {"source": "my_tools:Weather"}})
-    with Toolbox(envs) as toolbox, toolbox.episode() as tools:
-        weather = next(tool for tool in tools if tool.name == "weather")
-        assert (await weather.call("Paris")).text == "Paris: 12 degrees"
+    sources = {"weather": {"source": "my_tools:weather"}, "counter": {"source": "my_counter:Counter"}}
+    with (
+        Toolbox(EnvsConfig(actions=("weather", "counter", "answer"), tools=sources)) as toolbox,
+        toolbox.episode() as (weather, counter, _),
+    ):
+        assert f"`weather: {weather.description}`" in (DOCS / "tools.md").read_text()
+        result = await weather.call('{"city":"Oslo","days":null,"unit":"F"}')
+        assert result.text == "Oslo: 3 days of 12 degrees F"
+        assert [(await counter.call("")).text for _ in range(2)] == ["1", "2"]
 
 
 def test_own_family_of_the_page_draws_tasks_that_its_plan_solves():

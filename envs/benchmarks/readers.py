@@ -5,10 +5,16 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from configs.wording import reason
 from envs.types import Task
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Row = Mapping[str, Any]
 
@@ -24,13 +30,47 @@ class PublicSet:
 
 
 def local_rows(path: Path) -> list[Row]:
-    """One JSON object a line. Raises ValueError for a line that is none."""
+    """One JSON object a line, or the rows of a Parquet file. Raises ValueError for what is neither."""
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
     rows = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 rows.append(_object(line, f"{path}, line {number}"))
     return rows
+
+
+def _parquet_rows(path: Path) -> list[Row]:
+    import pyarrow
+    from pyarrow.parquet import read_table
+
+    try:
+        return plain_rows(read_table(path))
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {reason(error)}") from None
+
+
+def plain_rows(table: "pyarrow.Table") -> list[Row]:
+    """Values that JSON can hold: dates and decimals are texts. Empty values are left out, and other values, such as
+    pictures, too."""
+    return [
+        {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
+        for row in table.to_pylist()
+    ]
+
+
+def _plain(value: object) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=_as_text))
+    except TypeError:
+        return None
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, date | time | Decimal):
+        return str(value)
+    raise TypeError
 
 
 def public_rows(source: PublicSet) -> list[Row]:

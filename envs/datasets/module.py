@@ -1,4 +1,4 @@
-"""Tasks that a function of one's own returns, and the scorer that a recipe gives to all tasks."""
+"""Tasks that a function of one's own returns or the hub has, and the scorer that a recipe gives to all tasks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,8 @@ from configs.learner import TeacherConfig
 from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
 from configs.wording import listed
-from envs.datasets.own import check_distinct, is_answer
+from envs.datasets.hub import hub_rows
+from envs.datasets.own import check_distinct, is_answer, question_of
 from envs.datasets.split import purpose_of, question_key, split_of
 from envs.types import Task
 
@@ -19,7 +20,7 @@ PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
 """What a task is for: RL, evaluation, a teacher, or the trajectories that a PRM learns from."""
 _NAMES = listed(PARTS)
 
-_FIELDS = ("id", "question", "answer", "split", "scorer")
+_FIELDS = ("id", "answer", "split", "scorer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +62,11 @@ NO_SOURCES = OwnSources()
 
 @lru_cache(maxsize=16)
 def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> Mapping[Part, list[Task]]:
-    """All tasks of the function, by what they are for; it is called once in a process.
+    """All tasks of the function or of the hub, by what they are for; it is asked once in a process.
 
     A task's `split` says its part, in all of them or in none. Where none says so the question's hash does: half are for
     evaluation, and of the others a quarter for the PRM and, in a run with a teacher, a quarter for that; the same for a
-    question in other case, spacing or punctuation.
+    question in other case, spacing or punctuation. A held-out split of the hub is for evaluation as it is.
     Raises ValueError, which names function and row, for what is no task, for an id or a question that stands twice, and
     OwnCodeError where the function fails.
     """
@@ -75,8 +76,14 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
     check_distinct("question", [" ".join(task.question.casefold().split()) for task in tasks], config.source)
     named = [task.metadata.get("split") for task in tasks]
     found: dict[Part, list[Task]] = {part: [] for part in PARTS}
+    part: Part
     for number, (task, split) in enumerate(zip(tasks, named, strict=True), start=1):
-        part = _part(split, f"{config.source}, row {number}") if any(named) else _hashed(task.question, with_teacher)
+        if config.eval_split is not None:
+            part = "eval" if split == "eval" else _learning(task.question, with_teacher)
+        elif any(named):
+            part = _part(split, f"{config.source}, row {number}")
+        else:
+            part = _hashed(task.question, with_teacher)
         metadata = {key: value for key, value in task.metadata.items() if key != "split"}
         found[part].append(replace(task, metadata=metadata))
     _check_apart(found, config.source)
@@ -97,6 +104,8 @@ def _check_apart(found: Mapping[Part, list[Task]], source: str) -> None:
 
 
 def _rows(name: str, config: OwnDatasetConfig) -> list[Any]:
+    if config.is_hub:
+        return hub_rows(name, config)
     key = f"envs.datasets.{name}.source"
     function = own_function(config.source, key=key, takes="")
     try:
@@ -118,15 +127,14 @@ def _task(name: str, config: OwnDatasetConfig, row: Any, number: int) -> Task:
         return replace(row, dataset=name, scorer=row.scorer or config.scorer)
     if not isinstance(row, Mapping):
         raise ValueError(f"{place}: a task is an envs.types.Task or a table, got a {type(row).__name__}")
-    question, answer, scorer = row.get("question"), row.get("answer"), row.get("scorer", config.scorer)
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{place}: 'question' must be a text, got {question!r:.80}")
+    question, field = question_of(row, place)
+    answer, scorer = row.get("answer"), row.get("scorer", config.scorer)
     answers = answer if isinstance(answer, list) and scorer in (None, "text") else [answer]
     if not answers or not all(map(is_answer, answers)):
         raise ValueError(f"{place}: 'answer' must be a text, a whole number or a list of such, got {answer!r:.80}")
     if scorer is not None and not isinstance(scorer, str):
         raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
-    further = {key: value for key, value in row.items() if key not in _FIELDS or (key == "split" and value)}
+    further = {key: value for key, value in row.items() if key not in (*_FIELDS, field) or (key == "split" and value)}
     # One alias a line is what the comparison of texts reads.
     aliases = [" ".join(str(one).split()) for one in answers] if scorer in (None, "text") else [str(answer)]
     own_id = f"{name}-{row.get('id', number)}"
@@ -143,6 +151,10 @@ def _part(split: object, place: str) -> Part:
 def _hashed(question: str, with_teacher: bool) -> Part:
     if split_of(question_key(question)) == "eval":
         return "eval"
+    return _learning(question, with_teacher)
+
+
+def _learning(question: str, with_teacher: bool) -> Part:
     purpose = purpose_of(question)
     if purpose == "demonstrations" and with_teacher:
         return "demonstrations"

@@ -1,4 +1,4 @@
-"""Questions of one's own, from a JSON Lines file: the name of the data set says how an answer is compared."""
+"""Questions of one's own, from JSON Lines or Parquet: the name of the data set says how an answer is compared."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +10,9 @@ from envs.datasets.split import SPLITS, Split, question_key, split_of
 from envs.types import Task
 
 OWN = ("own_text", "own_integer", "own_math", "own_choice")
-FIELDS = ("id", "question", "answer", "split")
+QUESTIONS = ("question", "prompt", "messages")
+"""Where a row may have its question; the first that it has is taken."""
+_FIELDS = ("id", "answer", "split")
 
 
 def load_own(dataset: str, path: Path | None, *, split: Split) -> list[Task]:
@@ -27,10 +29,11 @@ def load_own(dataset: str, path: Path | None, *, split: Split) -> list[Task]:
 def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
     """The tasks of a file of rows `{"question": ..., "answer": ...}`, by their half.
 
-    `answer` is a text or a whole number, for "own_text" also a list of texts of which each is right. `id` is the
-    row's number where it has none. A row's `split` says its half; in a file without any the question's hash does, the
-    same for a question in other case, spacing or punctuation. Raises ValueError, which names the file, for a row that
-    is no task, for a question or an id that two rows have, and for a question that both halves have.
+    The question is as `question_of` says, further columns are the task's `metadata`. `answer` is a text or a whole
+    number, for "own_text" also a list of texts of which each is right. `id` is the row's number where it has none. A
+    row's `split` says its half; in a file without any the question's hash does, the same for a question in other case,
+    spacing or punctuation. Raises ValueError, which names the file, for a row that is no task, for a question or an id
+    that two rows have, and for a question that both halves have.
     """
     if path is None:
         raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
@@ -39,19 +42,14 @@ def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
     check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
     check_distinct("id", [task.id for task in tasks], path)
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
-    for task, split in zip(tasks, _halves(rows, path), strict=True):
+    for task, split in zip(tasks, _halves(rows, tasks, path), strict=True):
         found[split].append(task)
     _check_apart(found, path)
     return found
 
 
 def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task:
-    unknown = [name for name in row if name not in FIELDS]
-    if unknown:
-        raise ValueError(f"{place}: unknown field {unknown[0]!r}; a row has {', '.join(FIELDS)}")
-    question = row.get("question")
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{place}: 'question' must be a text, got {question!r}")
+    question, field = question_of(row, place)
     answers = row.get("answer")
     texts = answers if isinstance(answers, list) and dataset == "own_text" else [answers]
     if not texts or not all(is_answer(text) for text in texts):
@@ -59,7 +57,39 @@ def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task
         raise ValueError(f"{place}: 'answer' must be a text or a whole number{several}, got {answers!r}")
     # One alias a line is what the scorer reads.
     aliases = [" ".join(str(text).split()) for text in texts]
-    return Task(id=f"{dataset}-{row.get('id', number)}", dataset=dataset, question=question, answer="\n".join(aliases))
+    return Task(
+        id=f"{dataset}-{row.get('id', number)}",
+        dataset=dataset,
+        question=question,
+        answer="\n".join(aliases),
+        metadata={name: value for name, value in row.items() if name not in (*_FIELDS, field)},
+    )
+
+
+def question_of(row: Mapping[str, Any], place: str) -> tuple[str, str]:
+    """A row's question, and the column that it is in.
+
+    A `prompt` or `messages` may be a conversation in OpenAI's form, of one message of the user. A system's message and
+    earlier turns are refused: the planner has instructions of its own, and says nothing that it has not sampled.
+    Raises ValueError.
+    """
+    field = next((name for name in QUESTIONS if row.get(name) is not None), QUESTIONS[0])
+    value = row.get(field)
+    if isinstance(value, list) and field != QUESTIONS[0]:
+        value = _asked(value, f"{place}: '{field}'")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{place}: '{field}' must be a text, got {value!r:.80}")
+    return value, field
+
+
+def _asked(messages: list[Any], place: str) -> object:
+    roles = [one.get("role") if isinstance(one, Mapping) else type(one).__name__ for one in messages]
+    if roles != ["user"]:
+        raise ValueError(
+            f"{place} must hold one message, the user's, got {', '.join(map(str, roles)) or 'none'}; the planner has "
+            "instructions of its own and no earlier turns: put what it must know into that message"
+        )
+    return messages[0].get("content")
 
 
 def is_answer(value: object) -> bool:
@@ -84,10 +114,10 @@ def _check_apart(halves: Mapping[Split, list[Task]], path: Path) -> None:
             )
 
 
-def _halves(rows: list[Mapping[str, Any]], path: Path) -> list[Split]:
+def _halves(rows: list[Mapping[str, Any]], tasks: list[Task], path: Path) -> list[Split]:
     named = [row.get("split") for row in rows]
     if all(name is None for name in named):
-        return [split_of(question_key(row["question"])) for row in rows]
+        return [split_of(question_key(task.question)) for task in tasks]
     return [_half(name, f"{path}, row {number}") for number, name in enumerate(named, start=1)]
 
 

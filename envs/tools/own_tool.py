@@ -31,11 +31,6 @@ def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
 
 def make_first(name: str, make: Callable[[], Any]) -> Any:
     """The first of a run's tools. Raises ToolSetupError."""
-    if inspect.isfunction(make) and inspect.signature(make).parameters:
-        raise ToolSetupError(
-            f"envs.tools.{name}: '{make.__name__}' is a function; a tool is a class with name, description and "
-            "`async def call(self, arguments)`"
-        )
     try:
         return make()
     except Exception as error:

@@ -13,6 +13,7 @@ from envs.http import ServiceLimits
 from envs.tools.actions import AnswerTool, PythonCodeTool, ThinkTool
 from envs.tools.base_generator import AskModel, BaseGeneratorTool, build_ask
 from envs.tools.finders import GoogleFinder, PageFinder, PageSearchTool, WikipediaFinder
+from envs.tools.function_tool import function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, read_questions
 from envs.tools.keys import ToolSetupError
 from envs.tools.own_tool import check_own, make_first, own_maker
@@ -136,8 +137,11 @@ BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
 
 
 def _own(name: str, parts: Parts) -> OpenTool:
-    """Somebody's own tool, made afresh for every episode and guarded like all that comes from outside."""
-    make = own_maker(name, parts.config.tools[name])
+    """Somebody's own tool, guarded like all that comes from outside: a function, or made afresh for every episode."""
+    config = parts.config.tools[name]
+    if function := function_tool(name, config):
+        return _lent(parts.guarded(function))
+    make = own_maker(name, config)
 
     @contextmanager
     def open_one() -> Iterator[Tool]:

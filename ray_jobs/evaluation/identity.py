@@ -18,7 +18,7 @@ from configs.run import RunConfig
 from envs.types import Task
 from reward.answer_judge import RUBRIC
 from rollout import chat
-from rollout.agent import agent, planner
+from rollout.agent import agent, arguments, planner
 from rollout.agent import modules as executor
 from rollout.agent import modules as generator
 from rollout.agent import modules as memory
@@ -26,7 +26,7 @@ from rollout.agent import modules as verifier
 from rollout.agent import planner as decision
 from rollout.engines.served import ChatServer
 
-FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "tools", "memory", "judge", "items")
+FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory", "judge", "items")
 """What must be equal on both sides of a comparison; the policy is what may differ."""
 
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -47,7 +47,8 @@ def identity_of(
         "generator": _module(config.rollout.generator, generator, base),
         "quantisation": weights,
         "sampling": _sampling(config, num_seeds),
-        "agent": _code_digest(agent, chat, decision, executor, memory, planner),
+        "agent": _code_digest(agent, arguments, chat, decision, executor, memory, planner),
+        "prompt": config.rollout.prompt.model_dump(mode="json"),
         "tools": _tools(config),
         "memory": _memory(config),
         "judge": _judge(config),
@@ -71,6 +72,7 @@ def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequ
         "quantisation": _own_weights(config),
         "sampling": _sampling(config, 1) | {"temperature": 0.0},
         "agent": code,
+        "prompt": config.rollout.prompt.model_dump(mode="json"),
         "tools": _tools(config),
         "memory": _memory(config),
         "judge": None,

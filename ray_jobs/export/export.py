@@ -17,6 +17,7 @@ from configs.run import RunConfig
 from configs.wording import reason
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
+from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
@@ -121,7 +122,8 @@ def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOp
     if prompts:
         from ray_jobs.export.gap import measure_gap
 
-        grammar, max_tokens = planner_grammar(config.envs.actions), config.rollout.max_turn_tokens
+        grammar = planner_grammar(config.envs.actions, function_schemas(config.envs))
+        max_tokens = config.rollout.max_turn_tokens
         gap = measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=max_tokens)
     return {
         "file": gguf.name,
@@ -140,7 +142,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     own = OwnSources.of(config)
     tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, own=own)
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        return [opening(tools, task, config.rollout.max_steps) for task in tasks]
+        rollout = config.rollout
+        return [opening(tools, task, rollout.max_steps, prompt=rollout.prompt) for task in tasks]
 
 
 def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from configs.backend import OllamaConfig
 from configs.run import RunConfig
+from envs.tools.function_tool import function_schemas
 from ray_jobs.export.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
 from rollout.engines.engine import BackendError, GenerationRequest
@@ -38,7 +39,7 @@ def run_serve(config: RunConfig, folder: Path) -> None:
 async def _first_decision(engine: OllamaEngine, config: RunConfig) -> str:
     """Raises BackendError when the model does not answer as a planner."""
     ((system, user),) = planner_openings(config, 1)
-    actions = config.envs.actions
+    actions, schemas = config.envs.actions, function_schemas(config.envs)
     completion = await engine.generate(
         GenerationRequest(
             trajectory_id="serve",
@@ -46,11 +47,11 @@ async def _first_decision(engine: OllamaEngine, config: RunConfig) -> str:
             max_tokens=config.rollout.max_turn_tokens,
             temperature=0.0,
             messages=(Message(role="system", content=system), Message(role="user", content=user)),
-            json_schema=planner_schema(actions),
+            json_schema=planner_schema(actions, schemas),
         )
     )
     try:
-        return parse_decision(completion.text, actions).to_json()
+        return parse_decision(completion.text, actions, schemas).to_json()
     except FormatError as error:
         raise BackendError(
             f"the served model does not answer as a planner: {error}; it wrote {completion.text[:200]!r}; check the "

@@ -19,7 +19,8 @@ _PROOF = {
     "generator": "generator, never trained",
     "quantisation": "quantisation of the weights",
     "sampling": "sampling",
-    "agent": "digest of the agent's code and prompts",
+    "agent": "digest of the agent's code",
+    "prompt": "digest of the planner's instructions and examples",
     "tools": "digest of the tools' settings",
     "memory": "hints of earlier tasks",
     "judge": "judge of short answers",
@@ -57,7 +58,7 @@ def identity_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
     for key in dict.fromkeys(key for one in identities for key in one["policy"]):
         yield key.replace("_", " "), *(_short(one["policy"].get(key)) for one in identities)
     for key, label in _PROOF.items():
-        yield label, *(_proof(key, one[key]) for one in identities)
+        yield label, *(_proof(key, one.get(key)) for one in identities)
     for name in dict.fromkeys(name for one in identities for name in one["items"]):
         yield f"items of {title_of(name)}", *(_items(one["items"].get(name)) for one in identities)
 
@@ -81,7 +82,7 @@ def _examples(out: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _proof(key: str, value: Any) -> str:
-    if key == "tools" and value is not None:
+    if key in ("tools", "prompt") and value is not None:
         return digest_of(value)[:12]
     if key == "quantisation" and value is not None and value["weights"] is None:
         return "not told by the server"

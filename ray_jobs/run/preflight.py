@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from configs.envs import EnvsConfig
 from configs.errors import did_you_mean
 from configs.learner import CustomLossConfig
 from configs.reward import JudgeLabelConfig
-from configs.rollout import PlannerAgentConfig
+from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from configs.wording import reason
 from ray_jobs.checks.machine import check_machine
@@ -83,6 +83,7 @@ LARGEST_MERGED = 2_000_000_000
 if TYPE_CHECKING:
     from envs.datasets.module import OwnSources
     from envs.sandbox import SandboxState
+    from envs.types import Task
 
 # What vLLM can reserve for adapters that stay unmerged.
 NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -117,7 +118,9 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
     _check_merging(config)
-    return Ready(model_path=check_model(config, download=download), sandbox=sandbox)
+    model_path = check_model(config, download=download)
+    _check_prompt_fits(config, model_path)
+    return Ready(model_path=model_path, sandbox=sandbox)
 
 
 def notes_before_start(config: RunConfig) -> list[str]:
@@ -144,7 +147,7 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxStat
     if draws_tasks:
         _check_tasks(config, training=False)
     if config.backend.type == "vllm":
-        check_model(config)
+        _check_prompt_fits(config, check_model(config))
     return sandbox
 
 
@@ -193,6 +196,7 @@ def _check_settings(config: RunConfig) -> "SandboxState | None":
         return None
     sandbox = check_sandbox(config.envs)
     _check_tools(config)
+    _check_examples(config)
     return sandbox
 
 
@@ -267,6 +271,57 @@ def _check_tools(config: RunConfig) -> None:
         raise PreflightError(str(error)) from error
 
 
+def _check_examples(config: RunConfig) -> None:
+    """Whether the planner could write what its examples show. Raises PreflightError."""
+    from envs.tools.function_tool import function_schemas
+    from rollout.agent.planner import FormatError, parse_decision
+
+    schemas = function_schemas(config.envs)
+    for number, example in enumerate(config.rollout.prompt.examples, start=1):
+        for line in example.splitlines():
+            try:
+                if line.startswith("{"):
+                    parse_decision(line, config.envs.actions, schemas)
+            except FormatError as error:
+                raise PreflightError(
+                    f"rollout.prompt.examples: example {number} shows {line[:80]!r}, which this planner cannot write: "
+                    f"{error}"
+                ) from None
+
+
+def _check_examples_are_not_asked(config: RunConfig, asked: "Sequence[Task]") -> None:
+    """An example that solves a held-out task would be counted as solving it. Raises PreflightError."""
+    from envs.datasets.split import question_key
+
+    shown = {
+        question_key(one.removeprefix("Task: ").partition("\n{")[0]): number
+        for number, one in enumerate(config.rollout.prompt.examples, start=1)
+    }
+    for task in asked:
+        if number := shown.get(question_key(task.question)):
+            raise PreflightError(
+                f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+            )
+
+
+def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
+    """Whether instructions and examples of one's own leave room for the turns. Raises PreflightError."""
+    from rollout.agent.agent import check_chat
+    from rollout.agent.planner import system_prompt
+
+    rollout = config.rollout
+    if rollout.prompt == PromptConfig():
+        return
+    count = len(check_chat(model_path).prompt(system_prompt([], rollout.prompt), ""))
+    turns = rollout.max_steps * rollout.max_turn_tokens
+    if count + turns >= rollout.engine.max_model_len:
+        raise PreflightError(
+            f"rollout.prompt takes {count} tokens, and rollout.max_steps * max_turn_tokens = {turns}: together they "
+            f"leave no room for task and results in rollout.engine.max_model_len = {rollout.engine.max_model_len}; "
+            "shorten it, or raise that"
+        )
+
+
 def check_same_run(config: RunConfig, folder: Path) -> None:
     """Whether a run folder was begun with this configuration. Raises PreflightError."""
     try:
@@ -313,11 +368,12 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
         own = OwnSources.of(config)
-        held_out_tasks(config.evaluation_mix, count=config.evaluation.num_tasks, seed=seed, path=path, own=own)
+        count = config.evaluation.num_tasks
+        asked = held_out_tasks(config.evaluation_mix, count=count, seed=seed, path=path, own=own)
+        _check_examples_are_not_asked(config, asked)
         if training:
             training_tasks(config)
-        _check_own_answers({*mix, *config.evaluation_mix}, path)
-        _check_own_scorers({*mix, *config.evaluation_mix}, own)
+        _check_references({*mix, *config.evaluation_mix}, path, own)
         if training:
             cold_start_tasks(config)
     except (ValueError, OSError, KeyError) as error:
@@ -325,17 +381,6 @@ def _check_tasks(config: RunConfig, *, training: bool) -> None:
         raise PreflightError(
             f"the tasks of envs.mix = {_shown(mix)}{held_out} cannot be drawn: {reason(error)}"
         ) from error
-
-
-def _check_own_answers(names: set[str], path: Path | None) -> None:
-    """A reference that its own scorer does not take for right can never be met. Raises ValueError."""
-    from envs.datasets.own import OWN, own_tasks
-    from reward.scorers import score_answer
-
-    for name in sorted(names.intersection(OWN)):
-        for task in (task for half in own_tasks(name, path).values() for task in half):
-            if score_answer(task, task.answer.split("\n")[0]) != 1.0:
-                raise ValueError(f"{path}: {task.id} has the answer {task.answer!r}, which is none for '{name}'")
 
 
 def _check_own_code(config: RunConfig) -> None:
@@ -355,29 +400,43 @@ def _check_own_code(config: RunConfig) -> None:
         check_demonstrations(config.cold_start)
 
 
-def _check_own_scorers(names: set[str], own: "OwnSources") -> None:
-    """Every scorer is asked once, about a reference answer; a built-in comparison takes each for right. Raises
-    ValueError and OwnCodeError."""
-    from envs.datasets.module import module_tasks
+def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> None:
+    """A reference that its own comparison does not take for right can never be met. A scorer of one's own is asked
+    once. Raises ValueError and OwnCodeError."""
     from reward.scorers import score_answer
 
     asked: set[str] = set()
-    for name in sorted(names.intersection(own.datasets)):
-        for task in (own.scored(one) for part in module_tasks(name, own.datasets[name]).values() for one in part):
-            if task.scorer is None:
-                raise ValueError(
-                    f"nobody scores {task.id}: set envs.datasets.{name}.scorer or reward.scorer, or give the task one"
-                )
-            if ":" in task.scorer and task.scorer in asked:
-                continue
-            asked.add(task.scorer)
-            wrong = f"{task.id} has the answer {task.answer!r:.80}, which is none for '{task.scorer}'"
-            try:
-                score = score_answer(task, task.answer.split("\n")[0])
-            except ValueError as error:
-                raise ValueError(wrong) from error
-            if ":" not in task.scorer and score != 1.0:
-                raise ValueError(wrong)
+    for task in _own_tasks(names, path, own):
+        scorer = task.scorer or task.dataset
+        if scorer in own.datasets:
+            raise ValueError(
+                f"nobody scores {task.id}: set envs.datasets.{scorer}.scorer or reward.scorer, or give the task one"
+            )
+        if ":" in scorer and scorer in asked:
+            continue
+        asked.add(scorer)
+        place = "" if task.dataset in own.datasets else f"{path}: "
+        wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which is none for '{scorer}'"
+        try:
+            score = score_answer(task, task.answer.split("\n")[0])
+        except ValueError as error:
+            raise ValueError(wrong) from error
+        if ":" not in scorer and score != 1.0:
+            raise ValueError(wrong)
+
+
+def _own_tasks(names: set[str], path: Path | None, own: "OwnSources") -> "Iterator[Task]":
+    """The tasks of all data sets of one's own, with their scorers."""
+    from envs.datasets.module import module_tasks
+    from envs.datasets.own import OWN, own_tasks
+
+    for name in sorted(names.intersection((*OWN, *own.datasets))):
+        found: Mapping[Any, list[Task]]
+        if name in own.datasets:
+            found = module_tasks(name, own.datasets[name], own.with_teacher)
+        else:
+            found = own_tasks(name, path)
+        yield from (own.scored(task) for part in found.values() for task in part)
 
 
 def _shown(mix: dict[str, Any]) -> str:

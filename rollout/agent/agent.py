@@ -10,6 +10,7 @@ from typing import Protocol
 
 from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
+from envs.tools.function_tool import function_schemas
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.modules import (
     Executor,
@@ -23,7 +24,7 @@ from rollout.agent.modules import (
     Verifier,
 )
 from rollout.agent.planner import PlannerDialogue, PlannerReply, PlannerSettings
-from rollout.chat import Chat, ChatFormat, ChatTemplateError, chat_pieces
+from rollout.chat import Chat, ChatFormat, ChatTemplateError
 from rollout.engines.engine import ContextFullError, Engine, EngineError
 from rollout.records import TOKENIZER
 from rollout.time_limit import TimeLimit
@@ -207,8 +208,8 @@ def build_chat(model_path: Path) -> ChatFormat:
     return ChatFormat(AutoTokenizer.from_pretrained(model_path))
 
 
-def check_chat(model_path: Path) -> None:
-    """Whether `build_chat` will do, found out without torch. Raises ChatTemplateError."""
+def check_chat(model_path: Path) -> ChatFormat:
+    """What `build_chat` gives, found out without torch. Raises ChatTemplateError."""
     import transformers
 
     # Whichever class a tokenizer is of, its template is rendered alike; AutoTokenizer imports torch.
@@ -218,7 +219,7 @@ def check_chat(model_path: Path) -> None:
         tokenizer = loader.from_pretrained(model_path)
     except Exception as error:
         raise ChatTemplateError(f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}") from error
-    chat_pieces(tokenizer)
+    return ChatFormat(tokenizer)
 
 
 def build_agent(
@@ -234,6 +235,8 @@ def build_agent(
     settings = AgentSettings(
         planner=PlannerSettings(
             actions=config.envs.actions,
+            schemas=function_schemas(config.envs),
+            prompt=rollout.prompt,
             max_steps=rollout.max_steps,
             max_turn_tokens=rollout.max_turn_tokens,
             temperature=temperature,

@@ -46,7 +46,7 @@ class Executor:
 
     async def execute(self, decision: Decision) -> tuple[ToolCall, ToolResult]:
         """Run the decision's tool. Raises ToolUnavailableError when the tool itself is broken."""
-        call = ToolCall(name=decision.action, arguments=decision.action_input)
+        call = ToolCall(name=decision.action, arguments=decision.arguments)
         result = await self._tools[call.name].call(call.arguments)
         return call, replace(result, text=cut_middle(result.text.strip(), self._max_result_chars))
 

@@ -3,13 +3,11 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from configs.own import failure, own_function
+from configs.own import failure, in_a_thread, own_function
 from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.types import Task
@@ -67,7 +65,7 @@ class FunctionSolving:
             self._clients = endpoint.base_url, _clients(endpoint.base_url, is_async=self._is_async)
         client = self._clients[1](attempt.key)
         try:
-            given = self._function(task, client) if self._is_async else _in_a_thread(self._function, task, client)
+            given = self._function(task, client) if self._is_async else in_a_thread(self._function, task, client)
             answer = await given
         except (Exception, SystemExit) as error:
             raise AgentError(f"agent.function: '{self._name}' failed with {failure(error)}") from error
@@ -88,21 +86,6 @@ def _clients(base_url: str, *, is_async: bool) -> Clients:
         return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared)
     waiting = DefaultHttpxClient(trust_env=False)
     return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=waiting)
-
-
-def _in_a_thread(function: Callable[..., object], *given: object) -> Awaitable[object]:
-    """A thread that nobody waits for any more goes on until it ends, or with the process."""
-    done: Future[object] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(function(*given))
-        except BaseException as error:
-            done.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return asyncio.wrap_future(done)
 
 
 class CommandSolving:

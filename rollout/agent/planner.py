@@ -1,11 +1,13 @@
 """The planner: its prompt, its reply, and the decision that the reply holds."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from envs.types import Task, Tool, ToolResult
+from configs.rollout import PromptConfig
+from envs.types import Schema, Task, Tool, ToolResult
+from rollout.agent.arguments import RULES, argument_value
 from rollout.chat import Chat
 from rollout.engines.engine import Engine, GenerationRequest
 from rollout.types import Completion, Message
@@ -24,6 +26,8 @@ def shown(result: ToolResult) -> str:
 
 FIELDS = ("thought", "action", "action_input")
 ACTIONS = ("think", "search", "code", "answer")
+Schemas = Mapping[str, Schema]
+"""By action, the arguments of those whose `action_input` is an object; that of all others is a text."""
 
 
 class FormatError(ValueError):
@@ -34,59 +38,98 @@ class FormatError(ValueError):
 class Decision:
     thought: str
     action: str
-    action_input: str
+    action_input: str | dict[str, Any]
+
+    @property
+    def arguments(self) -> str:
+        """What the tool is given: the text, or the object as JSON."""
+        return self.action_input if isinstance(self.action_input, str) else _written(self.action_input)
 
     def to_json(self) -> str:
         values = {"thought": self.thought, "action": self.action, "action_input": self.action_input}
-        return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        return _written(values)
 
 
-def planner_grammar(actions: Sequence[str]) -> str:
+def _written(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+NO_SCHEMAS: Schemas = {}
+
+
+def planner_grammar(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> str:
     r"""EBNF of a decision whose action is one of `actions`, without free white space.
 
     Escapes are limited to \" \\ \/ \n \t. The others would let `\boxed` or `\frac` become a backspace
     or a form feed, and `\u` could write half a surrogate pair.
     """
-    choice = " | ".join(f'"{action}"' for action in actions)
+    choice = " | ".join(f'"{action}"' for action in actions if action not in schemas)
+    objects = [(action, schemas[action]) for action in actions if action in schemas]
+    with_objects = "".join(
+        rf' | "{{\"thought\":\"" text "\",\"action\":\"{action}\",\"action_input\":" {argument_value(schema)} "}}"'
+        for action, schema in objects
+    )
     return "\n".join(
         (
-            r'root ::= "{\"thought\":\"" text "\",\"action\":\"" action "\",\"action_input\":\"" text "\"}"',
+            r'root ::= "{\"thought\":\"" text "\",\"action\":\"" action "\",\"action_input\":\"" text "\"}"'
+            + with_objects,
             f"action ::= {choice}",
             r'text ::= ([^"\\\x00-\x1f] | "\\" ["\\/nt])*',
+            *(RULES if objects else ()),
         )
     )
 
 
-def planner_schema(actions: Sequence[str]) -> dict[str, Any]:
+def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dict[str, Any]:
     """The same decision as a JSON schema, for servers that constrain by one."""
     text = {"type": "string"}
+    objects = [schemas[action] for action in actions if action in schemas]
+    action_input = {"anyOf": [text, *objects]} if objects else text
     return {
         "type": "object",
-        "properties": {"thought": text, "action": {"type": "string", "enum": list(actions)}, "action_input": text},
+        "properties": {
+            "thought": text,
+            "action": {"type": "string", "enum": list(actions)},
+            "action_input": action_input,
+        },
         "required": list(FIELDS),
         "additionalProperties": False,
     }
 
 
-def parse_decision(text: str, actions: Sequence[str] = ACTIONS) -> Decision:
+def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas = NO_SCHEMAS) -> Decision:
     """Read one decision; anything else is a FormatError.
 
     Strict on purpose: exactly the three fields, each once and a string, a known action in lower case,
-    nothing around the object but white space. `action_input` may be empty only for `think`.
+    nothing around the object but white space. `action_input` is an object for the actions of `schemas`, which their
+    tools read; it may be empty only for `think`.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except (json.JSONDecodeError, RecursionError):
+    except FormatError:
+        raise
+    except (ValueError, RecursionError):
         raise FormatError("not one complete JSON object") from None
     if not isinstance(value, dict) or set(value) != set(FIELDS):
         raise FormatError(f"not a JSON object with exactly the fields {', '.join(FIELDS)}")
+    decision = Decision(**value)
+    if decision.action in actions and decision.action in schemas:
+        _check_object(decision)
+        return decision
     if not all(isinstance(value[field], str) for field in FIELDS):
         raise FormatError("every field must be a string")
-    if value["action"] not in actions:
+    if decision.action not in actions:
         raise FormatError(f"action must be one of {', '.join(actions)}")
-    if value["action"] != "think" and not value["action_input"].strip():
+    if decision.action != "think" and not decision.arguments.strip():
         raise FormatError("action_input is empty")
-    return Decision(**value)
+    return decision
+
+
+def _check_object(decision: Decision) -> None:
+    if not isinstance(decision.thought, str):
+        raise FormatError("thought must be a string")
+    if not isinstance(decision.action_input, dict):
+        raise FormatError(f"action_input of {decision.action} must be an object")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,13 +143,16 @@ def _no_constant(name: str) -> None:
 
 
 ANSWER_ONLY = ("answer",)
+BUILT_IN = PromptConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """What stays the same over a run; `actions` are those switched on."""
+    """What stays the same over a run; `actions` are those switched on, `schemas` as for `planner_grammar`."""
 
     actions: tuple[str, ...]
+    schemas: Schemas = field(default_factory=dict)
+    prompt: PromptConfig = BUILT_IN
     max_steps: int
     max_turn_tokens: int
     temperature: float
@@ -140,7 +186,7 @@ class PlannerDialogue:
         self._chat = chat
         self._settings = settings
         self._trajectory_id = trajectory_id
-        system, user = opening(tools, task, settings.max_steps, hints)
+        system, user = opening(tools, task, settings.max_steps, hints, settings.prompt)
         self._context = chat.prompt(system, user)
         self._messages: tuple[Message, ...] = (
             Message(role="system", content=system),
@@ -155,7 +201,8 @@ class PlannerDialogue:
         """Sample the decision of `step` (1-based); a malformed one comes back with its reason."""
         last = step == self._settings.max_steps
         actions = ANSWER_ONLY if last else self._settings.actions
-        grammar = planner_grammar(actions)
+        schemas = self._settings.schemas
+        grammar = planner_grammar(actions, schemas)
         prompt = self._context
         completion = await self._engine.generate(
             GenerationRequest(
@@ -165,12 +212,12 @@ class PlannerDialogue:
                 temperature=self._settings.temperature,
                 grammar=grammar,
                 messages=self._messages,
-                json_schema=planner_schema(actions),
+                json_schema=planner_schema(actions, schemas),
             )
         )
         self._context = prompt + completion.token_ids
         self._messages += (Message(role="assistant", content=completion.text),)
-        decision, error = _read(completion, actions)
+        decision, error = _read(completion, actions, schemas)
         return PlannerReply(
             prompt_token_ids=prompt,
             completion=completion,
@@ -193,21 +240,18 @@ class PlannerDialogue:
         self._messages += (Message(role="user", content=text),)
 
 
-def opening(tools: list[Tool], task: Task, max_steps: int, hints: str = "") -> tuple[str, str]:
+def opening(
+    tools: list[Tool], task: Task, max_steps: int, hints: str = "", prompt: PromptConfig = BUILT_IN
+) -> tuple[str, str]:
     """What the planner reads before its first decision: the system's words and the user's."""
     lines = (f"Task: {task.question}", *([hints] if hints else []), _step_line(1, max_steps))
-    return system_prompt(tools), "\n".join(lines)
+    return system_prompt(tools, prompt), "\n".join(lines)
 
 
-def system_prompt(tools: list[Tool]) -> str:
-    """What the planner is told once: the form of a reply and the tools it has."""
-    lines = [f"{tool.name}: {tool.description}" for tool in tools]
-    return "\n".join(
-        (
-            "Solve the task step by step with tools. Reply in JSON: thought, action, action_input.",
-            *lines,
-        )
-    )
+def system_prompt(tools: list[Tool], prompt: PromptConfig = BUILT_IN) -> str:
+    """What the planner is told once: the form of a reply, the tools it has, and examples."""
+    described = (f"{tool.name}: {tool.description}" for tool in tools)
+    return "\n".join((prompt.instructions, *described, *(f"Example:\n{one}" for one in prompt.examples)))
 
 
 def _step_line(step: int, max_steps: int) -> str:
@@ -216,10 +260,10 @@ def _step_line(step: int, max_steps: int) -> str:
     return f"Step {step} of {max_steps}."
 
 
-def _read(completion: Completion, actions: tuple[str, ...]) -> tuple[Decision | None, str | None]:
+def _read(completion: Completion, actions: tuple[str, ...], schemas: Schemas) -> tuple[Decision | None, str | None]:
     if completion.finish_reason == "length":
         return None, "the reply was cut because it was too long"
     try:
-        return parse_decision(completion.text, actions), None
+        return parse_decision(completion.text, actions, schemas), None
     except FormatError as error:
         return None, str(error)

@@ -132,5 +132,5 @@ def test_the_key_of_an_mcp_server_is_named_and_goes_out_encrypted():
     OwnToolConfig(source="mcp:npx server", description="x", api_key_env="MY_KEY")
     with pytest.raises(ValueError, match="would send the key in clear text: use https"):
         OwnToolConfig(source="mcp:http://h/mcp", description="x", api_key_env="MY_KEY")
-    with pytest.raises(ValueError, match="a class reads its own"):
+    with pytest.raises(ValueError, match="a function or a class reads its key"):
         OwnToolConfig(source="my_tools:Weather", api_key_env="MY_KEY")

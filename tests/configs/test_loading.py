@@ -62,7 +62,7 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
         ('envs.actions=["code"]', "actions must contain 'answer'"),
         ('envs.actions=["serach", "answer"]', "'serach' is not built in (think"),
         ('envs.actions=["base_generator", "answer"]', "needs envs.base_generator.base_url"),
-        ("envs.tools.x.source=no_class", "envs.tools.x.source: must be module:Class"),
+        ("envs.tools.x.source=no_class", "envs.tools.x.source: must be module:name of a function"),
         ("envs.mix={}", "positive sum"),
         ("rollout.max_turn_tokens=900", "leaves no room for prompts"),
         ("rollout.verifier.type=model", "needs rollout.engine.adapter_mode = 'native'"),

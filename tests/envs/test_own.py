@@ -1,7 +1,11 @@
 import json
+from datetime import date
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from envs.datasets.module import OwnSources
 from envs.datasets.own import OWN, load_own, own_tasks
 from envs.datasets.registry import LOADERS, load_tasks
 from envs.datasets.sampler import TaskSampler, held_out_tasks
@@ -11,6 +15,10 @@ from reward.scorers import score_answer
 CAPITALS = [
     {"question": f"What is the capital of country {number}?", "answer": f"City {number}"} for number in range(20)
 ]
+
+
+def asked(role, text="What is in it?"):
+    return {"role": role, "content": text}
 
 
 def write(path, *rows):
@@ -34,6 +42,57 @@ def test_rows_become_tasks_that_their_own_answer_solves(file):
     assert (two_and_two.id, two_and_two.answer) == ("own_text-2", "4")
     assert score_answer(france, "the city of light!") == 1.0
     assert score_answer(france, "Lyon") == 0.0
+
+
+def test_a_question_may_be_a_prompt_or_the_message_of_a_user(file):
+    path = file(
+        {"prompt": "first", "answer": "a", "split": "train"},
+        {"prompt": [asked("user", "second")], "answer": "b", "split": "train"},
+        {"messages": [asked("user", "third")], "answer": "c", "split": "train"},
+        {"question": "fourth", "prompt": "kept", "answer": "d", "split": "train"},
+    )
+    tasks = load_own("own_text", path, split="train")
+    assert [task.question for task in tasks] == ["first", "second", "third", "fourth"]
+    assert [task.metadata for task in tasks] == [{}, {}, {}, {"prompt": "kept"}]
+
+
+def test_further_columns_reach_a_scorer_of_ones_own(file, tmp_path, monkeypatch):
+    (tmp_path / "near_enough.py").write_text(
+        "def score(task, answer):\n    return abs(int(answer) - int(task.answer)) <= task.metadata['near']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = file({"question": "How many?", "answer": 40, "near": 2, "split": "train"})
+    own = OwnSources(scorer="near_enough:score")
+    [task] = load_tasks("own_integer", split="train", count=None, seed=0, path=path, own=own)
+    assert task.metadata == {"near": 2}
+    assert [score_answer(task, answer) for answer in ("40", "42", "43")] == [1.0, 1.0, 0.0]
+
+
+def test_a_parquet_file_is_read_like_lines(tmp_path):
+    rows = {
+        "question": ["Capital of France?", "Two and two?"],
+        "answer": [["Paris", "City of Light"], ["4"]],
+        "split": ["train", "train"],
+        "id": ["fr", None],
+        "when": [date(2024, 5, 1), None],
+        "picture": [b"\x89PNG", None],
+        "scores": [{"hard": 0.5}, {"hard": 1.0}],
+    }
+    path = tmp_path / "mine.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    france, sum_of_two = load_own("own_text", path, split="train")
+    assert (france.id, france.answer, sum_of_two.id) == ("own_text-fr", "Paris\nCity of Light", "own_text-2")
+    # No picture: JSON holds none.
+    assert france.metadata == {"when": "2024-05-01", "scores": {"hard": 0.5}}
+    assert sum_of_two.metadata == {"scores": {"hard": 1.0}}
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    path = tmp_path / "mine.parquet"
+    path.write_text('{"question": "q", "answer": "a"}\n')
+    with pytest.raises(ValueError, match=r"mine\.parquet is no Parquet file: ") as caught:
+        own_tasks("own_text", path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +160,11 @@ def test_training_and_evaluation_draw_from_their_halves(file):
         ({"question": "q", "answer": True}, "got True"),
         ({"question": "q", "answer": []}, "or a list of such, got"),
         ({"question": " ", "answer": "a"}, "row 2: 'question' must be a text"),
-        ({"question": "q", "answer": "a", "solution": "s"}, "unknown field 'solution'"),
+        ({"prompt": 3, "answer": "a"}, "row 2: 'prompt' must be a text, got 3"),
+        ({"messages": [], "answer": "a"}, "'messages' must hold one message, the user's, got none; the planner has"),
+        ({"prompt": [asked("system"), asked("user")], "answer": "a"}, "row 2: 'prompt' must hold one message, the"),
+        ({"messages": [asked("user"), asked("assistant"), asked("user")], "answer": "a"}, "got user, assistant, user;"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}], "answer": "a"}, "'messages' must be a text"),
         ({"question": "q", "answer": "a", "split": "test"}, "row 1: 'split' must be 'train' or 'eval' in every row"),
         ({"question": "What is the capital  of country 0?", "answer": "a"}, "stands in 2 rows; keep one of them"),
     ],

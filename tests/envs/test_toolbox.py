@@ -70,10 +70,6 @@ class ScriptedTool:
         return ToolResult(text=answer) if isinstance(answer, str) else answer
 
 
-def plain_tool(arguments):
-    return arguments
-
-
 class Needy(Weather):
     def __init__(self, city):
         self.city = city
@@ -130,7 +126,7 @@ def test_tools_grammar_and_prompt_follow_the_order_of_the_recipe():
         (("answer",), {"code": {"source": "m:C"}}, "none of the built-in ones"),
         (("answer",), {'x" | "y': {"source": "m:C"}}, "at most 40 of a-z"),
         (("answer",), {"x": {"source": "mcp:https://example.org/mcp"}}, "needs a description"),
-        (("answer",), {"x": {"source": "no class"}}, "must be module:Class"),
+        (("answer",), {"x": {"source": "no class"}}, "must be module:name of a function"),
     ],
 )
 def test_actions_that_cannot_be_are_refused(actions, tools, said):
@@ -211,8 +207,7 @@ def test_a_tool_of_an_mcp_server_stands_beside_the_others_and_its_own_words_do_n
         ("nameless", "Nameless", "Nameless has no `name`"),
         ("rain", "Weather", "the tool is named 'weather'; use that name"),
         ("x", "NoSuchClass", "cannot be imported"),
-        ("x", "QUESTION", "is a str; name a class"),
-        ("x", "plain_tool", "'plain_tool' is a function; a tool is a class with name, description and"),
+        ("x", "QUESTION", "is a str; name a function or a class"),
         ("weather", "Needy", "cannot be made without arguments, as each task needs it: TypeError: "),
         ("weather", "Synchronous", "`call` of Synchronous is not async; write `async def call"),
         ("weather", "Greedy", "`call` of Greedy takes one text"),

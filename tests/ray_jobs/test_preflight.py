@@ -358,3 +358,39 @@ def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
         check_judge_key(config(*judge))
     monkeypatch.setenv("SOME_KEY", "k")
     check_judge_key(config(*judge))
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(config):
+    said = refusal(config("rollout.prompt.instructions=" + "word " * 2000))
+    assert re.match(r"rollout\.prompt takes \d{5} tokens, and rollout\.max_steps \* max_turn_tokens = 320: ", said)
+    assert (
+        "leave no room for task and results in rollout.engine.max_model_len = 1024; shorten it, or raise that" in said
+    )
+
+
+def test_an_example_that_the_planner_cannot_write_is_refused(config):
+    example = 'Task: q\n{"thought":"t","action":"search","action_input":"x"}\nResult: y'
+    settings = ('envs.actions=["code","answer"]', f"rollout.prompt.examples={json.dumps([example])}")
+    said = refusal(config(*settings))
+    assert "example 1 shows" in said
+    assert said.endswith("which this planner cannot write: action must be one of code, answer")
+
+
+def test_a_data_set_of_the_hub_without_a_network_is_refused(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    said = refusal(config("envs.mix={sums=1}", "envs.datasets.sums.source=hf:mine/sums"))
+    assert "cannot be drawn: envs.datasets.sums: the split 'train' of 'mine/sums' cannot be loaded: " in said
+    assert "\n" not in said
+
+
+def test_an_example_that_solves_a_held_out_task_is_refused(config, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    rows = [{"question": f"q{n}?", "answer": "a", "split": "eval" if n else "train"} for n in range(2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    example = 'Task: Q1\n{"thought":"t","action":"answer","action_input":"a"}'
+    settings = ("envs.mix={own_text=1}", f"envs.data_path={file}", "evaluation.num_tasks=1")
+    prompt = f"rollout.prompt.examples={json.dumps([example])}"
+    said = refusal(config(*settings, "cold_start.num_demonstrations=0", prompt))
+    assert said == "rollout.prompt.examples: example 1 solves own_text-2, a held-out task; take another"

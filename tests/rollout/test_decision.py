@@ -22,6 +22,7 @@ def test_our_choices_where_the_format_leaves_one():
         '{"thought":"t","action":"answer","action_input":"204","extra":1}',
         '{"thought":"t","action":"code","action_input":""}',
         '{"thought":"t","action":"CODE","action_input":"x"}',
+        '{"thought":"t","action":"code","action_input":%s}' % ("1" * 5000),
     ):
         with pytest.raises(FormatError):
             parse_decision(text)

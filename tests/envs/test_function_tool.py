@@ -1,0 +1,304 @@
+"""A tool that is a plain or async function: what the planner is told, what it may write, what comes back."""
+
+import asyncio
+import functools
+import sys
+import threading
+from typing import Any, Literal, Optional
+
+import pytest
+
+from configs.envs import EnvsConfig
+from configs.run import RunConfig
+from envs.tools.function_tool import function_schemas
+from envs.tools.keys import ToolSetupError
+from envs.tools.toolbox import Toolbox
+from envs.types import ToolCall, ToolResult, ToolUnavailableError
+from rollout.agent.agent import build_agent
+from rollout.agent.planner import FormatError, parse_decision, planner_grammar, planner_schema, system_prompt
+from rollout.chat import ChatFormat
+from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, make_task
+
+
+def weather(city: str, days: int = 3, unit: Literal["C", "F"] = "C") -> str:
+    """The forecast
+    of a city.
+
+    This paragraph is for people.
+    """
+    return f"{city}, {days} days in {unit}"
+
+
+def shout(text: str) -> str:
+    """Write it in capitals."""
+    return text.upper()
+
+
+async def mean(values: list[float], weights: Optional[list[float]], exact: bool) -> dict[str, object]:  # noqa: UP045
+    """The mean of numbers."""
+    await asyncio.sleep(0)
+    return {"mean": sum(values) / len(values), "weights": weights, "exact": exact}
+
+
+def now():
+    """The time."""
+    return "noon"
+
+
+def fails(city: str, reason: str):
+    """Never works."""
+    raise KeyError(f"no {city}\nand {reason}")
+
+
+def gives_up(city: str):
+    """Its service is gone."""
+    raise ToolUnavailableError("down")
+
+
+def finds(city: str):
+    """Finds nothing."""
+    return next(iter(()))
+
+
+def leaves(city: str):
+    """Ends the process, if it is let."""
+    sys.exit(3)
+
+
+def refuses(city: str):
+    """Says itself what was wrong."""
+    return ToolResult(text="no such city", error="unknown_city")
+
+
+def where(city: str):
+    """The thread that it runs in."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def around(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return inner
+
+
+wrapped_mean = around(mean)
+
+
+def undocumented(city: str):
+    return city
+
+
+def untyped(city, days: int):
+    """One argument has no type."""
+
+
+def of_a_table(filters: dict[str, str]):
+    """A table is no argument."""
+
+
+def of_anything(value: Any):
+    """Nor is anything at all."""
+
+
+def of_pairs(pairs: list[tuple[int, int]]):
+    """Nor a list of pairs."""
+
+
+def of_many(*cities: str):
+    """Nor as many as there are."""
+
+
+def of_a_stranger(city: "NoSuchType"):  # noqa: F821
+    """Nor a type that is not there."""
+
+
+def config(*names):
+    tools = {name: {"source": f"{__name__}:{name}"} for name in names}
+    return EnvsConfig(actions=("think", *names, "answer"), tools=tools)
+
+
+async def call(name, arguments):
+    with Toolbox(config(name)) as toolbox, toolbox.episode() as tools:
+        return await tools[1].call(arguments)
+
+
+def test_the_planner_is_told_name_docstring_and_typed_arguments():
+    with Toolbox(config("weather", "shout", "mean", "now")) as toolbox, toolbox.episode() as tools:
+        assert system_prompt(tools).splitlines()[2:-1] == [
+            """weather: The forecast of a city. {"city": str, "days": int = 3, "unit": Literal['C', 'F'] = 'C'}""",
+            "shout: Write it in capitals.",
+            """mean: The mean of numbers. {"values": list[float], "weights": Optional[list[float]], "exact": bool}""",
+            "now: The time. {}",
+        ]
+
+
+def test_arguments_are_a_schema_and_one_text_is_none():
+    schemas = function_schemas(config("weather", "shout", "mean"))
+    assert schemas.keys() == {"weather", "mean"}
+    assert schemas["weather"] == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]},
+        },
+        "required": ["city", "days", "unit"],
+        "additionalProperties": False,
+    }
+    numbers = {"type": "array", "items": {"type": "number"}}
+    assert schemas["mean"]["properties"] == {
+        "values": numbers,
+        "weights": {"anyOf": [numbers, {"type": "null"}]},
+        "exact": {"type": "boolean"},
+    }
+
+
+def test_a_class_and_a_server_have_no_schema():
+    tools = {
+        "weather": {"source": "tests.envs.test_toolbox:Weather"},
+        "lookup": {"source": "mcp:https://example.org/mcp", "description": "look it up"},
+    }
+    assert function_schemas(EnvsConfig(actions=("weather", "lookup", "answer"), tools=tools)) == {}
+
+
+async def test_arguments_reach_the_function_and_null_is_its_default():
+    assert (await call("weather", '{"city":"Oslo","days":2,"unit":null}')).text == "Oslo, 2 days in C"
+    assert (await call("weather", '{"city":"Oslo"}')).text == "Oslo, 3 days in C"
+    assert (await call("shout", "as it is {")).text == "AS IT IS {"
+    assert (await call("now", "{}")) == ToolResult(text="noon", foreign=True)
+    for name in ("mean", "wrapped_mean"):
+        result = await call(name, '{"values":[1,2.5],"weights":null,"exact":true}')
+        assert result.text == '{"mean": 1.75, "weights": null, "exact": true}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ('{"city":1}', "city: Input should be a valid string"),
+        ('{"city":"x","days":"2"}', "days: Input should be a valid integer"),
+        ('{"city":"x","days":true}', "days: Input should be a valid integer"),
+        ('{"city":"x","unit":"K"}', "unit: Input should be 'C' or 'F'"),
+        ('{"days":1}', "missing a required argument: 'city'"),
+        ('{"city":"x","where":1}', "got an unexpected keyword argument 'where'"),
+        ("Oslo", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+    ],
+)
+async def test_wrong_arguments_are_a_result_of_one_line(arguments, said):
+    result = await call("weather", arguments)
+    assert (result.text, result.error) == (f"Wrong arguments: {said}", "bad_arguments")
+
+
+async def test_what_the_function_raises_is_a_result_of_one_line():
+    result = await call("fails", '{"city":"Oslo","reason":"that"}')
+    assert (result.text, result.error) == (r"KeyError: 'no Oslo\nand that'", "tool_error")
+    assert (await call("leaves", "Oslo")).text == "SystemExit: 3"
+    assert (await call("finds", "Oslo")).text == "RuntimeError: StopIteration"
+    assert (await call("refuses", "Oslo")) == ToolResult(text="no such city", error="unknown_city", foreign=True)
+
+
+async def test_a_function_can_say_that_its_service_is_gone():
+    with pytest.raises(ToolUnavailableError, match="down"):
+        await call("gives_up", "Oslo")
+
+
+async def test_a_plain_function_holds_up_nobody():
+    assert (await call("where", "Oslo")).text == "false"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("undocumented", "has no docstring; write in one what the tool does, the planner reads it"),
+        ("untyped", "argument 'city' has no type; write one of str, int, float, bool, Literal, a list or Optional"),
+        ("of_a_table", r"argument 'filters' is dict\[str, str\]; write one of str, int, float, bool, Literal, a list"),
+        ("of_anything", "argument 'value' is Any; write one of str"),
+        ("of_pairs", r"argument 'pairs' is list\[tuple\[int, int\]\]; write one of"),
+        ("of_many", r"argument 'cities' is variadic positional; name each argument"),
+        ("of_a_stranger", "its types cannot be read: NameError: name 'NoSuchType' is not defined"),
+    ],
+)
+def test_a_function_that_can_be_no_tool_is_refused_in_one_line(name, said):
+    with pytest.raises(ToolSetupError, match=rf"^envs\.tools\.{name}: '.*:{name}': .*{said}") as caught:
+        Toolbox(config(name))
+    assert "\n" not in str(caught.value)
+
+
+# What the planner may write
+
+
+ACTIONS = ("think", "weather", "mean", "shout", "answer")
+SCHEMAS = function_schemas(config("weather", "mean", "shout"))
+
+
+def turn(action, action_input):
+    return f'{{"thought":"t","action":"{action}","action_input":{action_input}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (turn("weather", '{"city":"Oslo","days":3,"unit":"F"}'), True),
+        (turn("weather", r'{"city":"\"Oslo\"","days":null,"unit":null}'), True),
+        (turn("weather", '{"city":"Oslo","days":-12,"unit":"C"}'), True),
+        (turn("mean", '{"values":[],"weights":[1,-0.5],"exact":true}'), True),
+        (turn("shout", '"hello"'), True),
+        (turn("answer", '"4"'), True),
+        (turn("weather", '"Oslo"'), False),
+        (turn("answer", '{"city":"Oslo","days":3,"unit":"F"}'), False),
+        (turn("weather", '{"city":"Oslo"}'), False),
+        (turn("weather", '{"city":"Oslo","days":3.5,"unit":"C"}'), False),
+        (turn("weather", '{"city":"Oslo","days":03,"unit":"C"}'), False),
+        (turn("weather", '{"city":"Oslo","days":3,"unit":"K"}'), False),
+        (turn("weather", '{"days":3,"city":"Oslo","unit":"C"}'), False),
+        (turn("mean", '{"values":[1,],"weights":null,"exact":true}'), False),
+        (turn("mean", '{"values":[1],"weights":null,"exact":"true"}'), False),
+    ],
+)
+def test_the_grammar_takes_exactly_the_typed_arguments(text, right):
+    xgrammar = pytest.importorskip("xgrammar")
+    grammar = xgrammar.Grammar.from_ebnf(planner_grammar(ACTIONS, SCHEMAS))
+    assert xgrammar.testing._is_grammar_accept_string(grammar, text) == right
+    if right:
+        assert parse_decision(text, ACTIONS, SCHEMAS).to_json() == text
+
+
+def test_arguments_in_a_decision_are_an_object_where_the_action_has_some_and_only_there():
+    text = turn("weather", '{"city": "Øst", "days": 3, "unit": "F"}')
+    assert parse_decision(text, ACTIONS, SCHEMAS).arguments == '{"city":"Øst","days":3,"unit":"F"}'
+    with pytest.raises(FormatError, match="action_input of weather must be an object"):
+        parse_decision(turn("weather", '"Oslo"'), ACTIONS, SCHEMAS)
+    with pytest.raises(FormatError, match="every field must be a string"):
+        parse_decision(turn("answer", "{}"), ACTIONS, SCHEMAS)
+    with pytest.raises(FormatError, match="a field stands twice"):
+        parse_decision(turn("weather", '{"city":"a","city":"b"}'), ACTIONS, SCHEMAS)
+
+
+def test_a_server_is_told_the_same_schemas():
+    [text, *objects] = planner_schema(ACTIONS, SCHEMAS)["properties"]["action_input"]["anyOf"]
+    assert text == {"type": "string"}
+    assert objects == [SCHEMAS["weather"], SCHEMAS["mean"]]
+    # The last step may only answer.
+    assert planner_schema(("answer",), SCHEMAS) == planner_schema(("answer",))
+    assert planner_grammar(("answer",), SCHEMAS) == planner_grammar(("answer",))
+
+
+async def test_an_attempt_calls_the_function_by_its_typed_arguments():
+    envs = config("weather")
+    engine = ScriptedEngine([turn("weather", '{"city":"Oslo","days":2,"unit":null}'), turn("answer", '"rain"')])
+    with Toolbox(envs) as toolbox:
+        agent = build_agent(
+            RunConfig(envs=envs),
+            engine=engine,
+            chat=ChatFormat(ScriptedTokenizer()),
+            tools_for_episode=toolbox.episode,
+            temperature=1.0,
+        )
+        trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g")
+    first = trajectory.turns[0]
+    assert first.grammar == planner_grammar(envs.actions, function_schemas(envs))
+    assert first.tool_call == ToolCall(name="weather", arguments='{"city":"Oslo","days":2,"unit":null}')
+    assert first.tool_result == ToolResult(text="Oslo, 2 days in C", foreign=True)
+    assert trajectory.answer == "rain"

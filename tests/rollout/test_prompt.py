@@ -1,0 +1,129 @@
+"""What the planner is told: byte for byte as ever by default, and what a recipe says in its place."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from configs.loading import load_run_config, render_config
+from configs.run import RunConfig
+from envs.tools.actions import AnswerTool, ThinkTool
+from envs.tools.toolbox import Toolbox
+from envs.types import Task
+from rollout.agent.agent import build_agent
+from rollout.agent.planner import PlannerDialogue, opening, planner_grammar, planner_schema, system_prompt
+from rollout.chat import ChatFormat
+from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, make_task
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "planner_prompt.json").read_text())
+STEPS = [
+    {"thought": "Multiply.", "action": "code", "action_input": "6*7", "result": "42"},
+    {"thought": "That is it.", "action": "answer", "action_input": "42"},
+]
+EXAMPLE = """Task: What is 6 by 7?
+{"thought":"Multiply.","action":"code","action_input":"6*7"}
+Result: 42
+{"thought":"That is it.","action":"answer","action_input":"42"}"""
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def examples(tmp_path):
+    return write(tmp_path / "examples.jsonl", {"question": "What is 6 by 7?", "steps": STEPS})
+
+
+def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(chat):
+    config = load_run_config(None)
+    task = Task(id="t", dataset="lookup", question=GOLDEN["question"], answer="")
+    with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
+        system, user = opening(tools, task, config.rollout.max_steps, GOLDEN["hints"], config.rollout.prompt)
+        settings = build_agent(
+            config, engine=None, chat=chat, tools_for_episode=toolbox.episode, temperature=1.0
+        ).settings.planner
+        dialogue = PlannerDialogue(None, chat, settings, task, tools, "g/0", GOLDEN["hints"])
+    assert (system, user) == (GOLDEN["system"], GOLDEN["user"])
+    assert list(dialogue._context) == GOLDEN["token_ids"]
+    assert planner_grammar(settings.actions, settings.schemas) == GOLDEN["grammar"]
+    assert json.dumps(planner_schema(settings.actions, settings.schemas)) == json.dumps(GOLDEN["schema"])
+
+
+def test_instructions_tools_and_examples_come_in_this_order(examples):
+    prompt = RunConfig(rollout={"prompt": {"instructions": "Be brief.", "examples": str(examples)}}).rollout.prompt
+    assert system_prompt([ThinkTool(), AnswerTool()], prompt) == (
+        f"Be brief.\nthink: note a thought\nanswer: give the final answer\nExample:\n{EXAMPLE}"
+    )
+
+
+async def test_an_attempt_reads_the_recipes_prompt(examples):
+    config = RunConfig(
+        envs={"actions": ("think", "answer")},
+        rollout={"prompt": {"instructions": "Be brief.", "examples": str(examples)}},
+    )
+    engine = ScriptedEngine(['{"thought":"t","action":"answer","action_input":"42"}'])
+    with Toolbox(config.envs) as toolbox:
+        agent = build_agent(
+            config,
+            engine=engine,
+            chat=ChatFormat(ScriptedTokenizer()),
+            tools_for_episode=toolbox.episode,
+            temperature=0.0,
+        )
+        trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g")
+    text = ScriptedTokenizer().decode(trajectory.turns[0].prompt_token_ids, skip_special_tokens=False)
+    assert "Be brief.\nthink: note a thought" in text
+    assert EXAMPLE in text
+
+
+def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):
+    config = load_run_config(None, [f"rollout.prompt.examples={examples}", "rollout.prompt.instructions=Be brief."])
+    examples.unlink()
+    assert config.rollout.prompt.examples == (EXAMPLE,)
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    recipe = tmp_path / "again.toml"
+    recipe.write_text(render_config(config))
+    assert load_run_config(recipe) == config
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("no json", r"line 1 must be \{\"question\": \.\.\., \"steps\": \[\.\.\.\]\}"),
+        ({"question": "q"}, "line 1 must be"),
+        ({"question": "q", "steps": []}, "line 1 must be"),
+        ({"question": "q", "steps": STEPS[:1]}, "the last one's action is answer, without a result"),
+        ({"question": "q", "steps": [{**STEPS[0], "result": None}, {**STEPS[1], "result": "x"}]}, "line 1 must be"),
+        ({"question": "q", "steps": [STEPS[1], STEPS[1]]}, "line 1 must be"),
+    ],
+)
+def test_a_file_that_holds_no_examples_is_refused_in_one_line(tmp_path, row, said):
+    path = write(tmp_path / "examples.jsonl", row)
+    with pytest.raises(UserError, match=rf"rollout\.prompt\.examples: .*{said}") as caught:
+        load_run_config(None, [f"rollout.prompt.examples={path}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"rollout\.prompt\.examples: .*none\.jsonl' cannot be read: "):
+        load_run_config(None, [f"rollout.prompt.examples={tmp_path / 'none.jsonl'}"])
+    with pytest.raises(UserError, match="holds no example; write one JSON object a line, or leave it out"):
+        load_run_config(None, [f"rollout.prompt.examples={write(tmp_path / 'empty.jsonl')}"])
+
+
+def test_an_agent_of_ones_own_has_a_prompt_of_its_own():
+    with pytest.raises(
+        UserError, match=r"agent\.type = 'function' needs rollout\.prompt = as it is: your agent writes"
+    ):
+        load_run_config(
+            None,
+            [
+                "agent.function=a:b",
+                "cold_start.num_demonstrations=0",
+                "reward.credit=outcome",
+                "rollout.prompt.instructions=x",
+            ],
+        )
