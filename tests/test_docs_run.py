@@ -8,9 +8,11 @@ import time
 import urllib.error
 import urllib.request
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-from tests.documented import blocks, environment, fill
+from tests.documented import ROOT, blocks, environment, fill
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.slow]
 
@@ -51,6 +53,24 @@ def test_slow_command_does_what_the_page_says(block, folder, done):
     assert process.returncode == 0, f"{script}\n{said[-4000:]}"
     assert block.marks.get("prints", "") in said, f"{script}\n{said[-4000:]}"
     done.update(block.script.splitlines())
+
+
+def test_notebook_trains_and_shows_why_a_step_got_its_advantage(folder, monkeypatch):
+    """The run is there already where the first run's page was executed before."""
+    notebook = nbformat.read(ROOT / "docs/first-run.ipynb", as_version=4)
+    (settings,) = (one.marks["with"] for one in blocks() if one.page.name == FIRST and "make train" in one.text)
+    fill(folder, ROOT / "docs" / FIRST)
+    for name, value in (environment() | dict([settings.replace("'", "").split("=", 1)])).items():
+        monkeypatch.setenv(name, value)
+    NotebookClient(notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(folder)}}).execute()
+    _, _, table, _, advantages, answer = (cell for cell in notebook.cells if cell.cell_type == "code")
+    assert "| tasks | number | before | after |" in table.outputs[0]["data"]["text/markdown"]
+    assert "reward 1.0" in printed(advantages)
+    assert "answer" in printed(answer)
+
+
+def printed(cell):
+    return "".join(output["text"] for output in cell.outputs if output["output_type"] == "stream")
 
 
 def assert_serves(script, folder):
