@@ -105,7 +105,7 @@ def batch_apart(samples: Sequence[TrainingSample], *, microbatch_tokens: int) ->
 @contextmanager
 def nothing_shared() -> Iterator[None]:
     """The learner packs with `pack_apart`."""
-    with patch("learner.policy.pack", pack_apart), patch("learner.learner.pack", pack_apart):
+    with patch("learner.policy.pack", pack_apart):
         yield
 
 

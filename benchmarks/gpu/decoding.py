@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.gpu.learner import cap, plan_of, recipe, reserved_gib
 from benchmarks.gpu.stage import Found, Stage, found, need
@@ -78,20 +79,14 @@ def dummy_weights() -> Iterator[None]:
     import vllm.engine.arg_utils as arguments
 
     from benchmarks.gpu.random_model import weight_names
-    from rollout.engines.adapters import AdapterMerger
+    from rollout.engines import adapters
 
-    own, files = arguments.EngineArgs, AdapterMerger._files
+    def names(model_path: Path) -> Iterator[tuple[str, Any]]:
+        return ((name, None) for name in weight_names(model_path))
 
-    def names(self: AdapterMerger) -> Iterator[tuple[str, Any]]:
-        return ((name, None) for name in weight_names(self._model_path))
-
-    arguments.EngineArgs = functools.partial(own, load_format="dummy")  # type: ignore[misc,assignment]
-    AdapterMerger._files = names  # type: ignore[method-assign]
-    try:
+    made_up = functools.partial(arguments.EngineArgs, load_format="dummy")
+    with patch.object(arguments, "EngineArgs", made_up), patch.object(adapters, "weights_in", names):
         yield
-    finally:
-        arguments.EngineArgs = own  # type: ignore[misc]
-        AdapterMerger._files = files  # type: ignore[method-assign]
 
 
 @contextmanager
