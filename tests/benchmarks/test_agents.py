@@ -1,6 +1,9 @@
 """Agents of other projects, unchanged, behind the model endpoint: they play, are taught, and reach out nowhere."""
 
+import ast
 import json
+import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,7 +59,13 @@ def called(name, **arguments):
 
 @pytest.fixture(params=CLERKS)
 def clerk(request):
-    return Clerk(load_run_config(FOLDER / f"{request.param}.toml", []), *CLERKS[request.param])
+    return Clerk(load_run_config(FOLDER / "recipe.toml", overrides_of(request.param)), *CLERKS[request.param])
+
+
+def overrides_of(name):
+    """Those of the command that its docstring begins with."""
+    said = re.sub(r"\\\n *", "", ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text())))
+    return shlex.split(re.search("agentflow train .*", said)[0])[3:]
 
 
 @pytest.fixture(autouse=True, scope="module")
