@@ -17,7 +17,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import cold_start_tasks
 from learner.samples import samples_of
 from ray_jobs.commands.starter.warehouse import article_of
-from ray_jobs.phases.cold_start import kept_demonstrations
+from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
 from rollout.agent.own import OwnAgent, build_solving, rules_of
@@ -137,7 +137,7 @@ async def test_all_that_its_teacher_says_is_imitated(clerk):
     agent = clerk.behind(endpoint, lambda task, own_id: TeacherWriter(teach, "teach", task, CHAT))
     played = [await agent.run(task, trajectory_id=task.id, group_id="demonstrations") for task in tasks]
     endpoint.close()
-    assert kept_demonstrations(played, min_score=0.0) == (played, None)
+    assert kept_demonstrations(played, scores_of(played), min_score=0.0) == (played, None)
     assert {len(one.turns) for one in played} == {1, 3}
     assert all(score_answer(one.task, one.answer) == (len(one.turns) == 3) for one in played)
 
