@@ -91,6 +91,14 @@ async def test_json_that_a_request_demands_is_taken():
     assert completion.text == '{"a": 1}'
 
 
+async def test_json_that_is_stopped_need_not_come_to_its_end():
+    asks_json = asked(user("?"), response_format={"type": "json_object"}, stop=["."])
+    completion, _ = await written('{"a": "one. two', asks_json)
+    assert (text_of(completion.token_ids), completion.text) == ('{"a": "one.', '{"a": "one')
+    with pytest.raises(WriterError, match="is not what the request demands"):
+        await written("no JSON. two", asks_json)
+
+
 def test_results_go_to_the_open_calls_in_their_order():
     two = {"role": "assistant", "tool_calls": [CALL, {**CALL, "id": "d"}]}
     results = [{"role": "tool", "tool_call_id": one, "content": one} for one in "cd"]
