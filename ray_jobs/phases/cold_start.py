@@ -23,7 +23,7 @@ def cold_start(run: Run) -> Mapping[str, Any]:
     facts = run.finished("cold_start")
     if facts is None:
         facts = _imitate(run)
-    with run.console.waiting("every rollout worker to take up the cold-started policy"):
+    with run.console.waiting("every rollout worker to take up the policy that RL begins with"):
         load_cold_start(run)
         run.actors.publish_anew()
         run.actors.sync_weights()
