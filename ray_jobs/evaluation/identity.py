@@ -20,7 +20,7 @@ from configs.run import RunConfig
 from envs.types import Task
 from reward.answer_judge import RUBRIC
 from rollout import chat
-from rollout.agent import agent, arguments, modules, planner
+from rollout.agent import agent, modules, planner
 from rollout.engines.served import ChatServer
 
 FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory", "judge", "items")
@@ -178,7 +178,7 @@ def _own_tools(config: RunConfig) -> dict[str, Any]:
 def _agent(config: RunConfig) -> str:
     """The planner is its code; an agent of one's own its function, or its command as it stands, and its settings."""
     if isinstance(config.agent, PlannerAgentConfig):
-        return _code_digest(agent, arguments, chat, planner, modules)
+        return _code_digest(agent, chat, planner, modules)
     own = config.agent.function if isinstance(config.agent, FunctionAgentConfig) else None
     return digest_of([config.agent.model_dump(mode="json"), own and _source_digest(own, "agent.function")])
 

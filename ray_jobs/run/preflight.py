@@ -169,7 +169,7 @@ def _check_tools(config: RunConfig) -> None:
 
 def _check_examples(config: RunConfig) -> None:
     """Whether the planner could write what its examples show. Raises PreflightError."""
-    from envs.tools.function_tool import function_schemas
+    from envs.tools.own_tool import function_schemas
     from rollout.agent.planner import FormatError, parse_decision
 
     schemas = function_schemas(config.envs)
