@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import ray
 
@@ -17,11 +17,28 @@ from ray_jobs.run.rollouts import PinnedRollouts
 from ray_jobs.run.run import Run
 from rollout.store.adapters import AdapterMismatchError
 
+Result = TypeVar("Result")
+RunRef: TypeAlias = "ray.ObjectRef[None]"
+AnyRef: TypeAlias = "ray.ObjectRef[Any]"
+
+LOOK_AROUND_S = 2.0
+FILL_EVERY_S = 0.5
+"""How often a place is asked for that a lost worker had, while it may soon be free."""
+TEND_EVERY_S = 5.0
+PLACE_PATIENCE_S = 5.0
+"""The room that a dead worker had is free again within that, unless its machine went with it."""
+PROOF_PATIENCE_S = 300.0
+"""A worker that has not proven a version so long after its publication is replaced."""
+
+WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
+
 
 class Crew:
+    """The workers that roll out, each with the call that ends when it ends."""
+
     def __init__(self, actors: RunActors) -> None:
         self._actors = actors
-        self._runs: dict[Any, int] = {}
+        self._runs: dict[RunRef, int] = {}
         self._prm_digest = actors.prm_digest
 
     @property
@@ -29,7 +46,7 @@ class Crew:
         return self._actors.worker_indices
 
     @property
-    def runs(self) -> tuple[Any, ...]:
+    def runs(self) -> tuple[RunRef, ...]:
         """What ends when a worker ends, one reference for each that rolls out."""
         return tuple(self._runs)
 
@@ -42,27 +59,13 @@ class Crew:
         self._actors.start_worker(index)
         self.roll_out(index)
 
-    def ended(self, run: Any) -> int:
+    def ended(self, run: RunRef) -> int:
         """Whose `run` this was, which has returned or failed."""
         return self._runs.pop(run)
 
     def forget(self, index: int) -> None:
         """It rolls out no more."""
         self._runs = {run: one for run, one in self._runs.items() if one != index}
-
-
-LOOK_AROUND_S = 2.0
-FILL_EVERY_S = 0.5
-"""How often a place is asked for that a lost worker had, while it may soon be free."""
-TEND_EVERY_S = 5.0
-PLACE_PATIENCE_S = 5.0
-"""The room that a dead worker had is free again within that, unless its machine went with it."""
-PROOF_PATIENCE_S = 300.0
-"""A worker that has not proven a version so long after its publication is replaced."""
-
-Result = TypeVar("Result")
-
-WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
 
 
 class LearnerLostError(RuntimeError):
@@ -115,7 +118,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         except ray.exceptions.RayActorError as error:
             raise LearnerLostError(str(error)) from error
 
-    def get(self, reference: Any, what: str) -> Any:
+    def get(self, reference: "ray.ObjectRef[Result]", what: str) -> Result:
         """The value of `reference`; `what` it is, in words. Workers that die meanwhile are replaced, and new ones join.
         Raises what the call raises."""
         with self._waiting(what):
@@ -143,7 +146,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 raise
             return done.result()
 
-    def _value(self, reference: Any) -> Any:
+    def _value(self, reference: "ray.ObjectRef[Result]") -> Result:
         try:
             return ray.get(reference)
         except ray.exceptions.RayActorError:
@@ -171,7 +174,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 continue
         return readings
 
-    def _ended_runs(self, references: tuple[Any, ...], patience_s: float | None = None) -> list[Any]:
+    def _ended_runs(self, references: tuple[AnyRef, ...], patience_s: float | None = None) -> list[AnyRef]:
         """Those that are done after a while, at most one if others are not."""
         if patience_s is None:
             patience_s = FILL_EVERY_S if self._hopes() else LOOK_AROUND_S
@@ -181,7 +184,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         done, _ = ray.wait(list(references), num_returns=1, timeout=patience_s)
         return list(done)
 
-    def _ended(self, run: Any, *, closing: bool = False) -> None:
+    def _ended(self, run: RunRef, *, closing: bool = False) -> None:
         """A worker's `run` returned or failed. One that was drained is let go, one that was lost is replaced, even at
         the end: other phases follow."""
         index = self._crew.ended(run)
