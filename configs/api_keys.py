@@ -1,8 +1,11 @@
-"""API keys: where they come from, and where they must not stand."""
+"""API keys: where they come from, where they must not stand, and where they may be sent."""
 
 import os
 import re
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, HttpUrl, TypeAdapter
 
 from configs.errors import UserError
 
@@ -28,6 +31,21 @@ _KNOWN_START = re.compile(
 )
 _RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z]){4})[\w-]{32,}(?![^\s'\"&])")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+_URL = TypeAdapter(HttpUrl)
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _plain(base_url: str) -> str:
+    url = _URL.validate_python(base_url)
+    if url.username or url.password or url.query or url.fragment:
+        raise ValueError("base_url must hold no user, password, query or fragment; a key belongs in api_key_env")
+    return base_url.rstrip("/")
+
+
+PlainUrl = Annotated[str, AfterValidator(_plain)]
+"""The root of a server: an address that can hold no key."""
 
 
 class ApiKeyError(UserError):
@@ -91,3 +109,13 @@ def exposed_key(text: str) -> str | None:
     if any(not _UUID.fullmatch(found[0]) for found in _RANDOM_WORD.finditer(text)):
         return "in a word of 32 or more letters and digits"
     return None
+
+
+def on_this_machine(address: str) -> bool:
+    """Raises pydantic's ValidationError for what is no address."""
+    return _URL.validate_python(address).host in _LOOPBACK
+
+
+def in_clear_text(address: str) -> bool:
+    """Whether a key that is sent there could be read on the way. Raises pydantic's ValidationError."""
+    return _URL.validate_python(address).scheme != "https" and not on_this_machine(address)

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from configs.api_keys import PlainUrl, in_clear_text
 from configs.base import Config, typed
-from configs.judge import LOOPBACK
 
 
 class VllmConfig(Config):
@@ -27,21 +27,12 @@ class ServedConfig(Config):
     """Further attempts after a passing failure."""
     max_concurrency: int = Field(default=4, ge=1, le=256)
     """Trajectories that ask a server at a time."""
-    base_url: str
+    base_url: PlainUrl
     """Address of the server."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_url(cls, base_url: str) -> str:
-        url = TypeAdapter(HttpUrl).validate_python(base_url)
-        if url.username or url.password or url.query or url.fragment:
-            raise ValueError("base_url must hold no user, password, query or fragment; a key belongs in api_key_env")
-        return base_url.rstrip("/")
 
     @model_validator(mode="after")
     def _key_is_safe(self) -> Self:
-        url = TypeAdapter(HttpUrl).validate_python(self.base_url)
-        if self.api_key_env is not None and url.scheme != "https" and url.host not in LOOPBACK:
+        if self.api_key_env is not None and in_clear_text(self.base_url):
             raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
         return self
 
@@ -50,7 +41,7 @@ class OllamaConfig(ServedConfig):
     """Ollama's native API."""
 
     type: Literal["ollama"] = "ollama"
-    base_url: str = "http://127.0.0.1:11434"
+    base_url: PlainUrl = "http://127.0.0.1:11434"
     """Address of the server; the default is Ollama's usual one on this machine."""
 
 
@@ -58,7 +49,7 @@ class OpenAiConfig(ServedConfig):
     """Any server with OpenAI's chat completions."""
 
     type: Literal["openai"] = "openai"
-    base_url: str = "http://127.0.0.1:8000/v1"
+    base_url: PlainUrl = "http://127.0.0.1:8000/v1"
     """Address of the server; the default is vLLM's usual one on this machine."""
     form: Literal["json_schema", "vllm_grammar"] = "json_schema"
     """How the server is told the form of a reply: `json_schema` is OpenAI's `response_format`; `vllm_grammar` is the

@@ -3,12 +3,11 @@
 import re
 from typing import Literal
 
-from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from configs.api_keys import exposed_key
+from configs.api_keys import exposed_key, in_clear_text
 from configs.base import Config
 from configs.errors import did_you_mean
-from configs.judge import LOOPBACK
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
@@ -117,7 +116,7 @@ class OwnToolConfig(Config):
             raise ValueError(
                 "api_key_env is for an MCP server; a function or a class reads its key from the environment"
             )
-        if address.startswith("http://") and TypeAdapter(HttpUrl).validate_python(address).host not in LOOPBACK:
+        if address.startswith("http://") and in_clear_text(address):
             raise ValueError("source would send the key in clear text: use https")
         return self
 
@@ -190,10 +189,8 @@ class BaseGeneratorConfig(Config):
     def _server_is_whole_and_safe(self) -> "BaseGeneratorConfig":
         if self.base_url is not None and not self.model:
             raise ValueError("base_url needs model, the server's name of the model to ask")
-        if self.base_url is not None and self.api_key_env is not None:
-            url = TypeAdapter(HttpUrl).validate_python(self.base_url)
-            if url.scheme != "https" and url.host not in LOOPBACK:
-                raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
+        if self.base_url is not None and self.api_key_env is not None and in_clear_text(self.base_url):
+            raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
         return self
 
 

@@ -2,15 +2,14 @@
 
 from typing import Self
 
-from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from configs.api_keys import PlainUrl, in_clear_text, on_this_machine
 from configs.base import Config
-
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class JudgeConfig(Config):
-    base_url: str = "http://127.0.0.1:11434/v1"
+    base_url: PlainUrl = "http://127.0.0.1:11434/v1"
     """Root of a server that speaks the OpenAI chat-completions protocol; the default is a local Ollama."""
     model: str = Field(min_length=1, max_length=200)
     """The server's name of the judging model."""
@@ -38,14 +37,6 @@ class JudgeConfig(Config):
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
     """Longest reply, a reasoning model's thoughts included."""
 
-    @field_validator("base_url")
-    @classmethod
-    def _plain_url(cls, base_url: str) -> str:
-        url = TypeAdapter(HttpUrl).validate_python(base_url)
-        if url.username or url.password or url.query or url.fragment:
-            raise ValueError("base_url must hold no user, password, query or fragment; a key belongs in api_key_env")
-        return base_url.rstrip("/")
-
     @field_validator("num_votes")
     @classmethod
     def _odd_votes(cls, num_votes: int) -> int:
@@ -61,10 +52,9 @@ class JudgeConfig(Config):
 
     @model_validator(mode="after")
     def _key_and_money_are_safe(self) -> Self:
-        url = TypeAdapter(HttpUrl).validate_python(self.base_url)
-        if self.api_key_env is None or url.host in LOOPBACK:
+        if self.api_key_env is None or on_this_machine(self.base_url):
             return self
-        if url.scheme != "https":
+        if in_clear_text(self.base_url):
             raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
         if not (self.price_per_million_input_tokens and self.price_per_million_output_tokens):
             raise ValueError(

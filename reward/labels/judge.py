@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from configs.judge import StepJudgeConfig
 from reward.labels.labels import LabelError, StepLabel
-from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message
+from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message, as_data
 from reward.prm.step_text import StepText
 from rollout.records import append_record, read_records
 
@@ -266,10 +266,5 @@ class StepJudge:
 
 def _messages(step: StepText, view: View) -> list[Message]:
     question = BLIND if view == "blind" else HINDSIGHT
-    content = question.format(text=_as_data(step.text), result=_as_data(step.result))
+    content = question.format(text=as_data(step.text), result=as_data(step.result))
     return [{"role": "system", "content": RUBRIC}, {"role": "user", "content": content}]
-
-
-def _as_data(text: str) -> str:
-    """Without the sign that opens every delimiter: ours, and those of the models' own chat templates."""
-    return text.replace("<", "‹").encode(errors="replace").decode()

@@ -48,7 +48,7 @@ def card(tmp_path, monkeypatch, *, driver, status=0, installed="vllm"):
     reader.write_text(f"#!/bin/sh\necho '{driver}'\nexit {status}\n")
     reader.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(doctor, "_version", lambda package: "0.32.0" if package == installed else None)
+    monkeypatch.setattr(doctor, "version_of", lambda package: "0.32.0" if package == installed else None)
     found = machine()["GPU"]
     return found.state, found.found
 
