@@ -50,31 +50,14 @@ def summarize(
     training: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Before is the policy that RL begins with, after the trained one, on the tasks that both could be scored on."""
-    comparison = before.compared_with(after)
-    left_out = ["/".join(map(str, key)) for key in dict.fromkeys([*before.unscored, *after.unscored])]
     phases = {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}
     phases = {"start": run.console.phase_seconds["start"], **phases}
-    train_wall_s = phases["reinforce"]
-    facts = dict(training)
-    sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
     summary = {
         "solve_rate_untouched": fmean(untouched.solved.values()) if untouched.solved else None,
         "num_untouched_tasks": len(untouched.solved),
-        "solve_rate_before": comparison and comparison.before,
-        "solve_rate_after": comparison and comparison.after,
-        "num_eval_tasks": comparison.num_tasks if comparison else 0,
-        "left_out_eval_tasks": left_out,
-        "solve_rate_gain_ci95": comparison and list(comparison.ci95),
-        "mcnemar_p": comparison and comparison.p,
-        "verdict": _verdict(comparison, left_out),
+        **_compared(before, after),
         "by_dataset": _by_dataset(before, after, run.config.envs.mix),
-        "wall_s": sum(phases.values()),
-        "train_wall_s": train_wall_s,
-        "phases": phases,
-        "trajectories_per_s": facts["num_trajectories"] / train_wall_s,
-        "rollout_tokens_per_s": sampled / train_wall_s,
-        "learner_tokens_per_s": packed / max(learner_s, 1e-9),
-        **facts,
+        **_work(phases, training),
         "cold_start": {**cold_start, "wall_s": phases["cold_start"]},
         "pipeline_depth": run.config.pipeline_depth,
         "credit": run.config.reward.credit.type,
@@ -85,6 +68,36 @@ def summarize(
     if run.folder.quality.exists():
         summary["prm"] = json.loads(run.folder.quality.read_text())
     return summary
+
+
+def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, Any]:
+    """None for what cannot be told where no task was scored in both."""
+    comparison = before.compared_with(after)
+    left_out = ["/".join(map(str, key)) for key in dict.fromkeys([*before.unscored, *after.unscored])]
+    return {
+        "solve_rate_before": comparison and comparison.before,
+        "solve_rate_after": comparison and comparison.after,
+        "num_eval_tasks": comparison.num_tasks if comparison else 0,
+        "left_out_eval_tasks": left_out,
+        "solve_rate_gain_ci95": comparison and list(comparison.ci95),
+        "mcnemar_p": comparison and comparison.p,
+        "verdict": _verdict(comparison, left_out),
+    }
+
+
+def _work(phases: Mapping[str, float], training: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done, in how many seconds: `phases` by name, `training` the facts of the RL phase."""
+    facts, train_wall_s = dict(training), phases["reinforce"]
+    sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
+    return {
+        "wall_s": sum(phases.values()),
+        "train_wall_s": train_wall_s,
+        "phases": phases,
+        "trajectories_per_s": facts["num_trajectories"] / train_wall_s,
+        "rollout_tokens_per_s": sampled / train_wall_s,
+        "learner_tokens_per_s": packed / max(learner_s, 1e-9),
+        **facts,
+    }
 
 
 def _verdict(comparison: PairedComparison | None, left_out: Sequence[str]) -> str:
