@@ -14,7 +14,7 @@ from learner.packing import build_batch
 from learner.samples import samples_of
 from learner.types import StepResult
 from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
-from reward.prm.fresh_error import fresh_error
+from reward.labels.plan import fresh_error
 from reward.stored import scored_group_of
 from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups

@@ -16,8 +16,7 @@ from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from reward.judging import GroupJudge, failed_result, group_result
-from reward.outcome import OutcomeReward
+from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
 from reward.restarts import Restarter
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus

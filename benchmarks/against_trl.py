@@ -66,7 +66,7 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import KEEP_MEMORY
 from ray_jobs.run.run import Run
 from ray_jobs.train import reinforce
-from reward.outcome import OutcomeReward
+from reward.judging import OutcomeReward
 from reward.types import Reward
 from rollout.agent.agent import build_chat
 from rollout.agent.planner import PlannerDialogue, PlannerSettings

@@ -1,4 +1,5 @@
-"""The learner's useful arithmetic against the machine's measured bf16 matrix peak, in one run.
+"""The learner's useful arithmetic against the machine's measured matrix peak, both in the type of the recipe's
+`learner.dtype`, in one run.
 
     python benchmarks/learner_efficiency.py
 
@@ -28,9 +29,9 @@ from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
 
 
-def matrix_peak(size: int = 2048, repeats: int = 10) -> float:
-    """FLOP/s of the best of `repeats` square bf16 products."""
-    left, right = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+def matrix_peak(dtype: torch.dtype, size: int = 2048, repeats: int = 10) -> float:
+    """FLOP/s of the best of `repeats` square products."""
+    left, right = (torch.randn(size, size, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(repeats):
         started = time.perf_counter()
@@ -104,14 +105,14 @@ def main() -> None:
     flops = sum(useful_flops(learner, list(rows)) for rows in batch.microbatches)
     learner.train_step(batch)
     seconds = min(learner.train_step(batch).metrics["learner/step_s"] for _ in range(4))
-    peak = matrix_peak()
+    peak = matrix_peak(getattr(torch, settings.precision))
     distinct = sum(len(pack(rows).token_ids) for rows in batch.microbatches)
     print(
         f"{distinct} distinct tokens of {sum(len(s.token_ids) for s in samples)} in {seconds:.2f} s: "
         f"{distinct / seconds:.0f} tok/s"
     )
     print(
-        f"learner {flops / seconds / 1e9:.0f} GFLOP/s, bf16 matrix peak {peak / 1e9:.0f}: "
+        f"learner {flops / seconds / 1e9:.0f} GFLOP/s, {settings.precision} matrix peak {peak / 1e9:.0f}: "
         f"{flops / seconds / peak:.0%} (target 40%)"
     )
 

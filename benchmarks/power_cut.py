@@ -35,8 +35,7 @@ from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
 from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import continue_training, train_step
-from reward.judging import GroupJudge, group_result
-from reward.outcome import OutcomeReward
+from reward.judging import GroupJudge, OutcomeReward, group_result
 from rollout.store.admission import WorkerStatus
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, group_id

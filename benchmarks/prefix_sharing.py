@@ -58,7 +58,7 @@ from learner.types import TrainBatch, TrainingSample
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from reward.credit import turn_advantages
-from reward.outcome import OutcomeReward
+from reward.judging import OutcomeReward
 from rollout.agent.agent import build_agent, build_chat
 from rollout.chat import ChatFormat
 from rollout.engines.wrappers import DemonstrationEngine

@@ -25,8 +25,7 @@ from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult, TrainBatch
 from ray_jobs.simulate.worker import LognormalTasks
 from reward.credit import CreditedStep, CreditParts, credit_parts
-from reward.judging import group_result
-from reward.outcome import OutcomeReward
+from reward.judging import OutcomeReward, group_result
 from reward.prm.step_text import StepText
 from reward.types import ScoredGroup, StepScores
 from rollout.buffer import Admission, Batch, WorkerStatus

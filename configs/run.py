@@ -126,9 +126,9 @@ class RunConfig(Config):
 
     @property
     def shares_base(self) -> bool:
-        """Whether learner and first rollout worker read one copy of the base weights."""
-        on_cpu = "cuda" not in (self.learner.device, self.rollout.engine.device) and self.cluster.joined is None
-        return self.card.share_base and (self.shares_card or on_cpu)
+        """Whether learner and first rollout worker read one copy of the base weights: those of one card, or of one
+        machine, which a cluster that is joined need not be."""
+        return self.card.share_base and (self.shares_card or self.cluster.joined is None)
 
     @property
     def trains_prm(self) -> bool:

@@ -147,11 +147,6 @@ class Trajectory:
         """A planner turn was cut by the token limit (by finish reason, never by a missing EOS)."""
         return any(turn.completion.finish_reason == "length" for turn in self.planner_turns)
 
-    @property
-    def oldest_policy_version(self) -> int | None:
-        """None for a trajectory that failed before its first completion."""
-        return min((turn.completion.policy_version for turn in self.planner_turns), default=None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:

@@ -141,6 +141,14 @@ def test_links_and_pictures_are_there(page):
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+def test_what_the_loops_page_finds_in_a_file_stands_there():
+    page = DOCS / "the-loop.md"
+    named = re.findall(r"\]\((\.\./[\w/]+\.py)\) `(\w+)`", page.read_text())
+    assert len(named) > 10
+    for place, name in named:
+        assert re.search(rf"^\s*(async def|def|class) {name}\b", (DOCS / place).read_text(), re.MULTILINE), (place, name)
+
+
 def test_settings_named_in_the_text_exist():
     components = "|".join(RunConfig.model_fields)
     known = {*settings_of(RunConfig), *RunConfig.model_fields}

@@ -1,6 +1,6 @@
 """The warehouse's clerk as langgraph's prebuilt ReAct agent over langchain-openai, which speaks Chat Completions.
 
-agentflow train benchmarks/agents/langgraph_react.toml
+agentflow train benchmarks/agents/recipe.toml
 """
 
 from langchain_openai import ChatOpenAI

@@ -1,6 +1,7 @@
-"""The warehouse's clerk as an agent of openai-agents, which speaks OpenAI's Responses.
+r"""The warehouse's clerk as an agent of openai-agents, which speaks OpenAI's Responses.
 
-agentflow train benchmarks/agents/openai_agents.toml
+    agentflow train benchmarks/agents/recipe.toml name=openai-agents \
+        agent.function=benchmarks.agents.openai_agents:solve
 """
 
 from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool

@@ -1,9 +1,12 @@
-"""The warehouse's clerk as a ToolCallingAgent of smolagents: every reply must call, and the last call is the answer.
+r"""The warehouse's clerk as a ToolCallingAgent of smolagents: every reply must call, and the last call is the answer.
 
-    agentflow train benchmarks/agents/smolagents_tools.toml
+    agentflow train benchmarks/agents/recipe.toml name=smolagents \
+        agent.function=benchmarks.agents.smolagents_tools:solve \
+        cold_start.function=benchmarks.agents.smolagents_tools:teach \
+        rollout.engine.max_model_len=2048 learner.microbatch_tokens=2048
 
 smolagents waits for each reply, so `solve` is a plain function. What was called stands in the next prompt as words of
-the assistant, so each reply is a branch.
+the assistant, so each reply is a branch; its own prompt has 1,200 tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +15,7 @@ from typing import Any
 from openai import OpenAI
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
-from benchmarks.agents.teacher import next_reply
+from benchmarks.agents import teacher
 from envs.types import Task
 from ray_jobs.commands.starter import warehouse
 from rollout.agent.own import GivenTask
@@ -49,5 +52,5 @@ def solve(task: GivenTask, client: OpenAI) -> str:
 async def teach(task: Task, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
     """In the way of smolagents: results are the user's words, an answer is a call."""
     results = [one["content"].removeprefix(OBSERVED) for one in messages if one["content"].startswith(OBSERVED)]
-    said = next_reply(task, results)
+    said = await teacher.teach(task, [{"role": "tool", "content": result} for result in results], tools)
     return warehouse.call("final_answer", answer=said) if isinstance(said, str) else said

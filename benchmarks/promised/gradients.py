@@ -13,7 +13,7 @@ from envs.types import Task
 from learner.policy import token_logprobs
 from promised.promise import Measured, Promise
 from reward.credit import group_samples, turn_advantages
-from reward.outcome import OutcomeReward
+from reward.judging import OutcomeReward
 from reward.types import StepScores
 from rollout.types import Completion, StopReason, Trajectory, TrajectoryGroup, Turn
 

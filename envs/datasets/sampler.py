@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
-from envs.datasets.module import NO_SOURCES, OwnSources
+from envs.datasets.module import NO_SOURCES, OwnSources, module_tasks
 from envs.datasets.registry import load_tasks
 from envs.datasets.split import TooFewTasksError, question_key
 from envs.leakage import write_leak_report
@@ -224,13 +224,18 @@ def _some(tasks: list[Task], count: int, seed: int) -> list[Task]:
 def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
     """The tasks that training on the mix of `envs` cannot meet, in their order. Generated families ask no question that
     anybody else asks. Raises ValueError and OSError as `load_tasks`."""
-    path = Path(envs.data_path) if envs.data_path else None
     names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    own = OwnSources(datasets=envs.datasets)
-    met = {
-        _key(task) for name in names for task in load_tasks(name, split="train", count=None, seed=0, path=path, own=own)
-    }
+    met = {_key(task) for name in names for task in _met(name, envs)}
     return [task for task in tasks if _key(task) not in met]
+
+
+def _met(name: str, envs: EnvsConfig) -> list[Task]:
+    """Of a source of one's own all that is not held out: RL asks some, a teacher shows some, a PRM learns from some."""
+    if name in envs.datasets:
+        found = module_tasks(name, envs.datasets[name])
+        return [task for part, tasks in found.items() if part != "eval" for task in tasks]
+    path = Path(envs.data_path) if envs.data_path else None
+    return load_tasks(name, split="train", count=None, seed=0, path=path)
 
 
 def _key(task: Task) -> str:

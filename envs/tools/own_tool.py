@@ -1,13 +1,189 @@
-"""Tools of one's own: from the `source` that a recipe names to an object that can be called."""
+"""Tools of one's own: functions, classes, and those of MCP servers.
+
+A function's docstring is the description, its typed arguments are what the planner fills. A function of one text
+without a default reads the planner's `action_input` as it is. Any other gets its arguments by name from a JSON object.
+That object has every argument in the function's order, so that a grammar can say it without optional parts and a strict
+server takes its schema; `null` where there is a default means the default.
+"""
 
 import inspect
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from configs.envs import OwnToolConfig
-from configs.own import OwnCodeError, load_own
+from pydantic import TypeAdapter, ValidationError
+
+from configs.envs import EnvsConfig, OwnToolConfig
+from configs.own import OwnCodeError, in_a_thread, load_own
 from envs.tools.keys import ToolSetupError, read_key
+from envs.types import Schema, ToolResult, ToolUnavailableError
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+_SUPPORTED = "str, int, float, bool, Literal, a list or Optional of these"
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class FunctionTool:
+    """A plain function runs in a thread, side by side with others; it keeps no state, so all episodes share the tool.
+
+    What it raises is a result that the planner reads, ToolUnavailableError is a fault of the tool. What it returns is
+    shown as it is where it is a text, as JSON where it is not.
+    """
+
+    def __init__(self, name: str, function: Callable[..., object], signature: inspect.Signature) -> None:
+        """Raises TypeError for an argument that the planner could not write."""
+        self.name = name
+        self._function = function
+        self._signature = signature
+        self._arguments = {one.name: _argument(one) for one in signature.parameters.values()}
+        summary = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        if not summary:
+            raise TypeError("has no docstring; write in one what the tool does, the planner reads it")
+        self.description = summary if self._takes_text else f"{summary} {_shown(signature)}"
+
+    @property
+    def schema(self) -> Schema | None:
+        """The JSON schema of `action_input`; None where it is a text."""
+        if self._takes_text:
+            return None
+        return {
+            "type": "object",
+            "properties": {name: argument.schema for name, argument in self._arguments.items()},
+            "required": list(self._arguments),
+            "additionalProperties": False,
+        }
+
+    @property
+    def _takes_text(self) -> bool:
+        return [argument.schema for argument in self._arguments.values()] == [{"type": "string"}]
+
+    async def call(self, arguments: str) -> ToolResult:
+        try:
+            given = self._given(arguments)
+        except ValueError as error:
+            return ToolResult(text=f"Wrong arguments: {error}", error="bad_arguments")
+        try:
+            returned = await in_a_thread(self._function, **given)
+            if inspect.isawaitable(returned):
+                returned = await returned
+        except ToolUnavailableError:
+            raise
+        except (Exception, SystemExit) as error:
+            return ToolResult(text=" ".join(f"{type(error).__name__}: {error}".split()), error="tool_error")
+        if isinstance(returned, ToolResult):
+            return returned
+        text = returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=str)
+        return ToolResult(text=text)
+
+    def _given(self, text: str) -> dict[str, object]:
+        """Raises ValueError."""
+        if self._takes_text:
+            return dict.fromkeys(self._arguments, text)
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise ValueError("not a JSON object")
+        try:
+            self._signature.bind(**values)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        written = {name: self._arguments[name].read(name, value) for name, value in values.items()}
+        return {
+            name: value for name, value in written.items() if value is not None or not self._arguments[name].has_default
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    schema: Schema
+    type: TypeAdapter[Any]
+    has_default: bool
+
+    def read(self, name: str, value: object) -> object:
+        """Raises ValueError."""
+        if value is None and self.has_default:
+            return None
+        try:
+            return self.type.validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"{name}: {error.errors()[0]['msg']}") from None
+
+
+def function_tool(name: str, config: OwnToolConfig) -> FunctionTool | None:
+    """None for a class and for a tool of an MCP server. Raises ToolSetupError."""
+    if config.is_mcp:
+        return None
+    place = f"envs.tools.{name}"
+    try:
+        found = load_own(config.source, key=place, kind="function or a class")
+    except OwnCodeError as error:
+        raise ToolSetupError(str(error)) from error
+    if inspect.isclass(found):
+        return None
+    try:
+        return FunctionTool(name, found, _signature(found))
+    except TypeError as error:
+        raise ToolSetupError(f"{place}: '{config.source}': {error}") from None
+
+
+def function_schemas(config: EnvsConfig) -> dict[str, Schema]:
+    """The arguments of the switched-on functions that take more than a text, by action. Raises ToolSetupError."""
+    tools = {name: function_tool(name, config.tools[name]) for name in config.actions if name in config.tools}
+    return {name: tool.schema for name, tool in tools.items() if tool is not None and tool.schema is not None}
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    """With its types, also those that are written as texts. Raises TypeError."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception as error:
+        raise TypeError(f"its types cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _argument(parameter: inspect.Parameter) -> _Argument:
+    if parameter.kind not in _NAMED:
+        raise TypeError(f"argument '{parameter.name}' is {parameter.kind.description}; name each argument")
+    if parameter.annotation is parameter.empty:
+        raise TypeError(f"argument '{parameter.name}' has no type; write one of {_SUPPORTED}")
+    schema = _schema(parameter.annotation)
+    if schema is None:
+        shown = inspect.formatannotation(parameter.annotation)
+        raise TypeError(f"argument '{parameter.name}' is {shown}; write one of {_SUPPORTED}")
+    has_default = parameter.default is not parameter.empty
+    null = {"type": "null"}
+    if has_default and null not in schema.get("anyOf", ()):
+        schema = {"anyOf": [schema, null]}
+    return _Argument(schema=schema, type=TypeAdapter(parameter.annotation), has_default=has_default)
+
+
+def _schema(kind: object) -> Schema | None:
+    """None for a type that is not supported."""
+    if isinstance(kind, type) and kind in _JSON_TYPES:
+        return {"type": _JSON_TYPES[kind]}
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return {"enum": list(parts)} if all(isinstance(one, str | int | NoneType) for one in parts) else None
+    if get_origin(kind) not in (list, Union, UnionType):
+        return None
+    schemas = [_schema(part) for part in parts]
+    if None in schemas:
+        return None
+    return {"type": "array", "items": schemas[0]} if get_origin(kind) is list else {"anyOf": schemas}
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """What the planner reads of the arguments."""
+    return "{" + ", ".join(_shown_argument(one) for one in signature.parameters.values()) + "}"
+
+
+def _shown_argument(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f'"{parameter.name}": {inspect.formatannotation(parameter.annotation)}{default}'
 
 
 def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:

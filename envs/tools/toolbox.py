@@ -13,10 +13,9 @@ from envs.http import ServiceLimits
 from envs.tools.actions import AnswerTool, PythonCodeTool, ThinkTool
 from envs.tools.base_generator import AskModel, BaseGeneratorTool, build_ask
 from envs.tools.finders import GoogleFinder, PageFinder, PageSearchTool, WikipediaFinder
-from envs.tools.function_tool import function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, read_questions
 from envs.tools.keys import ToolSetupError
-from envs.tools.own_tool import check_own, make_first, own_maker
+from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
 from envs.tools.recording import RecordedTool, Recording
 from envs.tools.search import OfflineSearchTool
 from envs.tools.web_fetch import FetchLimits, PageFetcher

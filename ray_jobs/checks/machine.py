@@ -39,45 +39,61 @@ def check_machine(config: RunConfig) -> None:
     if config.cluster.joined is not None:
         # On a cluster that exists already this machine says nothing about where models run.
         return
-    ranks, engines = config.learner.num_workers, config.rollout.num_workers
-    devices = [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
+    _check_cores(config)
+    _check_places(config)
     with_prm = config.reward.prm is not None
-    cores = len(os.sched_getaffinity(0))
+    if "cuda" in _devices(config) or (with_prm and config.prm.device == "cuda"):
+        _check_cards(config)
+
+
+def _devices(config: RunConfig) -> list[str]:
+    """Of the learner's ranks and of the engines."""
+    ranks, engines = config.learner.num_workers, config.rollout.num_workers
+    return [*[config.learner.device] * ranks, *[config.rollout.engine.device] * engines]
+
+
+def _check_cores(config: RunConfig) -> None:
+    """Raises PreflightError."""
+    cores, with_prm = len(os.sched_getaffinity(0)), config.reward.prm is not None
     for name, threads in (
         ("rollout.engine.num_threads", config.rollout.engine.num_threads),
         ("learner.num_threads", config.learner.num_threads),
         *([("prm.num_threads", config.prm.num_threads)] if with_prm else []),
     ):
-        if threads > cores and "cuda" not in devices:
+        if threads > cores and "cuda" not in _devices(config):
             raise PreflightError(f"{name} = {threads} is more than this machine's {cores} cores; set {name}={cores}")
-    # Ray waits without an end for places that a machine does not have.
-    places = max(2, os.cpu_count() or 1)
-    if len(devices) > places:
+
+
+def _check_places(config: RunConfig) -> None:
+    """Ray waits without an end for places that a machine does not have. Raises PreflightError."""
+    needed, places = len(_devices(config)), max(2, os.cpu_count() or 1)
+    if needed > places:
         raise PreflightError(
-            f"rollout.num_workers = {engines} and the learner need {len(devices)} CPU cores, "
-            f"this machine has {places}; set rollout.num_workers={max(1, places - ranks)}"
+            f"rollout.num_workers = {config.rollout.num_workers} and the learner need {needed} CPU cores, this machine "
+            f"has {places}; set rollout.num_workers={max(1, places - config.learner.num_workers)}"
         )
-    wants_card = "cuda" in devices or (with_prm and config.prm.device == "cuda")
-    driver = card_driver() if wants_card else None
+
+
+def _check_cards(config: RunConfig) -> None:
+    """Raises PreflightError."""
+    driver = card_driver()
     if driver and (old := too_old(driver)):
         raise PreflightError(f"{old}, or use a CPU recipe")
-    num_gpus = _num_gpus() if wants_card else 0
-    if wants_card and num_gpus == 0:
+    num_gpus = _num_gpus()
+    if num_gpus == 0:
         raise PreflightError(
             "the recipe asks for device 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
             "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
         )
-    spread = config.rollout.engine.tensor_parallel
     for key, cards in (
-        ("rollout.engine.tensor_parallel", spread),
-        ("learner.num_workers", ranks if config.learner.device == "cuda" else 1),
+        ("rollout.engine.tensor_parallel", config.rollout.engine.tensor_parallel),
+        ("learner.num_workers", config.learner.num_workers if config.learner.device == "cuda" else 1),
     ):
-        if cards > max(1, num_gpus):
+        if cards > num_gpus:
             raise PreflightError(
                 f"{key} = {cards} needs as many cards, this machine has {num_gpus}; set {key}={num_gpus}"
             )
-    if wants_card:
-        _check_shares(config, num_gpus)
+    _check_shares(config, num_gpus)
 
 
 def _check_shares(config: RunConfig, num_gpus: int) -> None:

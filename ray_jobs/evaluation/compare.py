@@ -18,7 +18,7 @@ from ray_jobs.evaluation.folder import (
     unscored_by_reason,
 )
 from ray_jobs.evaluation.identity import differences, unproven
-from ray_jobs.pages.comparison import write_comparison_page
+from ray_jobs.pages.evaluation import write_comparison_page
 from ray_jobs.run.folder import write_json
 from reward.paired import PairedComparison, compare_means, compare_paired, items_needed
 

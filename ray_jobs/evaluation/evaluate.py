@@ -17,6 +17,7 @@ from configs.run import RunConfig
 from envs.benchmarks.registry import BENCHMARKS, load_benchmark
 from envs.datasets.sampler import never_trained_on
 from envs.types import Task
+from ray_jobs.checks.keys import check_key
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
 from ray_jobs.evaluation.folder import (
     SUMMARY,
@@ -35,7 +36,6 @@ from ray_jobs.phases.rollouts import Attempts
 from ray_jobs.run.begun import run_of, started_in
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.preflight import check_key
 from reward.answer_judge import AnswerJudge
 
 

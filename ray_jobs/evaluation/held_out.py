@@ -15,6 +15,7 @@ from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
 from ray_jobs.evaluation.folder import Item, ItemKey, item_of, why_unscored
 from ray_jobs.run.folder import TRAJECTORIES
+from ray_jobs.run.summary import POLICIES
 from reward.paired import PairedComparison, compare_paired, wilson_interval
 from rollout.records import read_records
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 EVALUATION_SEED_OFFSET = 1_000_000
 STEP_PHASE = "held_out"
 """What the attempts of an evaluation while training stand under."""
-_POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
         run.folder.log_trajectories(found)
     evaluation = Evaluation(phase=phase, items=tuple(map(item_of, found)))
     if tasks:
-        run.console.note(_news(_POLICIES[phase], evaluation))
+        run.console.note(_news(POLICIES[phase], evaluation))
     return evaluation
 
 

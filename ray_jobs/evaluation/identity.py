@@ -10,20 +10,17 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from configs.backend import OllamaConfig, VllmConfig
-from configs.rollout import FrozenModelConfig, ModuleConfig, NoMemoryConfig
+from configs.own import load_own
+from configs.rollout import FrozenModelConfig, FunctionAgentConfig, ModuleConfig, NoMemoryConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.types import Task
 from reward.answer_judge import RUBRIC
 from rollout import chat
-from rollout.agent import agent, arguments, planner
-from rollout.agent import modules as executor
-from rollout.agent import modules as generator
-from rollout.agent import modules as memory
-from rollout.agent import modules as verifier
-from rollout.agent import planner as decision
+from rollout.agent import agent, modules, planner
 from rollout.engines.served import ChatServer
 
 FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory", "judge", "items")
@@ -43,13 +40,13 @@ def identity_of(
     base = policy["model_digest"]
     identity = {
         "policy": policy,
-        "verifier": _module(config.rollout.verifier, verifier, base),
-        "generator": _module(config.rollout.generator, generator, base),
+        "verifier": _module(config.rollout.verifier, base),
+        "generator": _module(config.rollout.generator, base),
         "quantisation": weights,
         "sampling": _sampling(config, num_seeds),
-        "agent": _code_digest(agent, arguments, chat, decision, executor, memory, planner),
+        "agent": _agent(config),
         "prompt": config.rollout.prompt.model_dump(mode="json"),
-        "tools": _tools(config),
+        "tools": _tools(config) | _own_tools(config),
         "memory": _memory(config),
         "judge": _judge(config),
         "items": _items(tasks),
@@ -140,13 +137,13 @@ def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     return policy, {"weights": level, "told_by": "the server", "adapter_mode": None}
 
 
-def _module(config: ModuleConfig, source: Any, base_digest: str | None) -> dict[str, Any]:
+def _module(config: ModuleConfig, base_digest: str | None) -> dict[str, Any]:
     """A rule is its code; a model is its code with its prompt, and the base weights that never change."""
     asks = isinstance(config, FrozenModelConfig)
     return {
         "kind": config.type,
         "max_tokens": config.max_tokens if isinstance(config, FrozenModelConfig) else None,
-        "code": _code_digest(source),
+        "code": _code_digest(modules),
         "weights": base_digest if asks else None,
     }
 
@@ -171,6 +168,21 @@ def _tools(config: RunConfig) -> dict[str, Any]:
     return config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording"})
 
 
+def _own_tools(config: RunConfig) -> dict[str, Any]:
+    """The functions and classes of one's own among the tools, by name. Nothing where there are none."""
+    own = {name: config.envs.tools[name] for name in config.envs.actions if name in config.envs.tools}
+    sources = {name: _source_digest(tool.source, f"envs.tools.{name}") for name, tool in own.items() if not tool.is_mcp}
+    return {"code": sources} if sources else {}
+
+
+def _agent(config: RunConfig) -> str:
+    """The planner is its code; an agent of one's own its function, or its command as it stands, and its settings."""
+    if isinstance(config.agent, PlannerAgentConfig):
+        return _code_digest(agent, chat, planner, modules)
+    own = config.agent.function if isinstance(config.agent, FunctionAgentConfig) else None
+    return digest_of([config.agent.model_dump(mode="json"), own and _source_digest(own, "agent.function")])
+
+
 def _memory(config: RunConfig) -> dict[str, Any] | None:
     """None where no hints of earlier tasks are shown."""
     memory = config.memory
@@ -193,8 +205,17 @@ def _items(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
     return {name: {"count": len(rows[name]), "digest": digest_of(sorted(rows[name]))} for name in sorted(rows)}
 
 
-def _code_digest(*modules: Any) -> str:
-    return digest_of([inspect.getsource(module) for module in modules])
+def _code_digest(*parts: ModuleType) -> str:
+    return digest_of([inspect.getsource(part) for part in parts])
+
+
+def _source_digest(source: str, key: str) -> str | None:
+    """Of a function or a class of one's own, without what it calls; None where there is no text of it. Raises
+    OwnCodeError."""
+    try:
+        return digest_of(inspect.getsource(load_own(source, key=key)))
+    except (OSError, TypeError):
+        return None
 
 
 def _files_digest(folder: Path) -> str:

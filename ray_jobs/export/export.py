@@ -17,7 +17,7 @@ from configs.run import RunConfig
 from configs.wording import reason
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
-from envs.tools.function_tool import function_schemas
+from envs.tools.own_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model

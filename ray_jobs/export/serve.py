@@ -7,7 +7,7 @@ from rich.console import Console
 
 from configs.backend import OllamaConfig
 from configs.run import RunConfig
-from envs.tools.function_tool import function_schemas
+from envs.tools.own_tool import function_schemas
 from ray_jobs.export.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
 from rollout.engines.engine import BackendError, GenerationRequest

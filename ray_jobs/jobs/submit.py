@@ -15,11 +15,12 @@ from actors.cluster import WORKER_ENV
 from configs.api_keys import FILE_SUFFIX, how_to_set, key_file, names_a_secret, written_secret
 from configs.loading import load_run_config
 from configs.run import RunConfig
+from ray_jobs.checks.keys import key_variables
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
 from ray_jobs.jobs.request import ACTING_PHASES, SubmitRequest
 from ray_jobs.jobs.watch import follow
 from ray_jobs.run.begun import begun_run
-from ray_jobs.run.preflight import check_labelling, check_recipe, key_variables
+from ray_jobs.run.preflight import check_labelling, check_recipe
 from ray_jobs.run.provenance import provenance
 
 COMMAND = ("python", "-m", "ray_jobs.cli")

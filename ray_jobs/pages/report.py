@@ -14,13 +14,11 @@ from ray_jobs.pages.charts import Bar, LineChart, Mark
 from ray_jobs.pages.prm import prm_quality
 from ray_jobs.pages.render import write_page
 from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
-from ray_jobs.run.summary import held_out_rates
+from ray_jobs.run.summary import POLICIES, held_out_rates
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
 Record = Mapping[str, Any]
-
-_PHASES = {"eval_untouched": "untouched model", "eval_before": "cold-started", "eval_after": "after RL"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +133,7 @@ def _families(steps: Sequence[Record], kind: str) -> dict[str, str]:
 
 def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
     of = summary.get("num_eval_tasks")
-    for phase, label in _PHASES.items():
+    for phase, label in POLICIES.items():
         kind = phase.removeprefix("eval_")
         rate = summary.get(f"solve_rate_{kind}")
         count = summary.get("num_untouched_tasks") if kind == "untouched" else of
@@ -152,7 +150,7 @@ def _endings(phase: str, attempts: Sequence[Record]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
     scored = [record for record in attempts if record["reward"] is not None]
     return _Endings(
-        policy=_PHASES[phase],
+        policy=POLICIES[phase],
         tasks=len(attempts),
         right=sum(record["reward"] == 1 for record in attempts),
         silent=sum(record["answer"] is None for record in scored),
@@ -171,7 +169,7 @@ def _read_run(run_dir: Path) -> _Run:
     logs = ("metrics.jsonl", "trajectories.jsonl")
     metrics, records = (read_records(paths[name]) if name in paths else () for name in logs)
     rows = list(metrics)
-    attempts: dict[str, dict[str, Record]] = {phase: {} for phase in _PHASES}
+    attempts: dict[str, dict[str, Record]] = {phase: {} for phase in POLICIES}
     # One at a time: the trajectories of training, of which the page shows none, can be very many.
     scored: list[Record] = []
     for record in records:

@@ -10,7 +10,7 @@ from configs.errors import UserError
 from configs.learner import FileConfig, OwnDemonstrationsConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks
 from ray_jobs.run.run import Run
-from reward.scorers import score_answer
+from reward.collected import outcome_of
 from rollout.types import Trajectory
 
 
@@ -23,7 +23,7 @@ def cold_start(run: Run) -> Mapping[str, Any]:
     facts = run.finished("cold_start")
     if facts is None:
         facts = _imitate(run)
-    with run.console.waiting("every rollout worker to take up the cold-started policy"):
+    with run.console.waiting("every rollout worker to take up the policy that RL begins with"):
         load_cold_start(run)
         run.actors.publish_anew()
         run.actors.sync_weights()
@@ -41,8 +41,10 @@ def _imitate(run: Run) -> Mapping[str, Any]:
     settings = run.config.cold_start
     nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
     with run.phase("cold_start", total=0 if nothing else None) as phase:
-        demonstrations = [] if nothing else _demonstrations(run)
-        phase.facts.update(_facts(demonstrations, settings))
+        played = [] if nothing else _played(run)
+        scores = {} if isinstance(settings, FileConfig) else scores_of(played)
+        demonstrations = _kept(run, played, scores)
+        phase.facts.update(_facts(demonstrations, scores, settings))
         run.actors.ask_learner("begin_imitation")
         batches = _batches(demonstrations, settings, run.config.seed)
         phase.progress.expect(len(batches))
@@ -56,12 +58,21 @@ def _imitate(run: Run) -> Mapping[str, Any]:
     return phase.facts
 
 
-def _demonstrations(run: Run) -> list[Trajectory]:
+def _played(run: Run) -> list[Trajectory]:
+    played: list[Trajectory] = ray.get(run.actors.workers[0].demonstrate.remote(cold_start_tasks(run.config)))
+    return played
+
+
+def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
+    """By the trajectory's id. Each is scored once: a scorer of one's own may take its time, and waver."""
+    return {one.id: outcome_of(one) for one in played}
+
+
+def _kept(run: Run, played: list[Trajectory], scores: Mapping[str, float | None]) -> list[Trajectory]:
     """Raises NoDemonstrationError; and RuntimeError when the tools failed in a scripted one."""
     settings = run.config.cold_start
-    played: list[Trajectory] = ray.get(run.actors.workers[0].demonstrate.remote(cold_start_tasks(run.config)))
     if isinstance(settings, TeacherConfig):
-        kept, said = kept_demonstrations(played, settings.min_score)
+        kept, said = kept_demonstrations(played, scores, settings.min_score)
         run.tell(said)
         return kept
     if broken := [one.id for one in played if one.stop_reason != "answered"]:
@@ -69,11 +80,13 @@ def _demonstrations(run: Run) -> list[Trajectory]:
     return played
 
 
-def kept_demonstrations(played: Sequence[Trajectory], min_score: float) -> tuple[list[Trajectory], str | None]:
+def kept_demonstrations(
+    played: Sequence[Trajectory], scores: Mapping[str, float | None], min_score: float
+) -> tuple[list[Trajectory], str | None]:
     """Those of a teacher that are good enough, and what to say of the others. Raises NoDemonstrationError where none
     is."""
     answered = [one for one in played if one.answer is not None]
-    kept = [one for one in answered if (score := score_answer(one.task, one.answer)) is not None and score >= min_score]
+    kept = [one for one in answered if (score := scores[one.id]) is not None and score >= min_score]
     if len(kept) == len(played):
         return kept, None
     said = f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} score "
@@ -88,10 +101,14 @@ def kept_demonstrations(played: Sequence[Trajectory], min_score: float) -> tuple
     return kept, said
 
 
-def _facts(demonstrations: Sequence[Trajectory], settings: PlansConfig | OwnDemonstrationsConfig) -> dict[str, Any]:
+def _facts(
+    demonstrations: Sequence[Trajectory],
+    scores: Mapping[str, float | None],
+    settings: PlansConfig | OwnDemonstrationsConfig,
+) -> dict[str, Any]:
     facts: dict[str, Any] = {"num_demonstrations": len(demonstrations)}
     if not isinstance(settings, FileConfig):
-        facts["num_right"] = sum(score_answer(one.task, one.answer) == 1.0 for one in demonstrations)
+        facts["num_right"] = sum(scores[one.id] == 1.0 for one in demonstrations)
     if isinstance(settings, PlansConfig):
         facts["wrong_share"] = settings.wrong_share
     return facts

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from configs.errors import UserError
 from configs.reward import LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
+from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
-from ray_jobs.run.preflight import check_judge_key, check_labelling
+from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
 from reward.labels.judge import StepJudge
 from reward.labels.labels import (

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ray_jobs.run.summary import POLICIES
 from reward.paired import wilson_interval
 from rollout.records import head_of, whole_lines
 
@@ -223,17 +224,15 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     table = Table(title="Held-out tasks solved", title_justify="left")
     for column in ("policy", "solved", "95% interval", "tasks"):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    for name, kind, count_key in (
-        ("untouched model", "untouched", "num_untouched_tasks"),
-        ("cold-started", "before", "num_eval_tasks"),
-        ("after RL", "after", "num_eval_tasks"),
-    ):
-        table.add_row(name, *_rate_cells(summary.get(f"solve_rate_{kind}"), summary.get(count_key)))
+    for phase, policy in POLICIES.items():
+        kind = phase.removeprefix("eval_")
+        count = summary.get("num_untouched_tasks" if kind == "untouched" else "num_eval_tasks")
+        table.add_row(policy, *_rate_cells(summary.get(f"solve_rate_{kind}"), count))
     console.print(table)
     if means := summary.get("mean_scores"):
         said = ", ".join(f"{value:.3f} {name} RL" for name, value in means.items())
         _print_plain(console, f"mean score: {said}; solved is a score of 1")
-    _print_plain(console, f"RL against cold start: {summary.get('verdict', 'not measured')}")
+    _print_plain(console, f"after RL against before: {summary.get('verdict', 'not measured')}")
     _print_plain(console, _work_line(summary))
     if limit := summary.get("bottleneck"):
         _print_plain(console, f"speed: {limit['text']}; {limit['hint']}")

@@ -13,12 +13,13 @@ from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
 from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
+from ray_jobs.checks.tasks import notes_before_start
 from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.preflight import Ready, notes_before_start
+from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
 from ray_jobs.run.watch import Watch

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ray_jobs.evaluation.held_out import Evaluation
     from ray_jobs.run.run import Run
 
+POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
+"""What the policies that are evaluated are called, by phase."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
@@ -46,7 +49,7 @@ def summarize(
     cold_start: Mapping[str, Any],
     training: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Before is the cold-started policy, after the RL-trained one, on the tasks that both could be scored on."""
+    """Before is the policy that RL begins with, after the trained one, on the tasks that both could be scored on."""
     comparison = before.compared_with(after)
     left_out = ["/".join(map(str, key)) for key in dict.fromkeys([*before.unscored, *after.unscored])]
     phases = {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}

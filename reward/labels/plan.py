@@ -1,15 +1,17 @@
 """Step labels from the task generator's own plan: what the right next step was is known, not judged."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import fmean
 
 from envs.datasets.generated import plan_of
 from envs.datasets.wrong_plans import partial_results, result_of
 from envs.types import Task, ToolCall
 from reward.labels.labels import LabelError, StepLabel
-from reward.prm.step_text import StepText, step_texts
+from reward.prm.step_text import StepText
 from reward.scorers import score_answer
+from reward.types import ScoredGroup
 from rollout.types import Trajectory, Turn
 
 RIGHT, UNSUPPORTED, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.2, 0.1, 0.0
@@ -130,10 +132,23 @@ class _Progress:
         return RIGHT if self.values[-1] in self.known else UNSUPPORTED
 
 
-def fresh_labels(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], float]:
-    """Plan scores by (trajectory id, step), for measuring a PRM on rollouts it has just scored."""
-    return {
-        (trajectory.id, step.step): score
-        for trajectory in trajectories
-        for step, score in zip(step_texts(trajectory), plan_scores(trajectory), strict=True)
-    }
+def fresh_error(groups: Iterable[ScoredGroup]) -> Mapping[str, float]:
+    """How wrong a PRM is on what the policy does now: `prm/rejudge_mse`, the mean squared error of its scores
+    against the plan's, over the steps of a batch that have both; nothing where none has."""
+    errors = [error for scored in groups for error in _errors(scored)]
+    return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}
+
+
+def _errors(scored: ScoredGroup) -> Iterator[float]:
+    """The PRM's scores less the plan's; none for a task without a plan, for only generated ones have it, and a mix may
+    hold others."""
+    if scored.step_scores is None:
+        return
+    try:
+        truths = [plan_scores(trajectory) for trajectory in scored.group.trajectories]
+    except LabelError:
+        return
+    for scores, known in zip(scored.step_scores.raw, truths, strict=True):
+        for score, truth in zip(scores, known, strict=True):
+            if score is not None:
+                yield score - truth

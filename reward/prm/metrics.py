@@ -79,12 +79,6 @@ def concordance(label: Numbers, pred: Numbers) -> tuple[int, int]:
     return int((order > 0).sum()) // 2, int((order < 0).sum()) // 2
 
 
-def pairwise_accuracy(label: Numbers, pred: Numbers) -> float | None:
-    """Concordant / (concordant + discordant) pairs. None where every pair is tied."""
-    concordant, discordant = concordance(label, pred)
-    return concordant / (concordant + discordant) if concordant + discordant else None
-
-
 def reliability(label: Numbers, pred: Numbers, *, bins: int) -> list[ReliabilityBin]:
     """Predictions in `bins` bins of equal mass, lowest first. The edges are the predictions' quantiles k / bins;
     equal predictions share a bin, and a bin that gets none has no row."""
@@ -128,13 +122,6 @@ def best_of_n(score: Numbers, correct: Numbers, n: int) -> BestOfN:
         raise ValueError(f"no subset of size {n} in a group of {len(scores)}")
     prm, oracle = _expected_pick(scores, results, n), _expected_pick(results, results, n)
     return BestOfN(prm=prm, random=float(results.mean()), oracle=oracle)
-
-
-def processbench_f1(acc_error: float, acc_correct: float) -> float:
-    """Harmonic mean of the accuracy on wrong trajectories (first bad step found) and on right ones (none called
-    bad), as ProcessBench has it (arXiv 2412.06559). 0 where both are 0."""
-    total = acc_error + acc_correct
-    return 2 * acc_error * acc_correct / total if total else 0.0
 
 
 def clustered_interval(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
-from envs.tools.function_tool import function_schemas
+from envs.tools.own_tool import function_schemas
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.modules import (
     Executor,

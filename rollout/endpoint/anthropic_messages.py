@@ -8,23 +8,19 @@ from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.dialect import Dialect, named_event
 from rollout.endpoint.messages import MessageError, Said, call_of, plain_text
 from rollout.endpoint.request import (
-    MAX_PARALLEL_CALLS,
     Asked,
+    Choice,
     Refused,
-    calls_grammar,
     check_fixed,
     check_sampling,
-    check_single_call,
-    described,
     fingerprint,
-    function_of,
-    named_function,
+    functions_of,
     read_fields,
     schema_grammar,
     texts,
+    tools_and_grammar,
     unsupported,
     whole_number,
-    words_or_calls,
 )
 
 NEUTRAL: Mapping[str, Any] = {"top_p": 1, "top_k": 0}
@@ -53,15 +49,12 @@ def read(body: Any, attempt: Attempt) -> Asked:
     limit = whole_number(given, "max_tokens", 1)
     if limit is None:
         raise Refused("max_tokens must be given", param="max_tokens")
-    functions = _functions(given)
-    choice = _choice(given)
-    is_single = choice.get("disable_parallel_tool_use") is True
-    check_single_call(is_single, functions, choice.get("type"), rules, "tool_choice")
+    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), rules, lambda: _form(given))
     return Asked(
         fingerprint=fingerprint("messages", given),
         messages=_messages(given),
-        tools=described(functions.values()),
-        grammar=_grammar(given, functions),
+        tools=tools,
+        grammar=grammar,
         max_tokens=min(limit, rules.max_tokens),
         stop=texts(given, "stop_sequences"),
         stream=given.get("stream") is True,
@@ -122,39 +115,26 @@ def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
     return content
 
 
-def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions by their names."""
-    found: dict[str, Any] = {}
-    tools = given.get("tools", [])
-    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
-        where = f"tools[{index}]"
-        fields = tool if isinstance(tool, Mapping) else {}
-        if fields.get("type", "custom") != "custom":
-            raise unsupported(f"{where}.type = {fields['type']}")
-        for name in fields:
-            if name not in FUNCTION:
-                raise unsupported(f"{where}.{name}")
-        one = function_of(fields.get("name"), fields.get("description"), fields.get("input_schema"), where)
-        found[one["name"]] = one
-    return found if _choice(given).get("type") != "none" else {}
+def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]:
+    if tool.get("type", "custom") != "custom":
+        raise unsupported(f"{where}.type = {tool['type']}")
+    for name in tool:
+        if name not in FUNCTION:
+            raise unsupported(f"{where}.{name}")
+    return tool.get("name"), tool.get("description"), tool.get("input_schema")
 
 
-def _choice(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _choice(given: Mapping[str, Any]) -> Choice:
     choice = given.get("tool_choice", {"type": "auto"})
-    return choice if isinstance(choice, Mapping) else {"type": choice}
-
-
-def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `output_config` or calls. Raises Refused."""
-    choice = _choice(given)
-    most = 1 if choice.get("disable_parallel_tool_use") is True else MAX_PARALLEL_CALLS
+    choice = choice if isinstance(choice, Mapping) else {"type": choice}
+    single = "tool_choice" if choice.get("disable_parallel_tool_use") is True else None
     match choice:
         case {"type": "tool", "name": name}:
-            return calls_grammar([named_function(functions, name)], 1)
+            return Choice(kind="named", name=name)
         case {"type": "any"}:
-            return calls_grammar([*functions.values()], most)
-        case {"type": "auto" | "none"}:
-            return words_or_calls(_form(given), functions, most)
+            return Choice(kind="required", single=single)
+        case {"type": "auto" | "none" as kind}:
+            return Choice(kind=kind, single=single)
         case _:
             raise Refused("tool_choice must be auto, any, none or tool with a name", param="tool_choice")
 

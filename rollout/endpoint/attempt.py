@@ -148,10 +148,10 @@ class Attempt:
 
     def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
         equal = [call for call in self._calls if call.asked.fingerprint == fingerprint and not _failed(call)]
-        unread = [call for call in equal if call.left and not call.delivered]
-        if unread:
-            return unread[0]
-        return equal[-1] if equal and is_retry else None
+        unread = [call for call in equal if not call.delivered]
+        left = next((call for call in unread if call.left), None)
+        # A retry may be here before the news that its client had left.
+        return (unread or equal)[-1] if left is None and is_retry and equal else left
 
     def _begin(self, asked: Asked) -> Call:
         try:

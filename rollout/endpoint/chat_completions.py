@@ -9,22 +9,18 @@ from rollout.endpoint.dialect import Dialect
 from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, openai_assistant, plain_text
 from rollout.endpoint.request import (
     ANY_LENGTH,
-    MAX_PARALLEL_CALLS,
     Asked,
+    Choice,
     Refused,
-    calls_grammar,
     check_sampling,
-    check_single_call,
-    described,
     fingerprint,
-    function_of,
-    named_function,
+    functions_of,
     object_grammar,
     read_fields,
     schema_grammar,
     texts,
+    tools_and_grammar,
     whole_number,
-    words_or_calls,
 )
 
 ROLES: Mapping[str, SaidRole] = {
@@ -53,9 +49,7 @@ def read(body: Any, attempt: Attempt) -> Asked:
     if given.get("n", 1) != 1:
         raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
     check_sampling(given, rules, NEUTRAL)
-    functions = _functions(given)
-    is_single = given.get("parallel_tool_calls") is False
-    check_single_call(is_single, functions, given.get("tool_choice", "auto"), rules, "parallel_tool_calls")
+    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), rules, lambda: _form(given))
     try:
         messages = said_of(given.get("messages"))
     except MessageError as error:
@@ -65,8 +59,8 @@ def read(body: Any, attempt: Attempt) -> Asked:
     return Asked(
         fingerprint=fingerprint("chat", given),
         messages=messages,
-        tools=described(functions.values()),
-        grammar=_grammar(given, functions),
+        tools=tools,
+        grammar=grammar,
         max_tokens=min(limit, rules.max_tokens),
         seed=whole_number(given, "seed"),
         stop=texts(given, "stop"),
@@ -97,31 +91,25 @@ def _said(message: Any, where: str) -> Said:
     return Said(role=role, content=content.strip(), calls=made)
 
 
-def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions by their names."""
-    found: dict[str, Any] = {}
-    tools = given.get("tools", [])
-    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        fields = function if isinstance(function, Mapping) else {}
-        where = f"tools[{index}]"
-        one = function_of(fields.get("name"), fields.get("description"), fields.get("parameters"), where)
-        found[one["name"]] = one
-    return found if given.get("tool_choice", "auto") != "none" else {}
+def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]:
+    function = tool.get("function")
+    fields = function if isinstance(function, Mapping) else {}
+    return fields.get("name"), fields.get("description"), fields.get("parameters")
 
 
-def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `response_format` or calls. Raises Refused."""
-    most = 1 if given.get("parallel_tool_calls") is False else MAX_PARALLEL_CALLS
+def _choice(given: Mapping[str, Any]) -> Choice:
     match given.get("tool_choice", "auto"):
         case {"function": {"name": name}}:
-            return calls_grammar([named_function(functions, name)], 1)
-        case "required":
-            return calls_grammar([*functions.values()], most)
-        case "auto" | "none":
-            return words_or_calls(_form(given), functions, most)
+            return Choice(kind="named", name=name)
+        case "auto" | "none" | "required" as kind:
+            return Choice(kind=kind, single=single_call(given))
         case choice:
             raise Refused(f"tool_choice = {choice!r} is none of auto, none, required", param="tool_choice")
+
+
+def single_call(given: Mapping[str, Any]) -> str | None:
+    """The field that keeps calls to one at most, where it says so."""
+    return "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
 
 
 def _form(given: Mapping[str, Any]) -> str | None:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from rollout.endpoint.messages import CLOSE, OPEN, Said
 
@@ -99,38 +99,64 @@ def check_sampling(given: Mapping[str, Any], rules: Rules, neutral: Mapping[str,
             )
 
 
-def check_single_call(is_asked: bool, functions: Mapping[str, Any], choice: Any, rules: Rules, param: str) -> None:
-    """Free text may call several functions: only a call that is required can be kept to one. Raises Refused."""
-    if is_asked and functions and choice == "auto" and not rules.override:
-        raise Refused(
-            "where no call is required the model writes free text, which may call several functions; leave this out, "
-            "require a call by tool_choice, or set agent.sampling = 'override' to let it be",
-            code="unsupported_value",
-            param=param,
-        )
-
-
 def fingerprint(protocol: str, given: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([protocol, given], sort_keys=True).encode()).hexdigest()
 
 
-def function_of(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:
-    """In one form, so that the same function reads the same in every protocol. Raises Refused."""
-    if not isinstance(name, str):
-        raise Refused(f"{where} must be a function with a name", param="tools")
-    fields = {"name": name, "description": description, "parameters": parameters}
-    return {field: value for field, value in fields.items() if value is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a request says of calls: there may be some ("auto"), there are none, one is required, or one of the function
+    `name` is. `single` is the field that keeps them to one at most, None where there is none."""
+
+    kind: Literal["auto", "none", "required", "named"]
+    name: object = None
+    single: str | None = None
 
 
-def described(functions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    return tuple(json.dumps(function, ensure_ascii=False) for function in functions)
+def functions_of(
+    given: Mapping[str, Any], parts_of: Callable[[Mapping[str, Any], str], tuple[object, object, object]]
+) -> dict[str, Any]:
+    """The functions of `tools` by their names, in one form, so that the same one reads the same in every protocol.
+    `parts_of` reads the name, the description and the parameters of a tool, and is told its place. Raises Refused."""
+    found: dict[str, Any] = {}
+    tools = given.get("tools", [])
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        where = f"tools[{index}]"
+        name, description, parameters = parts_of(tool if isinstance(tool, Mapping) else {}, where)
+        if not isinstance(name, str):
+            raise Refused(f"{where} must be a function with a name", param="tools")
+        fields = {"name": name, "description": description, "parameters": parameters}
+        found[name] = {field: value for field, value in fields.items() if value is not None}
+    return found
 
 
-def named_function(functions: Mapping[str, Any], name: Any) -> Any:
-    """Raises Refused."""
-    if not isinstance(name, str) or name not in functions:
-        raise Refused(f"tool_choice names {name!r}, which is none of tools", param="tool_choice")
-    return functions[name]
+def tools_and_grammar(
+    functions: Mapping[str, Any], choice: Choice, rules: Rules, form: Callable[[], str | None]
+) -> tuple[tuple[str, ...], str | None]:
+    """The functions that may be called, as JSON, and the grammar of the reply: of calls where they are required, else
+    of words in the grammar that `form` gives or calls. None where any words may be said. Raises Refused."""
+    if choice.kind == "none":
+        functions = {}
+    if choice.single and choice.kind == "auto" and functions and not rules.override:
+        # Free text may call several functions: only a call that is required can be kept to one.
+        raise Refused(
+            "where no call is required the model writes free text, which may call several functions; leave this out, "
+            "require a call by tool_choice, or set agent.sampling = 'override' to let it be",
+            code="unsupported_value",
+            param=choice.single,
+        )
+    tools = tuple(json.dumps(function, ensure_ascii=False) for function in functions.values())
+    if choice.kind == "named":
+        if not isinstance(choice.name, str) or choice.name not in functions:
+            raise Refused(f"tool_choice names {choice.name!r}, which is none of tools", param="tool_choice")
+        return tools, calls_grammar([functions[choice.name]], 1)
+    most = 1 if choice.single else MAX_PARALLEL_CALLS
+    if choice.kind == "required":
+        return tools, calls_grammar([*functions.values()], most)
+    words = form()
+    if words is None or not functions:
+        return tools, words
+    return tools, _either(words, calls_grammar([*functions.values()], most))
 
 
 def whole_number(given: Mapping[str, Any], name: str, least: int | None = None) -> int | None:
@@ -167,14 +193,6 @@ def object_grammar() -> str:
 def schema_grammar(schema: Any) -> str:
     """Raises Refused."""
     return _compiled("schema", json.dumps(schema), 1)
-
-
-def words_or_calls(form: str | None, functions: Mapping[str, Any], most: int) -> str | None:
-    """Where no call is required and words must follow the grammar `form`: such words, or one to `most` calls. None
-    where any words may be said."""
-    if form is None or not functions:
-        return form
-    return _either(form, calls_grammar([*functions.values()], most))
 
 
 @lru_cache(maxsize=256)

@@ -4,28 +4,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.chat_completions import refusal
+from rollout.endpoint.chat_completions import refusal, single_call
 from rollout.endpoint.dialect import Dialect, named_event
 from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, plain_text
 from rollout.endpoint.request import (
     ANY_LENGTH,
-    MAX_PARALLEL_CALLS,
     Asked,
+    Choice,
     Refused,
-    calls_grammar,
     check_fixed,
     check_sampling,
-    check_single_call,
-    described,
     fingerprint,
-    function_of,
-    named_function,
+    functions_of,
     object_grammar,
     read_fields,
     schema_grammar,
+    tools_and_grammar,
     unsupported,
     whole_number,
-    words_or_calls,
 )
 
 ROLES: Mapping[str, SaidRole] = {
@@ -69,15 +65,13 @@ def read(body: Any, attempt: Attempt) -> Asked:
     given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
     check_fixed(given, FIXED)
     check_sampling(given, rules, NEUTRAL)
-    functions = _functions(given)
-    is_single = given.get("parallel_tool_calls") is False
-    check_single_call(is_single, functions, given.get("tool_choice", "auto"), rules, "parallel_tool_calls")
+    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), rules, lambda: _form(given))
     instructions = _instructions(given)
     return Asked(
         fingerprint=fingerprint("responses", given),
         messages=(*instructions, *_before(given, attempt), *_input(given)),
-        tools=described(functions.values()),
-        grammar=_grammar(given, functions),
+        tools=tools,
+        grammar=grammar,
         max_tokens=min(whole_number(given, "max_output_tokens", 1) or ANY_LENGTH, rules.max_tokens),
         stream=given.get("stream") is True,
         num_instructions=len(instructions),
@@ -139,30 +133,18 @@ def _take(item: Any, where: str, said: list[Said]) -> None:
         )
 
 
-def _functions(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions by their names."""
-    found: dict[str, Any] = {}
-    tools = given.get("tools", [])
-    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
-        where = f"tools[{index}]"
-        fields = tool if isinstance(tool, Mapping) else {}
-        if fields.get("type") != "function":
-            raise unsupported(f"{where}.type = {fields.get('type')}")
-        one = function_of(fields.get("name"), fields.get("description"), fields.get("parameters"), where)
-        found[one["name"]] = one
-    return found if given.get("tool_choice", "auto") != "none" else {}
+def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]:
+    if tool.get("type") != "function":
+        raise unsupported(f"{where}.type = {tool.get('type')}")
+    return tool.get("name"), tool.get("description"), tool.get("parameters")
 
 
-def _grammar(given: Mapping[str, Any], functions: Mapping[str, Any]) -> str | None:
-    """Of the calls where functions must be called, else of `text.format` or calls. Raises Refused."""
-    most = 1 if given.get("parallel_tool_calls") is False else MAX_PARALLEL_CALLS
+def _choice(given: Mapping[str, Any]) -> Choice:
     match given.get("tool_choice", "auto"):
         case {"type": "function", "name": name}:
-            return calls_grammar([named_function(functions, name)], 1)
-        case "required":
-            return calls_grammar([*functions.values()], most)
-        case "auto" | "none":
-            return words_or_calls(_form(given), functions, most)
+            return Choice(kind="named", name=name)
+        case "auto" | "none" | "required" as kind:
+            return Choice(kind=kind, single=single_call(given))
         case _:
             raise Refused("tool_choice must be auto, none, required or a function", param="tool_choice")
 

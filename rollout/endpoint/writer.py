@@ -119,7 +119,7 @@ def completion_of(text: str, asked: Asked, chat: ChatFormat, max_tokens: int) ->
             f"has {len(token_ids)} tokens, and the policy may write {max_tokens}; shorten it, or raise "
             "rollout.max_turn_tokens"
         )
-    if asked.grammar is not None and not _follows(text, asked.grammar):
+    if asked.grammar is not None and not _follows(text[:end], asked.grammar, whole=not cuts):
         raise ValueError(f"is not what the request demands by tool_choice or response_format: {text!r:.200}")
     return Completion(
         token_ids=token_ids,
@@ -170,11 +170,12 @@ def openai_messages(messages: Sequence[Said]) -> list[Message]:
     return found
 
 
-def _follows(text: str, grammar: str) -> bool:
+def _follows(text: str, grammar: str, *, whole: bool) -> bool:
+    """A text that is not `whole` is the beginning of one."""
     from xgrammar import GrammarMatcher
 
     matcher = GrammarMatcher(_compiled(grammar))
-    return bool(matcher.accept_string(text) and matcher.is_completed())
+    return bool(matcher.accept_string(text) and (not whole or matcher.is_completed()))
 
 
 @lru_cache(maxsize=64)

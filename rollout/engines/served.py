@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,11 @@ from envs.http import (
     token_count,
 )
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
-from rollout.thinking import parse_reply
 from rollout.types import Message, TextCompletion
 
 _CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|exceeds? the available context", re.IGNORECASE)
+_OPENING = re.compile(r"\s*<think>")
+_CLOSING = "</think>"
 _CONTROL = re.compile(r"<(?=\||/?(?:s|think|start_of_turn|end_of_turn)>)")
 
 
@@ -254,3 +256,27 @@ class OpenAiEngine(_ServedEngine):
             num_prompt_tokens=completion.input_tokens or 0,
             num_tokens=completion.output_tokens or 0,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedReply:
+    """A reply and the thinking block of Qwen3 before it. `thinking` is None where there was none, and the empty string
+    for the empty block that Qwen3's template writes when thinking is off. `answer` is empty where the thinking never
+    ended."""
+
+    thinking: str | None
+    answer: str
+
+
+def parse_reply(text: str) -> ParsedReply:
+    """Takes a reply apart. Only a block that opens the reply is thinking: a tag that a later JSON string quotes is
+    text. The opening tag may be missing (the template wrote it into the prompt), the closing one too (the reply was
+    cut)."""
+    opening = _OPENING.match(text)
+    body = text[opening.end() :] if opening else text
+    inside, closing, answer = body.partition(_CLOSING)
+    if closing and (opening or not inside.lstrip().startswith("{")):
+        return ParsedReply(thinking=inside.strip(), answer=answer.lstrip())
+    if opening:
+        return ParsedReply(thinking=body.strip(), answer="")
+    return ParsedReply(thinking=None, answer=text)

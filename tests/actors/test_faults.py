@@ -41,8 +41,7 @@ from envs.datasets.sampler import TaskSampler
 from ray_jobs.run import actors
 from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
 from ray_jobs.run.supervisor import Supervisor
-from reward.judging import GroupJudge
-from reward.outcome import OutcomeReward
+from reward.judging import GroupJudge, OutcomeReward
 from reward.types import PrmError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]

@@ -1,6 +1,9 @@
 """Agents of other projects, unchanged, behind the model endpoint: they play, are taught, and reach out nowhere."""
 
+import ast
 import json
+import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import cold_start_tasks
 from learner.samples import samples_of
 from ray_jobs.commands.starter.warehouse import article_of
-from ray_jobs.phases.cold_start import kept_demonstrations
+from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
 from rollout.agent.own import OwnAgent, build_solving, rules_of
@@ -56,7 +59,13 @@ def called(name, **arguments):
 
 @pytest.fixture(params=CLERKS)
 def clerk(request):
-    return Clerk(load_run_config(FOLDER / f"{request.param}.toml", []), *CLERKS[request.param])
+    return Clerk(load_run_config(FOLDER / "recipe.toml", overrides_of(request.param)), *CLERKS[request.param])
+
+
+def overrides_of(name):
+    """Those of the command that its docstring begins with."""
+    said = re.sub(r"\\\n *", "", ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text())))
+    return shlex.split(re.search("agentflow train .*", said)[0])[3:]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -128,7 +137,7 @@ async def test_all_that_its_teacher_says_is_imitated(clerk):
     agent = clerk.behind(endpoint, lambda task, own_id: TeacherWriter(teach, "teach", task, CHAT))
     played = [await agent.run(task, trajectory_id=task.id, group_id="demonstrations") for task in tasks]
     endpoint.close()
-    assert kept_demonstrations(played, min_score=0.0) == (played, None)
+    assert kept_demonstrations(played, scores_of(played), min_score=0.0) == (played, None)
     assert {len(one.turns) for one in played} == {1, 3}
     assert all(score_answer(one.task, one.answer) == (len(one.turns) == 3) for one in played)
 

@@ -14,7 +14,7 @@ from envs.datasets.module import OwnSources
 from envs.datasets.sampler import cold_start_tasks
 from envs.datasets.split import question_key
 from ray_jobs.cli import main
-from ray_jobs.phases.cold_start import kept_demonstrations
+from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
 from rollout.agent.own import OwnAgent, build_solving, rules_of
@@ -79,7 +79,7 @@ async def test_all_that_its_teacher_says_is_imitated(config):
     played = [
         await play(config, task, lambda task, own_id: TeacherWriter(teach, "teach", task, CHAT)) for task in tasks
     ]
-    assert kept_demonstrations(played, min_score=0.0) == (played, None)
+    assert kept_demonstrations(played, scores_of(played), min_score=0.0) == (played, None)
 
 
 @pytest.mark.parametrize("recipe", ["spell_backward", "word_sorting"])

@@ -10,8 +10,8 @@ import pytest
 
 from configs.envs import EnvsConfig
 from configs.run import RunConfig
-from envs.tools.function_tool import function_schemas
 from envs.tools.keys import ToolSetupError
+from envs.tools.own_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.agent import build_agent

@@ -52,6 +52,10 @@ def a_number():
 
 def needs(path):
     return []
+
+def parts():
+    named = {"rl": "train", "held_out": "eval", "shown": "demonstrations", "judged": "prm"}
+    return [{"id": id, "question": f"{id}?", "answer": "x", "split": split} for id, split in named.items()]
 """
 
 
@@ -162,6 +166,12 @@ def test_training_evaluation_and_collection_never_meet_and_have_the_recipes_scor
     assert {(task.scorer, task.scoring_limit_s) for task in (*trained, *held_out, *collected)} == {("some:one", 3.0)}
     assert never_trained_on(trained, config.envs) == []
     assert never_trained_on(held_out, config.envs) == held_out
+
+
+def test_all_that_is_not_held_out_is_met_by_training_the_demonstrations_too():
+    rows = {task.id: task for tasks in module_tasks("mine", source("parts")).values() for task in tasks}
+    kept = never_trained_on(rows.values(), config_of("parts").envs)
+    assert [task.id for task in kept] == ["mine-held_out"]
 
 
 def test_the_recipes_scorer_is_for_built_in_tasks_too_and_a_tasks_own_comes_first():

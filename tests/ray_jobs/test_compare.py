@@ -11,7 +11,7 @@ from envs.types import Task
 from ray_jobs.evaluation.compare import ComparisonError, comparison, run_compare
 from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
 from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
-from ray_jobs.pages.comparison import write_comparison_page
+from ray_jobs.pages.evaluation import write_comparison_page
 from ray_jobs.run.folder import RunFolder
 from rollout.records import trajectory_record
 from rollout.types import Trajectory

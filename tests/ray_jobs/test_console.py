@@ -135,7 +135,13 @@ def test_summary_shows_rates_intervals_verdict_and_the_whole_path(tmp_path):
     print_summary(make_summary(), report, output)
     shown = stream.getvalue()
     # Wilson's interval of 240 of 300.
-    for words in ("80.0%", "75.1 to 84.1%", "+70.0 points, significant", "56 trained, 52 filtered, 1 failed"):
+    for words in (
+        "80.0%",
+        "75.1 to 84.1%",
+        "after RL against before: +70.0 points, significant",
+        "before RL",
+        "56 trained, 52 filtered, 1 failed",
+    ):
         assert words in shown
     assert f"report: {report}\n" in shown
     assert "12 min 17 s in all" in shown

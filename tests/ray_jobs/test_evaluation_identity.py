@@ -1,5 +1,8 @@
+import importlib
 import json
+import sys
 
+import pytest
 from evaluating import config_for, model_in
 from ollama_protocol import ScriptedOllama, serving
 
@@ -73,6 +76,41 @@ def test_recording_and_replaying_the_same_tools_are_alike_and_hints_are_not(tmp_
     assert differences(plain, replayed) == []
     assert differences(plain, own(tmp_path, "memory=in_process")) == []
     assert differences(plain, own(tmp_path, "memory=in_process", "memory.in_evaluation=true")) == ["memory"]
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes the module `own_code` and forgets what was imported of it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text):
+        sys.modules.pop("own_code", None)
+        (tmp_path / "own_code.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield write
+    sys.modules.pop("own_code", None)
+
+
+def test_a_tool_of_ones_own_is_its_source_and_not_only_its_name(tmp_path, written):
+    weather = 'def weather(city: str) -> str:\n    """The weather of a city."""\n    return "{}"\n'
+    settings = ['envs.tools={weather = {source = "own_code:weather"}}', 'envs.actions=["weather", "answer"]']
+    found = []
+    for text in (weather.format("sun"), "\n" + weather.format("sun"), weather.format("clouds")):
+        written(text)
+        found.append(own(tmp_path, *settings))
+    sun, moved, clouds = found
+    assert differences(sun, moved) == []
+    assert differences(sun, clouds) == ["tools"]
+
+
+def test_an_agent_of_ones_own_is_its_source_and_its_settings(tmp_path, written):
+    found = []
+    for answer, sampling in (("1", "refuse"), ("2", "refuse"), ("2", "override")):
+        written(f'async def solve(task, client):\n    return "{answer}"\n')
+        settings = ["cold_start.num_demonstrations=0", "reward.credit=outcome", f"agent.sampling={sampling}"]
+        found.append(own(tmp_path, "agent.function=own_code:solve", *settings))
+    assert differences(found[0], found[1]) == differences(found[1], found[2]) == ["agent"]
 
 
 def test_identity_is_what_is_read_back(tmp_path):

@@ -10,15 +10,15 @@ from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine
+from ray_jobs.checks.keys import check_judge_key
+from ray_jobs.checks.tasks import notes_before_start
 from ray_jobs.run import model_folder, preflight
 from ray_jobs.run.model_folder import SMALL_FILES, resolve_model
 from ray_jobs.run.preflight import (
     PreflightError,
     check_before_acting,
     check_before_start,
-    check_judge_key,
     check_labelling,
-    notes_before_start,
 )
 
 

@@ -11,7 +11,7 @@ from ray_jobs.phases.prm import watch_prm
 from ray_jobs.phases.train_prm import learn_prm
 from reward.collected import CollectedGroups
 from reward.labels.labels import StepLabel, append_label
-from reward.prm.fresh_error import fresh_error
+from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores

@@ -87,7 +87,7 @@ def test_report_states_the_verdict_and_shows_a_task_before_and_after(folder):
     folder.log_trajectories([make_record("eval_before", 0.0), make_record("eval_after", 1.0, answer="42")])
     folder.write_summary(make_summary())
     words = words_of(render(folder))
-    assert "Yes. On 100 held-out tasks: 10.0% solved after the cold start, 80.0% after RL. +70.0 points" in words
+    assert "Yes. On 100 held-out tasks: 10.0% solved before RL, 80.0% after RL. +70.0 points" in words
     assert "the first 10 tasks" in words
     assert "The same task after RL" in words
     assert "1 tasks from wrong to right and 0 from right to wrong; 0 are wrong after it" in words
@@ -188,6 +188,15 @@ def test_handicap_of_the_cold_start_stands_beside_the_verdict(folder):
     assert "imitated 104 scripted demonstrations on training tasks, 73 of them (70.2%) wrong on purpose" in words
     assert "Sampled with temperature 1, the cold-started policy was right in 10.7%" in words
     assert words.index("wrong on purpose") < words.rindex("Before and after")
+
+
+def test_a_teachers_wrong_demonstrations_are_not_said_to_be_wrong_on_purpose(tmp_path):
+    overrides = [f"output_dir={tmp_path}", "name=r", "agent.function=mine:solve", "cold_start.function=mine:teach"]
+    with RunFolder.create(load_run_config(None, [*overrides, "reward.credit=outcome"])) as folder:
+        folder.write_summary(make_summary())
+        words = words_of(render(folder))
+    assert "imitated 104 attempts in which the teacher replied, 73 of them (70.2%) not right" in words
+    assert "on purpose" not in words
 
 
 def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(folder):

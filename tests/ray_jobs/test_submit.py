@@ -9,6 +9,7 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
 from configs.loading import load_run_config
+from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
 from ray_jobs.jobs import client as jobs_client
 from ray_jobs.jobs import submit
@@ -16,7 +17,6 @@ from ray_jobs.jobs.client import JobError, JobServer
 from ray_jobs.jobs.request import PHASES, SubmitRequest
 from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, printable, run_status, run_stop, why_failed
-from ray_jobs.run.preflight import key_variables
 
 SECRET = "sk-live-0123456789"
 

@@ -10,8 +10,7 @@ from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
 from reward.credit import turn_advantages
-from reward.judging import RETRY_DELAYS_S, GroupJudge
-from reward.outcome import OutcomeReward
+from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward
 from reward.statistics import group_statistics
 from reward.types import StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn

@@ -13,7 +13,7 @@ from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
 from reward.credit import group_samples, turn_advantages
-from reward.outcome import OutcomeReward, soft_overlong_penalty
+from reward.judging import OutcomeReward, soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
 from reward.types import StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn

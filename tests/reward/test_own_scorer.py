@@ -10,8 +10,7 @@ from configs.own import OwnCodeError
 from envs.types import Task
 from learner.advantages import group_normalized
 from reward.collected import outcome_of
-from reward.judging import GroupJudge, group_result
-from reward.outcome import OutcomeReward
+from reward.judging import GroupJudge, OutcomeReward, group_result
 from reward.scorers import score_answer
 from reward.scorers.own import scorer_of
 from rollout.types import Trajectory, TrajectoryGroup

@@ -7,7 +7,7 @@ from envs.datasets.generated import generate
 from envs.datasets.wrong_plans import result_of
 from envs.types import Task
 from reward.labels.labels import LabelError
-from reward.labels.plan import PlanLabeller, fresh_labels, plan_scores
+from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
@@ -212,9 +212,3 @@ async def test_a_task_whose_question_is_not_the_generators_gets_no_label():
     trajectory = make_trajectory(*turns, task=replace(task, question="another wording"))
     with pytest.raises(LabelError, match="another version of its family"):
         await PlanLabeller([trajectory]).label(step_texts(trajectory)[0])
-
-
-def test_fresh_labels_are_the_scores_by_trajectory_and_step():
-    task, turns = solve("lookup", 0)
-    pair = [make_trajectory(*turns, task=task), make_trajectory(malformed("hm"), task=task, id="g1/1")]
-    assert fresh_labels(pair) == {("g1/0", 0): 1.0, ("g1/0", 1): 1.0, ("g1/0", 2): 1.0, ("g1/1", 0): 0.0}

@@ -15,8 +15,6 @@ from reward.prm.metrics import (
     ece,
     mae,
     mse,
-    pairwise_accuracy,
-    processbench_f1,
     r2_over,
     reliability,
     spearman,
@@ -66,9 +64,6 @@ def test_spearman_uses_average_ranks():
 
 def test_pairs_tied_on_either_side_do_not_count():
     assert concordance(LABEL, PRED) == (12, 1)
-    assert pairwise_accuracy(LABEL, PRED) == near(12 / 13)
-    assert pairwise_accuracy(LABEL, [0.5] * 6) is None
-    assert pairwise_accuracy([0.5], [0.5]) is None
 
 
 def test_calibration_error_in_bins_of_equal_mass():
@@ -127,12 +122,6 @@ def test_best_of_n_is_what_going_through_the_subsets_gives():
 def test_tied_scores_pick_at_random():
     pick = best_of_n([0.5] * 4, [1.0, 0.0, 0.0, 0.0], 2)
     assert pick.prm == near(pick.random) == near(0.25)
-
-
-def test_processbench_f1_is_a_harmonic_mean():
-    assert processbench_f1(0.6, 0.9) == near(0.72)
-    assert processbench_f1(0.0, 1.0) == 0.0
-    assert processbench_f1(0.0, 0.0) == 0.0
 
 
 def test_interval_of_a_mean_is_about_that_of_the_normal_distribution():
@@ -196,7 +185,7 @@ def test_quantiles_of_students_t():
     assert {freedom: student_t(freedom) for freedom in known} == pytest.approx(known, rel=2e-3)
 
 
-@pytest.mark.parametrize("metric", [mse, mae, bias, spearman, concordance, pairwise_accuracy, auroc])
+@pytest.mark.parametrize("metric", [mse, mae, bias, spearman, concordance, auroc])
 def test_sides_of_different_lengths_are_refused(metric):
     with pytest.raises(ValueError, match="got 2 and 1"):
         metric([0.1, 0.2], [0.1])

@@ -9,8 +9,7 @@ from configs.rollout import FirstCallRestartsConfig, NoRestartsConfig
 from envs.types import Task, ToolCall, ToolResult
 from learner.samples import build_samples
 from reward.credit import credit_parts, turn_advantages
-from reward.judging import GroupJudge, group_result
-from reward.outcome import OutcomeReward
+from reward.judging import GroupJudge, OutcomeReward, group_result
 from reward.restarts import Restarter, restart_metrics
 from reward.stored import scored_group_of, stored_group
 from rollout.restarts import Anchor

@@ -9,7 +9,7 @@ from scripted import ScriptedTokenizer, make_task, text_of
 
 from configs.learner import TeacherConfig
 from configs.own import OwnCodeError
-from ray_jobs.phases.cold_start import NoDemonstrationError, kept_demonstrations
+from ray_jobs.phases.cold_start import NoDemonstrationError, kept_demonstrations, scores_of
 from rollout.agent.demonstrations import RecordingError, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
@@ -89,6 +89,14 @@ async def test_what_the_policy_could_not_have_sampled_is_no_demonstration(reply,
 async def test_json_that_a_request_demands_is_taken():
     completion, _ = await written('{"a": 1}', asked(user("?"), response_format={"type": "json_object"}))
     assert completion.text == '{"a": 1}'
+
+
+async def test_json_that_is_stopped_need_not_come_to_its_end():
+    asks_json = asked(user("?"), response_format={"type": "json_object"}, stop=["."])
+    completion, _ = await written('{"a": "one. two', asks_json)
+    assert (text_of(completion.token_ids), completion.text) == ('{"a": "one.', '{"a": "one')
+    with pytest.raises(WriterError, match="is not what the request demands"):
+        await written("no JSON. two", asks_json)
 
 
 def test_results_go_to_the_open_calls_in_their_order():
@@ -175,15 +183,15 @@ def played(number, answer, failure=None):
 
 def test_demonstrations_below_the_least_score_are_left_out_and_told():
     given = [played(0, "42"), played(1, "41"), played(2, None, "it raised")]
-    kept, said = kept_demonstrations(given, 1.0)
+    kept, said = kept_demonstrations(given, scores_of(given), 1.0)
     assert [one.id for one in kept] == ["demonstration/0"]
     assert said == (
         "2 of 3 demonstrations are left out: 1 score less than cold_start.min_score = 1, and 1 failed, first task-1: "
         "it raised"
     )
-    assert kept_demonstrations(given[:2], 0.0) == (given[:2], None)
+    assert kept_demonstrations(given[:2], scores_of(given), 0.0) == (given[:2], None)
 
 
 def test_a_teacher_without_a_good_demonstration_ends_the_run():
     with pytest.raises(NoDemonstrationError, match="there is nothing to imitate: 1 of 1 demonstrations"):
-        kept_demonstrations([played(0, "41")], 1.0)
+        kept_demonstrations([played(0, "41")], {"demonstration/0": 0.0}, 1.0)

@@ -10,6 +10,7 @@ import pytest
 from endpoint_play import ADD, RULES, GatedEngine, called, new_attempt, new_client, play, until, user
 from scripted import ScriptedEngine, text_of
 
+from rollout.endpoint.chat_completions import read
 from rollout.engines.engine import EngineError
 
 
@@ -232,6 +233,14 @@ async def test_equal_requests_that_are_no_retries_are_sampled_each():
         replies = await asyncio.gather(p.ask(user("1")), p.ask(user("1")))
         assert {one.choices[0].message.content for one in replies} == {"a", "b"}
         assert len(await p.attempt.end()) == 2
+
+
+async def test_a_retry_of_one_of_several_equal_requests_gets_the_reply_that_nobody_has_got():
+    async with play("a", "b") as p:
+        asked = read({"model": "policy", "messages": [user("1")]}, p.attempt)
+        lost, got = p.attempt.call(asked), p.attempt.call(asked)
+        got.delivered = True
+        assert p.attempt.call(asked, is_retry=True) is lost
 
 
 async def test_an_idempotency_key_is_for_one_request():

@@ -1,6 +1,6 @@
 import pytest
 
-from rollout.thinking import parse_reply
+from rollout.engines.served import parse_reply
 
 REPLY = '{"thought":"t","action":"answer","action_input":"42"}'
 

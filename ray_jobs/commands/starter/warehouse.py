@@ -33,15 +33,15 @@ def score(task, answer):
     return float(answer == task.answer)
 
 
-async def teach(task, messages, tools):
-    """Answers in the model's place before RL, so that the model knows the form. It gives up too early in most tasks:
-    that looking things up pays is for RL to find out."""
+async def teach(task, messages, tools, num_calls=(0, 0, 0, 0, 1, 2, 2)):
+    """Answers in the model's place before RL, so that the model knows the form. It gives up too early in most tasks,
+    after a number of calls drawn from `num_calls`: that looking things up pays is for RL to find out."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
-    num_calls = random.Random(task.id).choice((0, 0, 0, 0, 1, 2, 2))
-    if len(results) < num_calls:
+    planned = random.Random(task.id).choice(num_calls)
+    if len(results) < planned:
         order = task.question.rstrip("?").split()[-1]
         return call("shelf_of", article=results[0]) if results else call("article_of", order=order)
-    return results[1] if num_calls == 2 else "not found"
+    return results[1] if planned == 2 else "not found"
 
 
 def call(name, **arguments):

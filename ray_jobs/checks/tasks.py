@@ -1,0 +1,144 @@
+"""The tasks of a recipe: whether they are there, can be scored, and are apart where they must be."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import did_you_mean
+from configs.run import RunConfig
+from configs.wording import reason
+from ray_jobs.run.model_folder import PreflightError
+
+if TYPE_CHECKING:
+    from envs.datasets.module import OwnSources
+    from envs.types import Task
+
+
+def check_mixes(config: RunConfig) -> None:
+    """Whether there are the data sets that the recipe names. Raises PreflightError."""
+    from envs.datasets.families import FAMILIES
+    from envs.datasets.registry import LOADERS
+
+    known = (*config.envs.datasets, *LOADERS)
+    if taken := [name for name in config.envs.datasets if name in LOADERS]:
+        raise PreflightError(f"envs.datasets.{taken[0]}: '{taken[0]}' is a built-in data set; give yours another name")
+    for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
+        unknown = [name for name in mix if name not in LOADERS and name not in config.envs.datasets]
+        if unknown:
+            raise PreflightError(
+                f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(known)}"
+                f"{did_you_mean(unknown[0], known)}"
+            )
+    if config.envs.choice == "learnable":
+        _check_choice([name for name, share in config.envs.mix.items() if share > 0], tuple(FAMILIES))
+
+
+def _check_choice(names: Sequence[str], families: Sequence[str]) -> None:
+    """Whether there is something to choose from. Raises PreflightError."""
+    rule = (
+        f"envs.choice = 'learnable' chooses between families of generated tasks ({', '.join(families)}), and envs.mix"
+    )
+    if others := [name for name in names if name not in families]:
+        raise PreflightError(f"{rule} names '{others[0]}', which is none; leave it out, or set envs.choice = 'mix'")
+    if len(names) < 2:
+        raise PreflightError(f"{rule} names one, '{names[0]}'; name another, or set envs.choice = 'mix'")
+
+
+def check_tasks(config: RunConfig, *, training: bool) -> None:
+    """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
+    from envs.datasets.module import OwnSources
+    from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
+
+    mix, seed = config.envs.mix, config.seed
+    path = Path(config.envs.data_path) if config.envs.data_path else None
+    try:
+        own = OwnSources.of(config)
+        count = config.evaluation.num_tasks
+        asked = held_out_tasks(config.evaluation_mix, count=count, seed=seed, path=path, own=own)
+        _check_examples_are_not_asked(config, asked)
+        if training:
+            training_tasks(config)
+        _check_references({*mix, *config.evaluation_mix}, path, own)
+        if training:
+            cold_start_tasks(config)
+    except (ValueError, OSError, KeyError) as error:
+        held_out = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
+        raise PreflightError(
+            f"the tasks of envs.mix = {_shown(mix)}{held_out} cannot be drawn: {reason(error)}"
+        ) from error
+
+
+def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> None:
+    """A reference that its own comparison does not take for right can never be met. A scorer of one's own is asked
+    once. Raises ValueError and OwnCodeError."""
+    from reward.scorers import score_answer
+
+    asked: set[str] = set()
+    for task in _own_tasks(names, path, own):
+        scorer = task.scorer or task.dataset
+        if scorer in own.datasets:
+            raise ValueError(
+                f"nobody scores {task.id}: set envs.datasets.{scorer}.scorer or reward.scorer, or give the task one"
+            )
+        if ":" in scorer and scorer in asked:
+            continue
+        asked.add(scorer)
+        place = "" if task.dataset in own.datasets else f"{path}: "
+        wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which is none for '{scorer}'"
+        try:
+            score = score_answer(task, task.answer.split("\n")[0])
+        except ValueError as error:
+            raise ValueError(wrong) from error
+        if ":" not in scorer and score != 1.0:
+            raise ValueError(wrong)
+
+
+def _own_tasks(names: set[str], path: Path | None, own: "OwnSources") -> "Iterator[Task]":
+    """The tasks of all data sets of one's own, with their scorers."""
+    from envs.datasets.module import module_tasks
+    from envs.datasets.own import OWN, own_tasks
+
+    for name in sorted(names.intersection((*OWN, *own.datasets))):
+        found: Mapping[Any, list[Task]]
+        if name in own.datasets:
+            found = module_tasks(name, own.datasets[name], own.with_teacher)
+        else:
+            found = own_tasks(name, path)
+        yield from (own.scored(task) for part in found.values() for task in part)
+
+
+def _shown(mix: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"
+
+
+def _check_examples_are_not_asked(config: RunConfig, asked: "Sequence[Task]") -> None:
+    """An example that solves a held-out task would be counted as solving it. Raises PreflightError."""
+    from envs.datasets.split import question_key
+
+    shown = {
+        question_key(one.removeprefix("Task: ").partition("\n{")[0]): number
+        for number, one in enumerate(config.rollout.prompt.examples, start=1)
+    }
+    for task in asked:
+        if number := shown.get(question_key(task.question)):
+            raise PreflightError(
+                f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+            )
+
+
+def notes_before_start(config: RunConfig) -> list[str]:
+    """What is no reason to refuse a run that passed its checks, and must be known before its numbers are believed."""
+    from envs.datasets.own import OWN, own_tasks
+    from envs.leakage import find_leaks
+
+    notes = []
+    for name in sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN}):
+        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        questions = [(task.id, task.question) for task in halves["train"]]
+        if leaks := find_leaks(questions, [task.question for task in halves["eval"]]):
+            notes.append(
+                f"{len(leaks)} of {len(questions)} training questions of {name} read like a held-out one, first "
+                f"{leaks[0]}: the same in other words, or made from one template. What is learnt by heart may count as "
+                'solved; keep such questions in one half by a field "split"'
+            )
+    return notes
