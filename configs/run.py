@@ -226,7 +226,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _own_agents_need_no_plan(self) -> "RunConfig":
-        """What reads the planner's JSON, or repeats its turns, has nothing to read in an agent of one's own."""
+        """What reads the planner's JSON has nothing to read in an agent of one's own."""
         if isinstance(self.agent, PlannerAgentConfig):
             if not isinstance(self.cold_start, PlansConfig):
                 raise ValueError(
@@ -244,7 +244,6 @@ class RunConfig(Config):
                 "'teacher' or 'file', or cold_start.num_demonstrations = 0",
                 "only the planner plays plans",
             ),
-            ("rollout.restarts", self.rollout.restarts.type != "none", "none", "only the planner's turns are repeated"),
             ("rollout.verifier", self.rollout.verifier.type != "rule", "rule", "only the planner has a verifier"),
             ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
             ("memory", self.memory.type != "none", "none", "only the planner reads hints"),

@@ -191,7 +191,7 @@ class Attempt:
                 completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
         except WriterError as error:
             self.broken = str(error)
-            raise Refused(str(error), status=503, code="engine_failed") from error
+            raise Refused(str(error), status=error.status, code=error.code) from error
         except ValueError as error:
             raise Refused(str(error)) from error
         said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
