@@ -17,6 +17,7 @@ from reward.outcome import OutcomeReward
 from reward.restarts import Restarter
 from reward.stored import scored_group_of, stored_group
 from rollout.chat import ChatFormat
+from rollout.records import trajectory_of, trajectory_record
 from rollout.restarts import Anchor
 from rollout.types import Completion
 from rollout.worker import Worker
@@ -224,6 +225,7 @@ async def test_calls_side_by_side_may_come_in_another_order(worker):
         samples = build_samples(forks, [[0.0, 0.0, 1.0, 1.0]], temperature=1.0)
         assert [sample.num_loss_tokens > 0 for sample in samples] == [False, False, True, True]
         assert build_batch(samples, microbatch_tokens=1000).num_trajectories == 2
+        assert trajectory_of(trajectory_record(fork, reward=0.0, phase="rl", step=1)) == fork
 
 
 async def test_any_beginning_but_the_whole_can_be_gone_on_from(worker):
