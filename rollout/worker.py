@@ -122,8 +122,7 @@ class Worker(Solver):
         root = next(one for one in group.trajectories if one.id == anchor.trajectory_id)
         ids = (f"{group.id}/{round_ * size + index}" for index in range(size))
         forks = await self._continue(root, anchor.num_turns, ids, engine)
-        exact = tuple(fork for fork in forks if repeats(fork, root, anchor.num_turns))
-        return TrajectoryGroup(id=group.id, task=group.task, trajectories=exact)
+        return TrajectoryGroup(id=group.id, task=group.task, trajectories=tuple(forks))
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         """A group outside of training, at the temperature of collecting."""
@@ -131,14 +130,15 @@ class Worker(Solver):
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training."""
+        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training. One whose
+        replay differs from the record is left out."""
         ids = (f"{trajectory.id}+{num_turns}/{index}" for index in range(count))
         return await self._continue(trajectory, num_turns, ids, self.engine)
 
     async def _continue(
         self, trajectory: Trajectory, num_turns: int, ids: Iterable[str], engine: Engine
     ) -> list[Trajectory]:
-        """The turns that are replayed are not to be trained on."""
+        """Those whose replay is exact; the turns that are replayed are not to be trained on."""
         recorded = trajectory.planner_turns[:num_turns]
 
         async def run(own_id: str) -> Trajectory:
@@ -146,7 +146,8 @@ class Worker(Solver):
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
             return as_fork(end, recorded)
 
-        return list(await asyncio.gather(*map(run, ids)))
+        ends = await asyncio.gather(*map(run, ids))
+        return [end for end in ends if repeats(end, trajectory, num_turns)]
 
     def _build_replaying(self, engine: Engine, trajectory: Trajectory, num_turns: int) -> AnyAgent:
         """The planner's calls are repeated in their order, those of an agent of one's own by what they ask."""

@@ -235,6 +235,12 @@ async def test_any_beginning_but_the_whole_can_be_gone_on_from(worker):
     assert 1 <= found.scored.anchor.num_turns <= 2
 
 
+async def test_an_end_that_does_not_repeat_the_attempt_is_no_continuation_of_it(worker):
+    own = worker(function("has_another_state"), Policy("1"))
+    [root] = (await own.run_group(make_task(), "g", 1)).trajectories
+    assert await own.continue_from(root, 1, 2) == []
+
+
 async def test_new_ends_of_an_attempt_are_sampled_after_its_first_turns(worker):
     own = worker(function("solve"), Policy("1", "7", "8"))
     [root] = (await own.run_group(make_task(), "g", 1)).trajectories
