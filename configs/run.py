@@ -237,7 +237,12 @@ class RunConfig(Config):
         plays_plans = isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0
         in_lockstep = self.pipeline_depth == 0 and self.rollout.lockstep
         for key, wrong, right, why in (
-            ("reward.credit", self.reward.prm is not None, "outcome", "a PRM scores the planner's decisions"),
+            (
+                "label.type",
+                self.trains_prm and self.label.type != "monte_carlo",
+                "monte_carlo for a PRM, or reward.credit = outcome",
+                "plans and judges know the planner's decisions",
+            ),
             (
                 "cold_start.type",
                 plays_plans,
