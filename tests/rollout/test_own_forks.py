@@ -14,6 +14,8 @@ from learner.samples import build_samples
 from reward.credit import turn_advantages
 from reward.judging import GroupJudge, group_result
 from reward.outcome import OutcomeReward
+from reward.prm.fresh_error import fresh_error
+from reward.prm.scorer import PrmScorer
 from reward.restarts import Restarter
 from reward.stored import scored_group_of, stored_group
 from rollout.chat import ChatFormat
@@ -156,11 +158,11 @@ def function(name):
     return f"agent.function=agents_that_fork:{name}"
 
 
-async def revived(worker, config=None, size=2):
+async def revived(worker, config=None, judge=JUDGE):
     """What becomes of a group of two wrong attempts."""
-    group = await worker.run_group(make_task(), "g", size)
-    restarter = Restarter(config or FirstCallRestartsConfig(), worker, JUDGE, seed=0)
-    return await restarter.revive(await JUDGE.judge(group))
+    group = await worker.run_group(make_task(), "g", 2)
+    restarter = Restarter(config or FirstCallRestartsConfig(), worker, judge, seed=0)
+    return await restarter.revive(await judge.judge(group))
 
 
 @pytest.mark.parametrize("agent", [function("solve"), "agent.command=python program_that_forks.py"])
@@ -195,6 +197,30 @@ async def test_forks_repeat_the_first_call_and_are_trained_on_what_comes_after(w
     result = group_result(found.scored, duration_s=1.0, prm_s=0.0, facts=found.facts)
     assert (result.ending, result.right, result.versions) == ("ready", 0, {3: len("42") + len("1") + 2})
     assert scored_group_of(stored_group(found.scored)) == found.scored
+
+
+class ScriptedPrm:
+    """Likes a reply with 42."""
+
+    digest = "d"
+
+    def score(self, steps):
+        return [float("Reply: 42" in step.decision) for step in steps]
+
+
+async def test_a_prm_scores_each_reply_of_a_fork_and_adds_nothing_to_what_it_repeats(worker):
+    """Replies score 0, 1 and 0, 0, mapped 0.05, 1 and 0.05, 0.05: mean 0.2875, sample standard deviation 0.475. The
+    right reply gets 0.7071 + 0.5 * 1.5, the wrong one -0.7071 - 0.5 * 0.5."""
+    own = worker(function("solve"), Policy("1", "2", "42", "1"))
+    reward = OutcomeReward(LearnerConfig(), max_turn_tokens=100)
+    found = await revived(own, judge=GroupJudge(reward, PrmScorer(ScriptedPrm()).score_group))
+    assert sorted(found.scored.step_scores.raw) == [(0.0, 0.0), (0.0, 1.0)]
+    advantages = turn_advantages(found.scored, credit="outcome_gated", prm_weight=0.5)
+    assert sorted(advantages) == [
+        [0.0, pytest.approx(-0.7071 - 0.25, abs=1e-4)],
+        [0.0, pytest.approx(0.7071 + 0.75, abs=1e-4)],
+    ]
+    assert fresh_error([found.scored]) == {}
 
 
 @pytest.mark.parametrize("name", ["has_another_state", "swallows", "stops_the_second_time"])
