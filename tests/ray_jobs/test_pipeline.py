@@ -1,4 +1,4 @@
-"""The job with a PRM for real, small: collect, label, train a PRM, reinforce, evaluate; killed on its way, and resumed."""
+"""A run with a PRM for real, small: collect, label, train a PRM, reinforce, evaluate; killed on its way, resumed."""
 
 import json
 import subprocess
