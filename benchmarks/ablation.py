@@ -2,7 +2,7 @@
 
     python benchmarks/ablation.py {credit,trust-region} --out runs/ablation [--seeds 3] [key=value ...]
 
-For each seed the demo recipe runs whole, as `make train` does: this is the first arm. Every other arm continues from a
+For each seed `prm_cpu` runs whole: this is the first arm. Every other arm continues from a
 copy of that run as it was before RL. All arms of a seed make the same number of train steps of equally many groups and
 are evaluated on the same held-out tasks. What is done is not run again, and the ablations share the whole runs.
 
@@ -23,7 +23,6 @@ from before_rl import copy_before_rl
 
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.evaluation.held_out import evaluation_in
 from reward.paired import PairedComparison, compare_paired
 from rollout.records import read_records
@@ -38,6 +37,7 @@ class Arm:
     prm: str = "own"
 
 
+RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "prm_cpu.toml"
 AS_SHIPPED = Arm("the recipe as it is")
 ABLATIONS = {
     "credit": (
@@ -89,9 +89,9 @@ def _run(options: argparse.Namespace, seed: int, arm: Arm) -> None:
     command = ["resume", str(folder)]
     if not (folder / "config.json").exists():
         if arm == AS_SHIPPED:
-            command = ["train", str(DEFAULT_RECIPE), *overrides]
+            command = ["train", str(RECIPE), *overrides]
         else:
-            config = load_run_config(DEFAULT_RECIPE, overrides)
+            config = load_run_config(RECIPE, overrides)
             copy_before_rl(_folder(options, seed, AS_SHIPPED), folder, config)
             if arm.prm != "own":
                 _replace_prm(config, folder, arm.prm)

@@ -76,6 +76,8 @@ from rollout.worker import Worker
 PEER = Path(__file__).with_name("trl_peer.py")
 TARGET = 5.0
 JOB = (
+    "envs.mix={lookup=0.9, two_lookup=0.1}",
+    "envs.choice=mix",
     "batch_groups=8",
     "rollout.group_size=8",
     "rollout.max_steps=1",

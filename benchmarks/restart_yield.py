@@ -51,7 +51,7 @@ from reward.prm.step_text import step_texts
 from reward.prm.training import RIGHT, prm_data
 from rollout.filters import has_signal
 from rollout.records import read_records
-from rollout.restarts import after_first_calls, beginnings, most_turns, repeats
+from rollout.restarts import after_first_calls, beginnings, most_turns
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ async def _fork(worker: "Worker", group: TrajectoryGroup, anchor: Anchor | None,
         anchor,
         tuple(outcome_of(fork) for fork in forks),
         sum(len(turn.completion.token_ids) for fork in forks for turn in fork.planner_turns[anchor.num_turns :]),
-        all(repeats(fork, root, anchor.num_turns) for fork in forks),
+        len(forks) == count,
     )
 
 

@@ -22,7 +22,7 @@ class CollectConfig(Config):
 
 
 class PlanLabelConfig(Config):
-    """The generator's own plan: no key, generated tasks only."""
+    """The generator's own plan: no key, generated tasks and the planner only."""
 
     type: Literal["plan"] = "plan"
     check_share: float = Field(default=0.0, ge=0, le=1)
@@ -32,7 +32,7 @@ class PlanLabelConfig(Config):
 
 
 class MonteCarloLabelConfig(Config):
-    """The share of continuations from the step that end right: no key."""
+    """The share of continuations from the step that end right: no key, whatever the agent."""
 
     type: Literal["monte_carlo"] = "monte_carlo"
     continuations: int = Field(default=4, ge=1, le=64)
@@ -45,7 +45,7 @@ class MonteCarloLabelConfig(Config):
 
 
 class JudgeLabelConfig(Config):
-    """A language model over the OpenAI chat protocol."""
+    """A language model over the OpenAI chat protocol, for the planner's steps."""
 
     type: Literal["judge"] = "judge"
     judge: StepJudgeConfig

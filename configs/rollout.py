@@ -83,7 +83,8 @@ class NoRestartsConfig(Config):
 
 class ForksConfig(Config):
     """Where all attempts at a task fail, as many more go on from the middle of one of them. If they end differently,
-    they are trained on in the place of the group: on what they sampled themselves, not on what they repeat."""
+    they are trained on in the place of the group: on what they sampled themselves, not on what they repeat. One that
+    does not repeat the attempt exactly is left out."""
 
     rounds: int = Field(default=1, ge=1, le=8)
     """Times that a group gets forks; each time after the first they go on from one turn earlier."""

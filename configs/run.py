@@ -226,7 +226,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _own_agents_need_no_plan(self) -> "RunConfig":
-        """What reads the planner's JSON, or repeats its turns, has nothing to read in an agent of one's own."""
+        """What reads the planner's JSON has nothing to read in an agent of one's own."""
         if isinstance(self.agent, PlannerAgentConfig):
             if not isinstance(self.cold_start, PlansConfig):
                 raise ValueError(
@@ -237,14 +237,18 @@ class RunConfig(Config):
         plays_plans = isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0
         in_lockstep = self.pipeline_depth == 0 and self.rollout.lockstep
         for key, wrong, right, why in (
-            ("reward.credit", self.reward.prm is not None, "outcome", "a PRM scores the planner's decisions"),
+            (
+                "label.type",
+                self.trains_prm and self.label.type != "monte_carlo",
+                "monte_carlo for a PRM, or reward.credit = outcome",
+                "plans and judges know the planner's decisions",
+            ),
             (
                 "cold_start.type",
                 plays_plans,
                 "'teacher' or 'file', or cold_start.num_demonstrations = 0",
                 "only the planner plays plans",
             ),
-            ("rollout.restarts", self.rollout.restarts.type != "none", "none", "only the planner's turns are repeated"),
             ("rollout.verifier", self.rollout.verifier.type != "rule", "rule", "only the planner has a verifier"),
             ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
             ("memory", self.memory.type != "none", "none", "only the planner reads hints"),

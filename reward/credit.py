@@ -29,7 +29,7 @@ def step_rewards(scored: ScoredGroup) -> list[list[float | None]]:
         return [[None] * len(trajectory.planner_turns) for trajectory in trajectories]
     return [
         [
-            None if raw is None or reward.total is None else map_score(raw, valid=turn.tool_call is not None)
+            None if raw is None or reward.total is None else map_score(raw, valid=turn.format_error is None)
             for turn, raw in zip(trajectory.planner_turns, scores, strict=True)
         ]
         for trajectory, reward, scores in zip(trajectories, scored.rewards, scored.step_scores.raw, strict=True)

@@ -232,6 +232,7 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
         "tool_error": result.error if result else None,
         "foreign": result.foreign if result else False,
         "format_error": turn.format_error,
+        "heard": turn.heard,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "policy_version": completion.policy_version,
@@ -265,6 +266,8 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
         tool_call=call,
         tool_result=result,
         format_error=row["format_error"],
+        # Records of earlier runs do not have the field: nobody read what agents of one's own say.
+        heard=row.get("heard"),
         generate_s=row["generate_s"],
         tool_s=row["tool_s"],
     )

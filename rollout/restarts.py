@@ -1,8 +1,8 @@
 """Where to go on when all attempts at a task fail: an anchor, the beginning of one of them."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from configs.rollout import FirstCallRestartsConfig, RandomRestartsConfig
 from rollout.types import Trajectory, TrajectoryGroup, Turn
@@ -28,16 +28,30 @@ def choose_anchor(group: TrajectoryGroup, config: Forks, *, seed: int) -> Anchor
     return Anchor(trajectory_id=trajectory.id, num_turns=num_turns, source=config.type)
 
 
+def as_fork(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:
+    """The planner turns that were taken from the record come first, in its order, and are not to be trained on."""
+    places = {id(turn.completion): place for place, turn in enumerate(recorded)}
+
+    def place(turn: Turn) -> int:
+        return places.get(id(turn.completion), len(recorded))
+
+    turns = sorted(trajectory.planner_turns, key=place)
+    planned = (replace(turn, trainable=turn.trainable and place(turn) == len(recorded)) for turn in turns)
+    return replace(
+        trajectory, turns=tuple(next(planned) if turn.role == "planner" else turn for turn in trajectory.turns)
+    )
+
+
 def repeats(fork: Trajectory, root: Trajectory, num_turns: int) -> bool:
-    """Whether the first turns of `fork` are those of `root`: the same prompts led to the same results, up to the prompt
-    that the fork samples after."""
-    if len(fork.planner_turns) < num_turns:
+    """Whether the first turns of `fork` are those of `root`: the same prompts led to the same results, up to a prompt
+    that the root went on with, too."""
+    own, recorded = fork.planner_turns, root.planner_turns
+    if len(own) <= num_turns:
         return False
-    followed = (one.planner_turns[num_turns : num_turns + 1] for one in (fork, root))
-    prompts = {turns[0].prompt_token_ids for turns in followed if turns}
-    return len(prompts) <= 1 and all(
+    followed = {turn.prompt_token_ids for turn in recorded[num_turns:]}
+    return own[num_turns].prompt_token_ids in followed and all(
         one.prompt_token_ids == other.prompt_token_ids and one.tool_result == other.tool_result
-        for one, other in zip(fork.planner_turns[:num_turns], root.planner_turns[:num_turns], strict=True)
+        for one, other in zip(own[:num_turns], recorded[:num_turns], strict=True)
     )
 
 

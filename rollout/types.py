@@ -78,7 +78,9 @@ class Turn:
     """One model call and the tool result it led to.
 
     `grammar` is the grammar that constrained the sampling (None: free text, or a server's own way); `tool_call` is
-    None for a malformed turn, `format_error` then says why. Seconds are wall time, waiting for a place included.
+    None for a malformed turn, `format_error` then says why, and for words that an agent of one's own is told. `heard`
+    is what such an agent said since the reply that its prompt goes on from, as text; it is None for the planner, who
+    hears nothing but its task and results. Seconds are wall time, waiting for a place included.
     """
 
     role: Role
@@ -90,6 +92,7 @@ class Turn:
     tool_call: ToolCall | None = None
     tool_result: ToolResult | None = None
     format_error: str | None = None
+    heard: str | None = None
     generate_s: float = 0.0
     tool_s: float = 0.0
 

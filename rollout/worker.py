@@ -3,19 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.learner import FileConfig, PlansConfig, TeacherConfig
-from configs.rollout import NoRestartsConfig
+from configs.rollout import NoRestartsConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.types import Task
 from rollout.agent.agent import AnyAgent, build_chat
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.agent.own import rules_of
-from rollout.endpoint.writer import TeacherWriter
+from rollout.endpoint.writer import ReplayWriter, TeacherWriter, engine_writers
 from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
@@ -28,7 +27,7 @@ from rollout.engines.wrappers import (
     engine_seed,
 )
 from rollout.memory.episodic import MemoryUnavailableError
-from rollout.restarts import Anchor, repeats
+from rollout.restarts import Anchor, as_fork, repeats
 from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 
@@ -123,8 +122,7 @@ class Worker(Solver):
         root = next(one for one in group.trajectories if one.id == anchor.trajectory_id)
         ids = (f"{group.id}/{round_ * size + index}" for index in range(size))
         forks = await self._continue(root, anchor.num_turns, ids, engine)
-        exact = tuple(fork for fork in forks if repeats(fork, root, anchor.num_turns))
-        return TrajectoryGroup(id=group.id, task=group.task, trajectories=exact)
+        return TrajectoryGroup(id=group.id, task=group.task, trajectories=tuple(forks))
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         """A group outside of training, at the temperature of collecting."""
@@ -132,23 +130,32 @@ class Worker(Solver):
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training."""
+        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training. One whose
+        replay differs from the record is left out."""
         ids = (f"{trajectory.id}+{num_turns}/{index}" for index in range(count))
         return await self._continue(trajectory, num_turns, ids, self.engine)
 
     async def _continue(
         self, trajectory: Trajectory, num_turns: int, ids: Iterable[str], engine: Engine
     ) -> list[Trajectory]:
-        """The turns that are replayed are not to be trained on."""
+        """Those whose replay is exact; the turns that are replayed are not to be trained on."""
         recorded = trajectory.planner_turns[:num_turns]
 
         async def run(own_id: str) -> Trajectory:
-            agent = self._build_agent(ReplayEngine(engine, recorded), self._config.rollout.temperature)
-            return _replayed(
-                await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id), num_turns
-            )
+            agent = self._build_replaying(engine, trajectory, num_turns)
+            end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
+            return as_fork(end, recorded)
 
-        return list(await asyncio.gather(*map(run, ids)))
+        ends = await asyncio.gather(*map(run, ids))
+        return [end for end in ends if repeats(end, trajectory, num_turns)]
+
+    def _build_replaying(self, engine: Engine, trajectory: Trajectory, num_turns: int) -> AnyAgent:
+        """The planner's calls are repeated in their order, those of an agent of one's own by what they ask."""
+        temperature, turns = self._config.rollout.temperature, trajectory.planner_turns
+        if isinstance(self._config.agent, PlannerAgentConfig):
+            return self._build_agent(ReplayEngine(engine, turns[:num_turns]), temperature)
+        write = engine_writers(engine, temperature)
+        return self._build_own_agent(lambda task, own_id: ReplayWriter(write(task, own_id), turns, num_turns))
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
         """What the cold start imitates: plans or a teacher's replies, played through the real tools, or what stands in
@@ -180,9 +187,3 @@ class Worker(Solver):
             lambda task, own_id: TeacherWriter(teach, settings.function, task, self._own_chat)
         )
         return [agent] * len(tasks)
-
-
-def _replayed(trajectory: Trajectory, num_turns: int) -> Trajectory:
-    planned = {id(turn) for turn in trajectory.planner_turns[:num_turns]}
-    turns = (replace(turn, trainable=False) if id(turn) in planned else turn for turn in trajectory.turns)
-    return replace(trajectory, turns=tuple(turns))

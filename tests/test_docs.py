@@ -143,13 +143,11 @@ def test_links_and_pictures_are_there(page):
 
 def test_what_the_loops_page_finds_in_a_file_stands_there():
     page = DOCS / "the-loop.md"
-    named = re.findall(r"\]\((\.\./[\w/]+\.py)\) `(\w+)`", page.read_text(encoding="utf-8"))
+    named = re.findall(r"\]\((\.\./[\w/]+\.py)\) `(\w+)`", page.read_text())
     assert len(named) > 10
     for place, name in named:
-        assert re.search(rf"^\s*(async def|def|class) {name}\b", (DOCS / place).read_text(), re.MULTILINE), (
-            place,
-            name,
-        )
+        code = (DOCS / place).read_text()
+        assert re.search(rf"^\s*(async def|def|class) {name}\b", code, re.MULTILINE), (place, name)
 
 
 def test_settings_named_in_the_text_exist():

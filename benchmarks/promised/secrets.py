@@ -24,7 +24,7 @@ from ray_jobs.jobs import submit
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import follow
 
-RECIPE = "configs/recipes/demo_cpu.toml"
+RECIPE = "configs/recipes/prm_cpu.toml"
 NUM_ROWS = 40
 PATIENCE_S = 30.0
 

@@ -18,28 +18,28 @@ from promised.promise import Measured, Promise
 from ray_jobs.evaluation.evaluate import EvaluationRequest, evaluation_items
 from ray_jobs.evaluation.held_out import evaluation_tasks
 
-DEMO = Path(__file__).parents[2] / "configs" / "recipes" / "demo_cpu.toml"
+WITH_PRM = Path(__file__).parents[2] / "configs" / "recipes" / "prm_cpu.toml"
 NUM_RL_TASKS = 10_000
-"""A hundred times what the demo draws."""
+"""A hundred times what the recipe draws."""
 NUM_OWN = 200
 
 
 def _disjoint(seed: int) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shared = _shared_by_the_demo(seed, folder)
+        shared = _shared_by_the_recipe(seed, folder)
         with redirect_stdout(StringIO()):
             hands = _hands_met_twice(seed, folder)
         parted = _near_duplicates_apart(seed, folder / "own.jsonl")
     text = (
-        f"ids and questions that two of the demo's purposes share: {shared}; hands of Game of 24 both trained and "
+        f"ids and questions that two purposes of prm_cpu share: {shared}; hands of Game of 24 both trained and "
         f"evaluated on: {hands}; near-duplicates of one's own on both sides: {parted} of {NUM_OWN}"
     )
     return Measured(text, holds=shared == hands == parted == 0)
 
 
-def _shared_by_the_demo(seed: int, folder: Path) -> int:
-    config = load_run_config(DEMO, [f"seed={seed}"])
+def _shared_by_the_recipe(seed: int, folder: Path) -> int:
+    config = load_run_config(WITH_PRM, [f"seed={seed}"])
     sampler = TaskSampler(config.envs.mix, seed=seed)
     drawn: list[list[Task]] = [
         [one.task for one in cold_start_tasks(config)],

@@ -76,12 +76,12 @@ def check_labelling(config: RunConfig) -> None:
     """Whether the recipe's labeller can label the recipe's tasks. Raises PreflightError."""
     from envs.datasets.families import FAMILIES
 
-    if not isinstance(config.agent, PlannerAgentConfig):
-        raise PreflightError(
-            f"agent.type = '{config.agent.type}' has no steps that a labeller could judge, only the planner has; train "
-            "it on outcomes"
-        )
     labeller = config.label.type
+    if labeller != "monte_carlo" and not isinstance(config.agent, PlannerAgentConfig):
+        raise PreflightError(
+            f"label.type = '{labeller}' knows the planner's decisions only, not those of agent.type = "
+            f"'{config.agent.type}'; use 'monte_carlo', or outcomes alone: reward.credit=outcome"
+        )
     foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
     if labeller == "plan" and foreign:
         raise PreflightError(

@@ -79,8 +79,8 @@ def this_node() -> NodeAffinitySchedulingStrategy:
 
 
 def thread_env(num_threads: int) -> dict[str, str]:
-    """Ray would give an actor one thread. Waiting threads must soon sleep: where engine and learner share
-    the cores, spinning ones cost both of them most of their speed."""
+    """Ray would give an actor one thread. Waiting threads must soon sleep: where engine and learner share the cores,
+    spinning ones cost them 40% of what they do together (`benchmarks/shared_cores.py`)."""
     return {"OMP_NUM_THREADS": str(num_threads), "GOMP_SPINCOUNT": "1000"}
 
 

@@ -75,7 +75,7 @@ def read_labels(path: Path) -> Iterator[StepLabel]:
 
 ContinueFrom = Callable[[Trajectory, int, int], Awaitable[Sequence[Trajectory]]]
 """`continue_from(trajectory, num_turns, count)`: `count` new ends of a trajectory after its first `num_turns`
-planner turns."""
+planner turns, without those that do not repeat them."""
 
 
 class MonteCarloLabeller:
@@ -93,9 +93,12 @@ class MonteCarloLabeller:
         self._continuations = continuations
 
     async def label(self, step: StepText) -> StepLabel:
-        """Raises LabelError when tools or engine broke in a continuation: what broke was not the step."""
+        """Raises LabelError when tools or engine broke in a continuation: what broke was not the step. And when none of
+        them repeats the attempt up to the step: they went on from somewhere else."""
         trajectory = self._trajectories[step.trajectory_id]
         ends = await self._ends(trajectory, step)
+        if not ends:
+            raise LabelError(f"no continuation of {trajectory.id} repeats its first {step.step + 1} turns")
         broken = sum(end.stop_reason == "infrastructure" for end in ends)
         if broken:
             raise LabelError(f"{broken} of {len(ends)} continuations of {trajectory.id} broke off; label it again")

@@ -42,7 +42,9 @@ class PlanLabeller:
 
 
 def plan_scores(trajectory: Trajectory) -> list[float]:
-    """The score of every planner turn of a generated task. Raises LabelError for another task."""
+    """The score of every planner turn of a generated task. Raises LabelError for another task, or another agent."""
+    if any(turn.heard is not None for turn in trajectory.planner_turns):
+        raise LabelError(f"{trajectory.id} is of an agent of one's own, and a plan knows the planner's steps only")
     try:
         progress = _Progress.of(trajectory.task)
     except ValueError as error:

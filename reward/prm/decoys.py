@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reward.prm.step_text import DECISION, StepText
+from reward.prm.step_text import DECISION, REPLY, StepText
 
 CANARIES: dict[str, tuple[str, str, str]] = {
     "thanks": ("Thank you so much for this task.", "think", "thanks"),
@@ -52,7 +52,7 @@ def spoilt_steps(right: Sequence[StepText], *, share: float, seed: int) -> list[
     """`share` times as many copies of right steps with one digit or one word of the input changed: what a planner
     that copies carelessly writes. Thoughts are left alone, for a changed word does not make them wrong."""
     rng = random.Random(f"spoilt|{seed}")
-    candidates = [step for step in right if "\nAction: think\n" not in step.decision]
+    candidates = [step for step in right if "\nAction: think\n" not in step.decision and _split_input(step)[1].strip()]
     chosen = [rng.choice(candidates) for _ in range(round(share * len(candidates)))] if candidates else []
     words = [word for step in candidates for word in _split_input(step)[1].split()]
     return [spoilt for step in chosen if (spoilt := _spoil(step, words, rng)).decision != step.decision]
@@ -73,7 +73,9 @@ def _spoil(step: StepText, words: Sequence[str], rng: random.Random) -> StepText
 
 
 def _split_input(step: StepText) -> tuple[str, str]:
-    head, mark, text = step.decision.rpartition("\nInput: ")
+    """A reply is all input."""
+    split = step.decision.partition("\nReply: ") if step.is_reply else step.decision.rpartition("\nInput: ")
+    head, mark, text = split
     return head + mark, text.rstrip("\n")
 
 
@@ -108,5 +110,8 @@ def _question(step: StepText) -> str:
 
 
 def _with_decision(step: StepText, thought: str, action: str, action_input: str) -> StepText:
+    if step.is_reply:
+        said = "\n".join(part for part in (thought, action_input) if part)
+        return replace(step, decision=REPLY.format(number=step.step + 1, text=said), result="", valid=True)
     decision = DECISION.format(number=step.step + 1, thought=thought, action=action, action_input=action_input)
     return replace(step, decision=decision, result="", valid=True)

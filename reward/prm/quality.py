@@ -133,7 +133,7 @@ def _scored_step(one: LabelledStep, score: float, trajectory: Trajectory) -> Sco
         label=one.label,
         score=score,
         num_chars=len(one.step.decision),
-        action=call.name if call else "malformed",
+        action=call.name if call else "reply" if one.step.valid else "malformed",
         outcome=outcome_of(trajectory),
         valid=one.step.valid,
     )

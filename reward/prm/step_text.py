@@ -1,15 +1,19 @@
-"""A planner decision as text: the one renderer that labellers, the PRM's trainer and the PRM's reward share.
+"""A planner turn as text: the one renderer that labellers, the PRM's trainer and the PRM's reward share.
 
 A step's text ends with its decision and never holds the decision's own result, so nothing a tool answers can
 change the score of asking it. Earlier steps are rendered exactly as they were when they were proposed: the text
 of step k is a prefix of the text of step k + 1, and a whole group is scored as one prefix tree. What comes from outside
 stands in quotation marks, as in prompts: a page that imitates a step stays a result.
+
+A turn of an agent of one's own is a reply, and what the agent said before it stands in quotation marks. Its context is
+that of its own branch.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from envs.types import ToolResult
 from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.types import Trajectory, Turn
 
@@ -18,10 +22,12 @@ DECISION = "Step {number}\nThought: {thought}\nAction: {action}\nInput: {action_
 MALFORMED = "Step {number}\nMalformed: {text}\n"
 RESULT = "Result: {text}\n"
 REJECTED = "Rejected: {text}\n"
+HEARD = "Heard: {text}\n"
+REPLY = "Step {number}\nReply: {text}\n"
 GAP = "[...]\n"
 
 RENDERER_VERSION = hashlib.sha256(
-    "\x00".join((PROBLEM, DECISION, MALFORMED, RESULT, REJECTED, GAP, OPENING, CLOSING)).encode()
+    "\x00".join((PROBLEM, DECISION, MALFORMED, RESULT, REJECTED, HEARD, REPLY, GAP, OPENING, CLOSING)).encode()
 ).hexdigest()
 """Stands in every PRM checkpoint; a PRM trained on another rendering is refused."""
 
@@ -55,6 +61,11 @@ class StepText:
         return "".join((self.problem, *self.context, self.decision))
 
     @property
+    def is_reply(self) -> bool:
+        """Of an agent of one's own."""
+        return self.decision.partition("\n")[2].startswith("Reply: ")
+
+    @property
     def digest(self) -> str:
         """Of what the PRM reads, renderer included: equal digests get equal scores."""
         return hashlib.sha256(f"{RENDERER_VERSION}\x00{self.text}".encode()).hexdigest()
@@ -63,26 +74,22 @@ class StepText:
 def step_texts(trajectory: Trajectory) -> list[StepText]:
     """Every planner turn of a trajectory, in order."""
     turns = trajectory.planner_turns
-    problem = PROBLEM.format(question=trajectory.task.question)
-    context: list[str] = []
-    steps = []
-    for index, turn in enumerate(turns):
-        decision, result = _decision(index, turn), _result(turn)
-        steps.append(
-            StepText(
-                trajectory_id=trajectory.id,
-                task_id=trajectory.task.id,
-                step=index,
-                num_steps=len(turns),
-                problem=problem,
-                context=tuple(context),
-                decision=decision,
-                result=result,
-                valid=turn.tool_call is not None,
-            )
+    own = any(turn.heard is not None for turn in turns)
+    texts = _replies(turns) if own else _decisions(turns)
+    return [
+        StepText(
+            trajectory_id=trajectory.id,
+            task_id=trajectory.task.id,
+            step=index,
+            num_steps=len(turns),
+            problem=PROBLEM.format(question=trajectory.task.question),
+            context=context,
+            decision=decision,
+            result=result,
+            valid=turn.format_error is None,
         )
-        context += [decision, result]
-    return steps
+        for index, (turn, (context, decision, result)) in enumerate(zip(turns, texts, strict=True))
+    ]
 
 
 def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int]:
@@ -124,6 +131,41 @@ def _without_middle(tokens: list[int], gap: list[int], room: int) -> list[int]:
     kept = max(room - len(gap), 0)
     head = kept // 2
     return [*tokens[:head], *gap, *tokens[len(tokens) - (kept - head) :]] if kept else []
+
+
+Texts = tuple[tuple[str, ...], str, str]
+"""Context, decision and result."""
+
+
+def _decisions(turns: Sequence[Turn]) -> Iterator[Texts]:
+    context: tuple[str, ...] = ()
+    for index, turn in enumerate(turns):
+        decision, result = _decision(index, turn), _result(turn)
+        yield context, decision, result
+        context += (decision, result)
+
+
+def _replies(turns: Sequence[Turn]) -> list[Texts]:
+    """Of an agent of one's own. A reply's result is what it was told first after it."""
+    texts: list[Texts] = []
+    for index, turn in enumerate(turns):
+        heard = HEARD.format(text=shown(ToolResult(text=turn.heard or "", foreign=True)))
+        before: tuple[str, ...] = ()
+        parent = _parent(turns, index)
+        if parent is not None:
+            context, reply, result = texts[parent]
+            before = (*context, reply)
+            texts[parent] = context, reply, result or heard
+        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.completion.text), ""))
+    return texts
+
+
+def _parent(turns: Sequence[Turn], index: int) -> int | None:
+    """The turn that this one goes on from: the one with the longest dialogue that its prompt begins with."""
+    prompt = turns[index].prompt_token_ids
+    ends = [turn.prompt_token_ids + turn.completion.token_ids for turn in turns[:index]]
+    begun = [at for at, end in enumerate(ends) if prompt[: len(end)] == end]
+    return max(begun, key=lambda at: len(ends[at]), default=None)
 
 
 def _decision(index: int, turn: Turn) -> str:

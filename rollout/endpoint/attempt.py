@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
 from rollout.endpoint.conversation import Conversations, Prompt, Recorded
-from rollout.endpoint.messages import Said, read_reply
+from rollout.endpoint.messages import Said, read_reply, turns_of
 from rollout.endpoint.request import Asked, Refused, Rules
 from rollout.endpoint.writer import Writer, WriterError
 from rollout.time_limit import TimeLimit
@@ -84,8 +84,15 @@ class Call:
             thought=reply.said.content if calls else "",
             tool_call=call,
             tool_result=self.tool_result,
+            heard=self._heard,
             generate_s=round(self.generate_s, 4),
         )
+
+    @property
+    def _heard(self) -> str:
+        """What the agent said since the reply that it goes on from; where it begins, with the functions it names."""
+        tools = self.asked.tools if self.prompt.parent is None else ()
+        return "\n".join(f"{one.role}: {one.content}" for one in turns_of(self.prompt.tail, tools))
 
 
 class Attempt:
@@ -191,7 +198,7 @@ class Attempt:
                 completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
         except WriterError as error:
             self.broken = str(error)
-            raise Refused(str(error), status=503, code="engine_failed") from error
+            raise Refused(str(error), status=error.status, code=error.code) from error
         except ValueError as error:
             raise Refused(str(error)) from error
         said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())

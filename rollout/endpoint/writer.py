@@ -3,6 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Protocol
 
 from configs.own import failure
@@ -12,7 +13,7 @@ from rollout.endpoint.messages import FunctionCall, Said, openai_assistant
 from rollout.endpoint.request import Asked
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
-from rollout.types import Completion
+from rollout.types import Completion, Turn
 
 Message = dict[str, Any]
 Teach = Callable[[Task, list[Message], list[Message]], Awaitable[object]]
@@ -20,7 +21,17 @@ Teach = Callable[[Task, list[Message], list[Message]], Awaitable[object]]
 
 
 class WriterError(RuntimeError):
-    """There is no reply; the message says whose fault that is."""
+    """There is no reply; the message says whose fault that is. `status` and `code` are what the client is told."""
+
+    status = 503
+    code = "engine_failed"
+
+
+class ReplayError(WriterError):
+    """The agent does not repeat the attempt that it is to go on from. Asking again does not help."""
+
+    status = 422
+    code = "not_repeated"
 
 
 class Writer(Protocol):
@@ -64,6 +75,67 @@ class EngineWriter:
 def engine_writers(engine: Engine, temperature: float) -> Callable[[Task, str], Writer]:
     """The policy replies in every attempt."""
     return lambda task, trajectory_id: EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
+
+
+class ReplayWriter:
+    """Repeats the first replies of an attempt to the calls that asked for them, and leaves all others to a writer.
+
+    A call is known by its prompt and its grammar, not by its place: calls made side by side come in any order. Until
+    the writer has said something new, an agent can only ask what the attempt asked, each call once; one that asks
+    something else has another state, and nothing more is said to it.
+    """
+
+    def __init__(self, writer: Writer, turns: Sequence[Turn], num_turns: int) -> None:
+        """`turns` are those of the attempt, the first `num_turns` of which are repeated."""
+        self._writer = writer
+        self._repeated = list(turns[:num_turns])
+        self._followed = list(turns[num_turns:])
+        self._all_repeats = True
+        self._difference: str | None = None
+
+    async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        self._check()
+        if turn := _take(self._repeated, asked, prompt_token_ids):
+            return turn.completion
+        if self._all_repeats and _take(self._followed, asked, prompt_token_ids) is None:
+            self._difference = self._told(prompt_token_ids)
+            self._check()
+        completion = await self._writer.write(asked, prompt_token_ids, max_tokens)
+        # Else a turn of an attempt that was refused meanwhile would look like that of a fork.
+        self._check()
+        self._all_repeats = False
+        return completion
+
+    def release(self) -> None:
+        self._writer.release()
+
+    def _check(self) -> None:
+        """Raises ReplayError."""
+        if self._difference is not None:
+            raise ReplayError(self._difference)
+
+    def _told(self, prompt: tuple[int, ...]) -> str:
+        left = [turn.prompt_token_ids for turn in (*self._repeated, *self._followed)]
+        same = max((_num_shared(prompt, one) for one in left), default=0)
+        return (
+            "the agent does not repeat the attempt that it goes on from: this prompt is as recorded in the first "
+            f"{same} of its {len(prompt)} tokens; what it asks, and in which form, must follow from the task and the "
+            "replies alone"
+        )
+
+
+def _take(turns: list[Turn], asked: Asked, prompt: tuple[int, ...]) -> Turn | None:
+    """The first that this call asks for; it is then no longer among them."""
+    found = (turn for turn in turns if (turn.prompt_token_ids, turn.grammar) == (prompt, asked.grammar))
+    turn = next(found, None)
+    if turn is not None:
+        turns.remove(turn)
+    return turn
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class TeacherWriter:

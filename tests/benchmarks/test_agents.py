@@ -23,7 +23,8 @@ from rollout.agent.demonstrations import load_teacher
 from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import TeacherWriter, engine_writers
+from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
+from rollout.restarts import as_fork, repeats
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "agents"
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -105,6 +106,20 @@ async def test_it_plays_to_its_end_and_what_is_trained_is_what_the_engine_sample
     auditor.check(log, samples_of(trajectory, [1.0] * 3, temperature=0.7), num_received=3)
     assert auditor.audit.clean
     assert auditor.audit.trained == auditor.audit.sampled == sum(len(one.token_ids) for one in log)
+
+
+async def test_it_repeats_an_attempt_call_by_call_and_goes_on_another_way(clerk):
+    task = first_task(clerk)
+    *look_ups, right = right_replies(clerk, task)
+    root, _ = await attempt(clerk, task, *look_ups, clerk.answering("not found"))
+    engine, endpoint = ScriptedEngine([right]), Endpoint()
+    live = EngineWriter(engine, trajectory_id="g/8", temperature=0.7)
+    replaying = clerk.behind(endpoint, lambda task, own_id: ReplayWriter(live, root.planner_turns, 2))
+    fork = as_fork(await replaying.run(task, trajectory_id="g/8", group_id="g"), root.planner_turns[:2])
+    endpoint.close()
+    assert repeats(fork, root, 2)
+    assert (score_answer(task, root.answer), score_answer(task, fork.answer)) == (0.0, 1.0)
+    assert [len(engine.requests), [turn.trainable for turn in fork.turns]] == [1, [False, False, True]]
 
 
 async def test_a_wrong_shelf_scores_nothing(clerk):

@@ -20,7 +20,8 @@ from rollout.agent.demonstrations import load_teacher
 from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import TeacherWriter, engine_writers
+from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
+from rollout.restarts import as_fork, repeats
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "public"
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -122,6 +123,22 @@ async def test_an_environment_with_several_turns_is_one_dialogue_that_only_grows
     assert score_answer(task, trajectory.answer) == 1.0
     assert await score_of(config, task, *[str(wrong)] * 3) == 0.0
     assert await score_of(config, task, "none", "of", "them") == 0.0
+
+
+async def test_an_episode_goes_on_from_the_middle_of_another():
+    config = config_of("guess_number")
+    task = tasks_of(config)[0]
+    lowest, highest, number = bounds_and_number(config, task)
+    wrong = str(lowest if number != lowest else highest)
+    root = await play(config, task, engine_writers(ScriptedEngine([wrong] * 3), 0.7))
+    engine = ScriptedEngine([str(number)])
+    live = EngineWriter(engine, trajectory_id="g/8", temperature=0.7)
+    end = await play(config, task, lambda task, own_id: ReplayWriter(live, root.planner_turns, 2))
+    fork = as_fork(end, root.planner_turns[:2])
+    assert repeats(fork, root, 2)
+    assert [turn.trainable for turn in fork.turns] == [False, False, True]
+    assert [text_of(one.prompt_token_ids) for one in engine.requests] == [text_of(root.turns[2].prompt_token_ids)]
+    assert (score_answer(task, root.answer), score_answer(task, fork.answer)) == (0.0, 1.0)
 
 
 def bounds_and_number(config, task):

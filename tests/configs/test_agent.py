@@ -45,19 +45,30 @@ def test_not_both():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("reward.credit=outcome_gated", "needs reward.credit = outcome: a PRM scores the planner's decisions"),
+        ("reward.credit=outcome_gated", "needs label.type = monte_carlo for a PRM, or reward.credit = outcome: plans "),
         ("cold_start.num_demonstrations=8", "needs cold_start.type = 'teacher' or 'file', or cold_start.num_demon"),
-        ("rollout.restarts=random", "needs rollout.restarts = none: only the planner's turns are repeated"),
         ("memory=in_process", "needs memory = none: only the planner reads hints"),
         ("pipeline_depth=0", "needs rollout.lockstep = false: nobody knows at pipeline_depth 0"),
         ('backend={type="ollama", model="m"}', "needs backend = vllm: a server of one's own tells no token ids"),
     ],
 )
-def test_what_needs_a_plan_or_the_planners_turns_is_refused_in_one_sentence(override, says):
+def test_what_needs_a_plan_or_the_planner_is_refused_in_one_sentence(override, says):
     with pytest.raises(ConfigError, match=r"agent\.type = 'function' needs ") as caught:
         load_run_config(None, ["agent.function=mine:solve", *ALONE, override])
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_prm_goes_with_any_agent_where_continuations_label_its_steps():
+    own = ["agent.function=mine:solve", "cold_start.num_demonstrations=0"]
+    assert load_run_config(None, [*own, "label.type=monte_carlo"]).trains_prm
+    assert load_run_config(None, [*own, "reward.credit.prm_path=prm"]).reward.prm_path == "prm"
+
+
+@pytest.mark.parametrize("agent", ["agent.function=mine:solve", "agent.command=python mine.py"])
+@pytest.mark.parametrize("type_", ["first_call", "random"])
+def test_restarts_go_with_any_agent(agent, type_):
+    assert load_run_config(None, [agent, *ALONE, f"rollout.restarts={type_}"]).rollout.restarts.type == type_
 
 
 def test_steps_and_turn_length_of_the_planner_bind_nobody_else():

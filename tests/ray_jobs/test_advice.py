@@ -12,7 +12,7 @@ from ray_jobs.metrics.bottleneck import LIMITS
 from ray_jobs.run.model_folder import PreflightError
 from ray_jobs.run.preflight import check_before_acting
 
-CPU_RECIPES = ["demo_cpu", "sync_cpu", "chaos_cpu"]
+CPU_RECIPES = ["demo_cpu", "prm_cpu", "sync_cpu", "chaos_cpu"]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_two_cores_are_never_told_to_add_workers_or_threads(recipe, machine):
 
 
 def test_more_cores_and_cards_are_told_what_they_have_room_for(machine):
-    run = load_run_config(RECIPES / "demo_cpu.toml")
+    run = load_run_config(RECIPES / "prm_cpu.toml")
     machine(8)
     assert "rollout.num_workers" in hints(run)["engine"]
     assert named(hints(run)["balanced"]) == {"rollout.num_workers", "learner.num_threads"}
@@ -92,4 +92,4 @@ def test_every_hint_names_settings_that_exist(machine):
 def test_a_prm_on_a_card_that_is_not_there_is_refused(machine):
     machine(2)
     with pytest.raises(PreflightError, match="no CUDA GPU"):
-        check_before_acting(load_run_config(RECIPES / "demo_cpu.toml", ["prm.device=cuda"]), draws_tasks=False)
+        check_before_acting(load_run_config(RECIPES / "prm_cpu.toml", ["prm.device=cuda"]), draws_tasks=False)

@@ -1,4 +1,4 @@
-"""The main job for real, small: collect, label, train a PRM, reinforce, evaluate; killed on its way, and resumed."""
+"""A run with a PRM for real, small: collect, label, train a PRM, reinforce, evaluate; killed on its way, resumed."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ SMALL = (
 
 
 def command(folder):
-    run = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/demo_cpu.toml", f"output_dir={folder}"]
+    run = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/prm_cpu.toml", f"output_dir={folder}"]
     return [*run, *SMALL]
 
 
@@ -47,7 +47,7 @@ def killed(tmp_path_factory):
     """A pipeline that was killed after its first train step, with all that it had started, and resumed; where its
     folder says that the PRM's training had not ended yet. With what was collected and labelled before."""
     folder = tmp_path_factory.mktemp("runs")
-    job = Job(start=command(folder), folder=folder / "demo", log=folder / "demo.log")
+    job = Job(start=command(folder), folder=folder / "prm", log=folder / "prm.log")
     job.ensure_running()
     wait_for_train_step(job, 1)
     job.kill("driver", job.process.pid)

@@ -29,7 +29,7 @@ from ray_jobs.jobs.client import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
-RECIPE = "configs/recipes/demo_cpu.toml"
+RECIPE = "configs/recipes/prm_cpu.toml"
 
 
 @pytest.fixture(scope="module")

@@ -351,6 +351,13 @@ def test_labeller_that_knows_only_generated_tasks_is_not_asked_about_others(conf
     check_labelling(config("envs.mix={lookup=0.5, aime=0.5}", "label.type=monte_carlo"))
 
 
+def test_only_continuations_label_the_steps_of_an_agent_of_ones_own(config):
+    own = ("agent.function=mine:solve", "cold_start.num_demonstrations=0", "reward.credit=outcome")
+    with pytest.raises(PreflightError, match=r"'judge' knows the planner's decisions only, not those of agent\.type"):
+        check_labelling(config(*own, "label.type=judge", "label.judge.model=m"))
+    check_labelling(config(*own, "label.type=monte_carlo"))
+
+
 def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
     judge = ("label.type=judge", "label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
     monkeypatch.delenv("SOME_KEY", raising=False)

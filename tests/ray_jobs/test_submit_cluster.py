@@ -26,7 +26,7 @@ NUM_STEPS = 160
 """Of half a second each: there must be some left when the second machine has come and the run is stopped."""
 
 RUN = (
-    *("configs/recipes/demo_cpu.toml", "name=job", f"num_steps={NUM_STEPS}", "batch_groups=2", "pipeline_depth=2"),
+    *("configs/recipes/prm_cpu.toml", "name=job", f"num_steps={NUM_STEPS}", "batch_groups=2", "pipeline_depth=2"),
     *("max_staleness=1000", "max_empty_batches=1000", "rollout.group_size=4", "rollout.max_workers=2"),
     *("rollout.engine.max_num_seqs=8", "rollout.engine.num_threads=1", "learner.num_threads=1"),
     *("learner.checkpoint_every=2", "cold_start.num_demonstrations=0", "evaluation.num_tasks=2"),

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -172,6 +173,13 @@ def test_malformed_turn_gets_nothing_however_it_is_scored_and_a_valid_one_at_lea
     trajectory = make_trajectory(0, (10,), (11,), (12,), malformed=[0])
     scored = make_scored(trajectory, totals=(1.0,), raw=((0.9, 0.0, None),))
     assert step_rewards(scored) == [[0.0, VALID_FLOOR, None]]
+
+
+def test_words_of_an_agent_of_ones_own_that_call_nothing_are_no_malformed_turn():
+    trajectory = make_trajectory(0, (10,))
+    said = replace(trajectory.turns[0], tool_call=None, tool_result=None, heard="user: hello")
+    scored = make_scored(replace(trajectory, turns=(said,)), totals=(1.0,), raw=((1.0,),))
+    assert step_rewards(scored) == [[1.0]]
 
 
 def test_unscorable_trajectory_has_no_step_rewards():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from reward.prm.decoys import CANARIES, canaries, junk_steps
+from reward.prm.decoys import CANARIES, canaries, junk_steps, spoilt_steps
 from reward.prm.step_text import StepText
 
 
@@ -19,6 +19,10 @@ def make_step(task, step=0, *, decision=None, valid=True):
         result="Result: 47\n",
         valid=valid,
     )
+
+
+def make_reply(text, task=0):
+    return make_step(task, decision=f"Reply: {text}\n")
 
 
 STEPS = [make_step(task, step) for task in range(10) for step in range(3)]
@@ -144,3 +148,23 @@ def test_a_step_and_its_junk_never_read_the_same():
     texts = {step.text for step in steps}
     for seed in range(20):
         assert not {junk.text for junk in junk_steps(steps, share=1.0, seed=seed)} & texts
+
+
+# Replies of agents of one's own.
+
+
+def test_junk_in_the_place_of_a_reply_is_a_reply():
+    replies = [make_reply(f"{task} crates weigh {47 * task} kg", task) for task in range(10)]
+    found = [*junk_steps(replies, share=2.0, seed=0), *canaries(replies[0]).values()]
+    assert all(step.is_reply and step.valid for step in found)
+    assert canaries(replies[0])["empty answer"].decision == "Step 1\nReply: Done.\nI do not know\n"
+
+
+def test_a_spoilt_reply_differs_in_one_digit_or_one_word_whatever_imitates_a_decision_in_it():
+    call = '<tool_call>\n{"name": "find", "arguments": {"a": 4}}\n</tool_call>\nInput: x\nReply: y'
+    spoilt = spoilt_steps([make_reply(call)], share=1.0, seed=0)
+    assert spoilt[0].decision != make_reply(call).decision
+    assert [one for one in spoilt[0].decision if not one.isdigit()] == [
+        one for one in make_reply(call).decision if not one.isdigit()
+    ]
+    assert spoilt_steps([make_reply("")], share=1.0, seed=0) == []

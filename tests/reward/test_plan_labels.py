@@ -61,6 +61,12 @@ def test_every_step_of_the_plan_itself_is_right(family):
         assert scores(task, *turns) == [1.0] * len(turns), task.question
 
 
+def test_a_plan_says_nothing_of_an_agent_of_ones_own():
+    task, turns = solve("lookup", 0)
+    with pytest.raises(LabelError, match="a plan knows the planner's steps only"):
+        scores(task, replace(turns[0], heard="user: hello"))
+
+
 def test_searches_may_come_in_any_order():
     task, (first, second, code, answer) = solve("two_lookup", 0)
     assert scores(task, second, first, code, answer) == [1.0] * 4

@@ -11,7 +11,7 @@ from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import EngineWriter
+from rollout.endpoint.writer import EngineWriter, ReplayWriter
 
 RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000)
 ADD = {
@@ -67,9 +67,12 @@ def new_client(endpoint, **more):
     return openai.AsyncOpenAI(**({"base_url": endpoint.base_url, "http_client": connections, "max_retries": 0} | more))
 
 
-def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0"):
-    chat = ChatFormat(ScriptedTokenizer())
-    return Attempt(EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature), chat, rules)
+def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0", recorded=None):
+    """`recorded`: turns of an attempt, and how many of them are repeated."""
+    writer = EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
+    if recorded is not None:
+        writer = ReplayWriter(writer, *recorded)
+    return Attempt(writer, ChatFormat(ScriptedTokenizer()), rules)
 
 
 @asynccontextmanager

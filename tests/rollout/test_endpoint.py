@@ -64,6 +64,18 @@ async def test_edited_history_begins_a_branch_at_the_last_reply_that_it_left_as_
         assert text_of(third.prompt_token_ids[len(own) :]) == ("<s>assistant:never said<e><s>user:3<e><s>assistant:")
 
 
+async def test_a_turn_tells_what_was_said_since_the_reply_that_it_goes_on_from():
+    async with play("a", "b", "c") as p:
+        asked = [{"role": "system", "content": "Be brief."}, user("1"), {"role": "assistant", "content": "a"}]
+        await p.ask(*asked[:2])
+        await p.ask(*asked, user("2"))
+        await p.ask(user("3"), tools=[ADD])
+        first, second, third = await p.attempt.end()
+        assert (first.heard, second.heard) == ("system: Be brief.\nuser: 1", "user: 2")
+        assert third.heard.startswith("system: Functions that you can call:\n{")
+        assert third.heard.endswith("\nuser: 3")
+
+
 async def test_other_tools_make_it_another_conversation():
     async with play("a", "b") as p:
         await p.ask(user("1"))

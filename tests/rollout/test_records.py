@@ -77,6 +77,7 @@ def test_turn_holds_what_the_planner_decided_and_what_the_sampler_knew():
         "tool_error": None,
         "foreign": False,
         "format_error": None,
+        "heard": None,
         "text": "raw text",
         "finish_reason": "stop",
         "policy_version": 4,

@@ -9,7 +9,7 @@ from test_lockstep import ScriptedBatchEngine, ask
 from configs.rollout import FirstCallRestartsConfig, RandomRestartsConfig
 from envs.types import Task, ToolCall, ToolResult
 from rollout.engines.wrappers import GroupEngine, LockstepEngine
-from rollout.restarts import Anchor, choose_anchor, repeats
+from rollout.restarts import Anchor, as_fork, beginnings, choose_anchor, repeats
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 TASK = Task(id="t", dataset="chain", question="?", answer="1")
@@ -68,6 +68,43 @@ def test_replay_is_exact_where_results_and_the_next_prompt_are_those_of_the_reco
     assert not repeats(trajectory(8, turn("search", text="other"), ANSWER), root, 1)
     assert not repeats(trajectory(8, SEARCH, turn("answer", prompt=(1, 3))), root, 1)
     assert not repeats(trajectory(8), root, 1)
+
+
+def test_a_fork_that_ends_with_the_record_or_goes_on_elsewhere_is_none():
+    root = trajectory(0, SEARCH, turn("code", prompt=(1, 2)), turn("answer", prompt=(1, 2, 3)))
+    assert not repeats(trajectory(8, SEARCH), root, 1)
+    assert repeats(trajectory(8, SEARCH, turn("answer", prompt=(1, 2, 3))), root, 1)
+
+
+def test_repeated_turns_come_first_in_the_order_of_the_record_and_are_not_trained():
+    """Calls that are asked side by side may come in another order."""
+    first, second, third = turn("search", prompt=(1,)), turn("search", prompt=(2,)), turn("code", prompt=(3,))
+    checked = replace(third, role="verifier", completion=replace(third.completion))
+    new = replace(third, completion=replace(third.completion))
+    fork = as_fork(trajectory(8, second, checked, new, first), [first, second])
+    assert fork.turns == (
+        replace(first, trainable=False),
+        checked,
+        replace(second, trainable=False),
+        new,
+    )
+
+
+SAID = replace(SEARCH, tool_call=None, tool_result=None)
+"""A turn of an agent of one's own in which it calls nothing."""
+BOTH = turn("search, search", text="one\ntwo")
+
+
+def test_an_agent_of_ones_own_that_only_chats_has_beginnings_but_no_first_call():
+    roots = group((SAID, SAID, SAID), (SAID,))
+    assert choose_anchor(roots, FirstCallRestartsConfig(), seed=0) is None
+    assert [(one.id, num_turns) for one, num_turns in beginnings(roots)] == [("g/0", 1), ("g/0", 2)]
+
+
+def test_several_calls_in_a_turn_of_an_agent_of_ones_own_are_a_first_call():
+    unread = replace(SEARCH, tool_result=None)
+    roots = group((SAID, SAID), (unread, BOTH, SAID))
+    assert choose_anchor(roots, FirstCallRestartsConfig(), seed=0).num_turns == 2
 
 
 async def test_batches_wait_until_it_is_decided_whether_a_group_goes_on():

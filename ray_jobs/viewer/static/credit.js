@@ -11,13 +11,18 @@ export function creditPanel(record, index, siblings) {
   return h("aside", { class: "credit", "aria-label": `Advantage of step ${index + 1}` },
     h("div", { class: "credit-head" },
       h("div", {}, h("span", { class: `big ${kind(advantage)}` }, signed(advantage)), h("span", { class: "soft" }, " advantage")),
-      score(record, index)),
+      hasProcess(credit) ? score(record, index) : null),
     credit ? [meter(record, index), explanation(record, index, credit, siblings)]
       : h("p", { class: "soft" }, "This run was recorded before the parts of an advantage were written down."));
 }
 
 function kind(value) {
   return value > 0 ? "plus" : value < 0 ? "minus" : "zero";
+}
+
+// Where outcomes alone were credited, a part that is always zero says nothing.
+function hasProcess(credit) {
+  return credit !== null && credit !== undefined && !["outcome", "outcome_centered"].includes(credit.scheme);
 }
 
 function score(record, index) {
@@ -27,7 +32,8 @@ function score(record, index) {
 
 // Both parts on one axis, zero in the middle.
 function meter(record, index) {
-  const parts = [["outcome", record.outcome_parts[index]], ["process", record.process_parts[index]]];
+  const parts = [["outcome", record.outcome_parts[index]]];
+  if (hasProcess(record.credit)) parts.push(["process", record.process_parts[index]]);
   const most = Math.max(1e-9, ...record.outcome_parts.map((one, at) => Math.max(Math.abs(one), Math.abs(record.process_parts[at]))));
   return h("div", { class: "meter" }, parts.map(([name, value]) => {
     const fill = h("i", { class: kind(value) });

@@ -1,0 +1,205 @@
+"""What engine and learner lose to each other on the same cores, by who goes first and how long waiting threads spin.
+
+    python benchmarks/shared_cores.py [--repeats 3] [--seconds 20]
+
+Two processes as a run has them, each with as many threads as there are cores: an engine that plays 24 trajectories
+of the demo at a time, and a learner that trains on one group again and again. Each works alone, then both together,
+in every arm, and the arms take turns. Told are medians of tokens per second, and `together`: the sum of what each
+does beside the other as a share of the best that it does alone. Two programs that take turns without any loss come
+to 1.
+"""
+
+import argparse
+import asyncio
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray_jobs.run.resources import thread_env, training_env
+
+PLACES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """`nice`: by how much the learner goes before the engine; `spins`: how often a waiting thread looks before it
+    sleeps, None for what OpenMP chooses."""
+
+    name: str
+    nice: int
+    spins: int | None
+
+
+ARMS = (
+    Arm(name="equals, short spins", nice=0, spins=1000),
+    Arm(name="equals, long spins", nice=0, spins=None),
+    Arm(name="learner first, short spins", nice=10, spins=1000),
+    Arm(name="learner first, long spins", nice=10, spins=None),
+)
+
+
+class Part:
+    """A process that computes on demand."""
+
+    def __init__(self, kind: str, arm: Arm) -> None:
+        num_threads = os.cpu_count() or 1
+        environment = training_env(num_threads, "cpu") if kind == "learner" else thread_env(num_threads)
+        environment.pop("GOMP_SPINCOUNT", None)
+        if arm.spins is not None:
+            environment["GOMP_SPINCOUNT"] = str(arm.spins)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--part", kind, "--nice", str(arm.nice)],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.said()
+
+    def ask(self, seconds: float) -> None:
+        assert self._process.stdin
+        print(seconds, file=self._process.stdin, flush=True)
+
+    def said(self) -> float:
+        """Tokens per second of the time that it was asked for."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("rate "):
+                return float(line.split()[1])
+        raise RuntimeError(f"a part of the benchmark ended with exit code {self._process.wait()}")
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def measured(arm: Arm, seconds: float) -> dict[str, float]:
+    engine, learner = Part("engine", arm), Part("learner", arm)
+    rates = {}
+    for name, parts in {"engine": [engine], "learner": [learner], "both": [engine, learner]}.items():
+        for part in parts:
+            part.ask(seconds)
+        rates |= {f"{name}-{'learner' if part is learner else 'engine'}": part.said() for part in parts}
+    engine.close()
+    learner.close()
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--part", choices=["engine", "learner"], help=argparse.SUPPRESS)
+    parser.add_argument("--nice", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        play(options.nice) if options.part == "engine" else learn()
+        return
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for repeat in range(options.repeats):
+        for arm in (*ARMS[repeat % len(ARMS) :], *ARMS[: repeat % len(ARMS)]):
+            found[arm.name].append(measured(arm, options.seconds))
+            print(arm.name, {name: round(rate, 1) for name, rate in found[arm.name][-1].items()}, flush=True)
+    print(table({name: medians(rows) for name, rows in found.items()}))
+
+
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def table(arms: dict[str, dict[str, float]]) -> str:
+    best = {part: max(row[f"{part}-{part}"] for row in arms.values()) for part in ("engine", "learner")}
+    lines = ["arm | engine alone | learner alone | engine beside learner | learner beside engine | together"]
+    for name, row in arms.items():
+        together = sum(row[f"both-{part}"] / best[part] for part in best)
+        rates = (row[key] for key in ("engine-engine", "learner-learner", "both-engine", "both-learner"))
+        lines.append(" | ".join([name, *(f"{rate:.0f}" for rate in rates), f"{together:.2f}"]))
+    return "\n".join(lines)
+
+
+# --- the parts, each in its process ------------------------------------------------------------------
+
+
+def play(nice: int) -> None:
+    from configs.loading import load_run_config
+    from envs.datasets.sampler import TaskSampler
+    from ray_jobs.commands.given import DEFAULT_RECIPE
+    from ray_jobs.run.model_folder import resolve_model
+    from rollout.worker import Worker
+
+    os.nice(nice)
+    config = load_run_config(DEFAULT_RECIPE)
+    worker = Worker(config, resolve_model(config.model.path), index=0)
+    agent = worker._build_agent(worker.engine, temperature=1.0)
+    sampler = TaskSampler(config.envs.mix, seed=1)
+
+    async def for_so_long(seconds: float) -> float:
+        """Tokens that were computed, of prompts too where they were not cached."""
+
+        async def keep_playing(place: int) -> None:
+            for number in range(10**6):
+                await agent.run(
+                    sampler.task(place + PLACES * number), trajectory_id=f"{place}/{number}", group_id="benchmark"
+                )
+
+        playing = [asyncio.create_task(keep_playing(place)) for place in range(PLACES)]
+        before = worker.engine.load.computed_tokens
+        await asyncio.sleep(seconds)
+        rate = (worker.engine.load.computed_tokens - before) / seconds
+        for one in playing:
+            one.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+        return rate
+
+    asyncio.run(for_so_long(5))
+    answer(lambda seconds: asyncio.run(for_so_long(seconds)))
+    worker.close()
+
+
+def learn() -> None:
+    from learner_efficiency import sibling_samples
+
+    from configs.learner import GuardConfig
+    from configs.loading import load_run_config
+    from learner.learner import Learner
+    from learner.packing import build_batch, pack
+    from ray_jobs.commands.given import DEFAULT_RECIPE
+    from ray_jobs.run.model_folder import resolve_model
+    from rollout.chat import ChatFormat
+
+    config = load_run_config(DEFAULT_RECIPE)
+    # The samples' log-probs are made up: the guard would refuse every step that is to be timed.
+    unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
+    learner = Learner(
+        resolve_model(config.model.path), config.model, config.learner.model_copy(update={"guard": unguarded}), seed=0
+    )
+    samples = sibling_samples(ChatFormat(learner.policy.tokenizer), group_size=4, num_groups=1)
+    batch = build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens)
+    num_tokens = sum(len(pack(rows).token_ids) for rows in batch.microbatches)
+    learner.train_step(batch)
+
+    def for_so_long(seconds: float) -> float:
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() < started + seconds:
+            learner.train_step(batch)
+            steps += 1
+        return steps * num_tokens / (time.perf_counter() - started)
+
+    answer(for_so_long)
+
+
+def answer(for_so_long: Callable[[float], float]) -> None:
+    print("rate 0", flush=True)
+    for line in sys.stdin:
+        print("rate", for_so_long(float(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
