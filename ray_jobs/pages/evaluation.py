@@ -23,7 +23,7 @@ _PROOF = {
     "sampling": "sampling",
     "agent": "digest of the agent's code",
     "prompt": "digest of the planner's instructions and examples",
-    "tools": "digest of the tools' settings",
+    "tools": "digest of the tools' settings and code",
     "memory": "hints of earlier tasks",
     "judge": "judge of short answers",
 }
