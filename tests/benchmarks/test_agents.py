@@ -120,6 +120,8 @@ async def test_it_repeats_an_attempt_call_by_call_and_goes_on_another_way(clerk)
     assert repeats(fork, root, 2)
     assert (score_answer(task, root.answer), score_answer(task, fork.answer)) == (0.0, 1.0)
     assert [len(engine.requests), [turn.trainable for turn in fork.turns]] == [1, [False, False, True]]
+    # One that rewrites its history gives no result of a tool back.
+    assert [turn.tool_result is not None for turn in root.turns] == [clerk.in_words, clerk.in_words, False]
 
 
 async def test_a_wrong_shelf_scores_nothing(clerk):
