@@ -128,8 +128,11 @@ def test_bad_input_is_one_line_for_the_whole_process_too(tmp_path):
         (["train", "envs.mix={lokup=1.0}"], "unknown data set 'lokup'; known: "),
         (["train", "envs.mix={lokup=1.0}"], "; did you mean 'lookup'?"),
         (["train", "model.path=/does/not/exist"], "is no model folder"),
-        (["train", "reward.credit.prm_path=/does/not/exist"], "holds no process reward model"),
-        (["train", "envs.mix={branch=0.5, game24=0.5}"], "label.type = 'plan'"),
+        (["train", "reward.credit={prm_path='/does/not/exist'}"], "holds no process reward model"),
+        (
+            ["train", "reward.credit=outcome_gated", "envs.choice=mix", "envs.mix={branch=0.5, game24=0.5}"],
+            "label.type = 'plan'",
+        ),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_would_refuse(arguments, said, tmp_path, capsys):
@@ -202,7 +205,8 @@ def trained(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("override", "with_prm"), [("seed=1", True), ("reward.credit=outcome", False), ("reward.prm_path=prm", False)]
+    ("override", "with_prm"),
+    [("reward.credit=outcome_gated", True), ("seed=1", False), ("reward.credit={prm_path='prm'}", False)],
 )
 def test_training_makes_a_prm_first_where_the_recipe_wants_one_and_names_none(override, with_prm, trained, tmp_path):
     assert main(["train", override, f"output_dir={tmp_path}"]) == 0
