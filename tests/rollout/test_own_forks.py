@@ -4,7 +4,6 @@ import itertools
 import sys
 
 import pytest
-from reward.prm.fresh_error import fresh_error
 from scripted import ScriptedTokenizer, make_task, text_of
 
 from configs.learner import LearnerConfig
@@ -14,6 +13,7 @@ from learner.packing import build_batch
 from learner.samples import build_samples
 from reward.credit import turn_advantages
 from reward.judging import GroupJudge, OutcomeReward, group_result
+from reward.labels.plan import fresh_error
 from reward.prm.scorer import PrmScorer
 from reward.restarts import Restarter
 from reward.stored import scored_group_of, stored_group
