@@ -18,7 +18,7 @@ from ray_jobs.checks.machine import card_driver, too_old
 from ray_jobs.run.provenance import version_of
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
-MIN_MEMORY_GIB = 8
+MIN_MEMORY_GIB = 14
 MIN_DISK_GIB = 1
 """For the checkpoints and logs of runs; the set-up itself takes more, and is over."""
 
