@@ -18,6 +18,7 @@ import torch
 
 from configs.learner import GuardConfig, LearnerConfig
 from configs.loading import load_run_config
+from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks
 from learner.learner import Learner
 from learner.packing import build_batch, pack
@@ -27,6 +28,14 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import training_env
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
+
+
+def unguarded_learner(config: RunConfig) -> Learner:
+    """The recipe's learner, but for its guard: the samples' log-probs are made up, and it would refuse every step that
+    is to be timed."""
+    guard = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
+    settings: LearnerConfig = config.learner.model_copy(update={"guard": guard})
+    return Learner(resolve_model(config.model.path), config.model, settings, seed=0)
 
 
 def matrix_peak(dtype: torch.dtype, size: int = 2048, repeats: int = 10) -> float:
@@ -96,23 +105,20 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | environment)
     torch.set_num_threads(num_threads)
     config = load_run_config(DEFAULT_RECIPE)
-    # The samples' log-probs are made up: the guard would refuse every step that is to be timed.
-    unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
-    settings: LearnerConfig = config.learner.model_copy(update={"guard": unguarded})
-    learner = Learner(resolve_model(config.model.path), config.model, settings, seed=0)
+    learner = unguarded_learner(config)
     samples = sibling_samples(ChatFormat(learner.policy.tokenizer))
-    batch = build_batch(samples, microbatch_tokens=settings.microbatch_tokens)
+    batch = build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens)
     flops = sum(useful_flops(learner, list(rows)) for rows in batch.microbatches)
     learner.train_step(batch)
     seconds = min(learner.train_step(batch).metrics["learner/step_s"] for _ in range(4))
-    peak = matrix_peak(getattr(torch, settings.precision))
+    peak = matrix_peak(getattr(torch, config.learner.precision))
     distinct = sum(len(pack(rows).token_ids) for rows in batch.microbatches)
     print(
         f"{distinct} distinct tokens of {sum(len(s.token_ids) for s in samples)} in {seconds:.2f} s: "
         f"{distinct / seconds:.0f} tok/s"
     )
     print(
-        f"learner {flops / seconds / 1e9:.0f} GFLOP/s, {settings.precision} matrix peak {peak / 1e9:.0f}: "
+        f"learner {flops / seconds / 1e9:.0f} GFLOP/s, {config.learner.precision} matrix peak {peak / 1e9:.0f}: "
         f"{flops / seconds / peak:.0%} (target 40%)"
     )
 

@@ -11,7 +11,6 @@ to 1.
 
 import argparse
 import asyncio
-import math
 import os
 import statistics
 import subprocess
@@ -164,22 +163,15 @@ def play(nice: int) -> None:
 
 
 def learn() -> None:
-    from learner_efficiency import sibling_samples
+    from learner_efficiency import sibling_samples, unguarded_learner
 
-    from configs.learner import GuardConfig
     from configs.loading import load_run_config
-    from learner.learner import Learner
     from learner.packing import build_batch, pack
     from ray_jobs.commands.given import DEFAULT_RECIPE
-    from ray_jobs.run.model_folder import resolve_model
     from rollout.chat import ChatFormat
 
     config = load_run_config(DEFAULT_RECIPE)
-    # The samples' log-probs are made up: the guard would refuse every step that is to be timed.
-    unguarded = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
-    learner = Learner(
-        resolve_model(config.model.path), config.model, config.learner.model_copy(update={"guard": unguarded}), seed=0
-    )
+    learner = unguarded_learner(config)
     samples = sibling_samples(ChatFormat(learner.policy.tokenizer), group_size=4, num_groups=1)
     batch = build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens)
     num_tokens = sum(len(pack(rows).token_ids) for rows in batch.microbatches)

@@ -22,7 +22,7 @@ function kind(value) {
 
 // Where outcomes alone were credited, a part that is always zero says nothing.
 function hasProcess(credit) {
-  return credit !== null && credit !== undefined && !["outcome", "outcome_centered"].includes(credit.scheme);
+  return Boolean(credit) && !["outcome", "outcome_centered"].includes(credit.scheme);
 }
 
 function score(record, index) {
@@ -77,7 +77,7 @@ function explanation(record, index, credit, siblings) {
     }
     formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
     if (weight === 0) say("The weight w of the PRM is 0 here: alarms or the recipe switched it off.");
-  } else if (scheme === "outcome" || scheme === "outcome_centered") {
+  } else if (!hasProcess(credit)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
   } else {
     say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
