@@ -60,7 +60,8 @@ def chaos(
 ) -> int:
     """Do random faults to a small job, and see whether it is sound."""
     path, changes = sorted_out(given)
-    config = run_config(given)
+    # A job on machines that are started for it has their places, not this machine's.
+    config = run_config([*given, "cluster.address=127.0.0.1:0"] if two_machines else given)
     from ray_jobs.run.begun import trains_prm
     from ray_jobs.run.preflight import check_before_start
 

@@ -11,6 +11,7 @@ from configs.loading import load_run_config
 from ray_jobs.checks.chaos.faults import FAULTS, WAL_HEADER, Stage
 from ray_jobs.checks.chaos.job import Job
 from ray_jobs.checks.chaos.run import ChaosError, run_chaos
+from ray_jobs.cli import main
 
 SAYS_SO = "import time; print('reinforce ...', flush=True); time.sleep(60)"
 
@@ -79,3 +80,13 @@ def test_fault_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
     config = load_run_config(None, [f"output_dir={tmp_path}", "name=r"])
     with pytest.raises(ChaosError, match=r"there are the faults kill-driver, .*poison; got melt"):
         run_chaos(config, [], num_faults=1, seed=0, only=["kill-store", "melt"], two_machines=False)
+
+
+def test_job_on_two_machines_may_have_more_workers_than_this_one_has_places(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("ray_jobs.checks.chaos.run.run_chaos", lambda config, start, **how: asked.append(how) or 0)
+    given = ["chaos", "chaos_cpu", "rollout.num_workers=2", f"output_dir={tmp_path}"]
+    assert main(given) == 2
+    assert main([*given, "--two-machines"]) == 0
+    assert [how["two_machines"] for how in asked] == [True]
