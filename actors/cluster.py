@@ -3,8 +3,11 @@
 import logging
 import math
 import os
+import signal
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -94,9 +97,24 @@ def start_ray(config: ClusterConfig) -> None:
     """Join the cluster that `config` or the environment names, or start Ray on loopback with at least the two CPUs that
     actors claim. Raises ClusterError."""
     os.environ.update(QUIET)
-    if address := config.joined:
-        _join(address)
-        return
+    with _sigterm_kept():
+        if address := config.joined:
+            _join(address)
+        else:
+            _start_own(dashboard=config.dashboard)
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Whoever handles SIGTERM goes on doing so; Ray's own handler would end the process without a word."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def _start_own(*, dashboard: bool) -> None:
+    """Raises ClusterError."""
     # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
     # of several machines needs; with this it stays on loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -106,7 +124,7 @@ def start_ray(config: ClusterConfig) -> None:
                 # Without this Ray would join whatever cluster was started on this machine last.
                 address="local",
                 num_cpus=max(2, os.cpu_count() or 1),
-                include_dashboard=config.dashboard,
+                include_dashboard=dashboard,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1",

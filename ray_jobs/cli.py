@@ -2,8 +2,12 @@
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from cyclopts import (
     App,
@@ -89,17 +93,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = [*given[1:], "--help"]
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    terminations: list[int] = []
     try:
-        return int(make_app()(given) or 0)
+        with _sigterm_interrupts(terminations):
+            return int(make_app()(given) or 0)
     except KeyboardInterrupt as interrupt:
-        print(f"agentflow: interrupted{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
-        return 130
+        what, code = ("ended by SIGTERM", 143) if terminations else ("interrupted", 130)
+        print(f"agentflow: {what}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+        return code
     except Exception as error:
         line = _mistyped(error) if isinstance(error, CycloptsError) else _for_the_user(error)
         if line is None:
             raise
         print(f"agentflow: error: {line}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _sigterm_interrupts(terminations: list[int]) -> Iterator[None]:
+    """SIGTERM, which schedulers, containers and `ray job stop` send, does what Ctrl-C does, and adds itself to the
+    list. By default it would end the process at once, with all that the process started left behind."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        terminations.append(number)
+        # Ray makes of whatever is raised here, while it waits, an exception of just this class.
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main one is told of signals.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _mistyped(error: CycloptsError) -> str:

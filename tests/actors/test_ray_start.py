@@ -1,5 +1,7 @@
 """Ray gives its own processes 30 s to start, which a busy machine may need longer for."""
 
+import signal
+
 import pytest
 import ray
 
@@ -35,3 +37,17 @@ def test_machine_on_which_ray_never_starts_is_one_line(starts):
     with pytest.raises(ClusterError, match="did not start within its 30 s, three times: this machine is too busy"):
         start_ray(ClusterConfig())
     assert starts["starts"] == 3
+
+
+@pytest.mark.parametrize("found", [signal.SIG_DFL, lambda *_: None])
+def test_handler_of_sigterm_stays_where_there_is_one(found, monkeypatch):
+    def of_ray(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, of_ray))
+    before = signal.signal(signal.SIGTERM, found)
+    try:
+        start_ray(ClusterConfig())
+        assert signal.getsignal(signal.SIGTERM) is (of_ray if found == signal.SIG_DFL else found)
+    finally:
+        signal.signal(signal.SIGTERM, before)

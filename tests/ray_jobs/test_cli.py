@@ -1,5 +1,6 @@
 import ast
 import importlib
+import signal
 import subprocess
 import sys
 
@@ -326,7 +327,26 @@ def test_interrupt_ends_with_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "agentflow: interrupted\n"
 
 
-def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+def test_sigterm_ends_with_143_and_is_left_as_it_was(monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", lambda: signal.raise_signal(signal.SIGTERM))
+    assert main(["doctor"]) == 143
+    assert capsys.readouterr().err == "agentflow: ended by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def pressed_ctrl_c(*_):
+    raise KeyboardInterrupt
+
+
+def got_sigterm(*_):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "code", "what"), [(pressed_ctrl_c, 130, "interrupted"), (got_sigterm, 143, "ended by SIGTERM")]
+)
+def test_run_that_is_cut_off_names_the_command_that_goes_on(cut_off, code, what, tmp_path, monkeypatch, capsys):
     from ray_jobs.run.run import open_run
 
     for name in ("start_ray", "stop_ray", "start_actors"):
@@ -338,14 +358,11 @@ def test_interrupt_of_a_run_names_the_command_that_goes_on(tmp_path, monkeypatch
         with open_run(config, Ready(model_path=tmp_path, sandbox=None), with_prm=False):
             raise AssertionError("a run that was interrupted while it started has begun")
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ray_jobs.run.run.start_actors", interrupt)
+    monkeypatch.setattr("ray_jobs.run.run.start_actors", cut_off)
     monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", interrupted)
-    assert main(["doctor"]) == 130
+    assert main(["doctor"]) == code
     said = capsys.readouterr().err
-    assert said == f"agentflow: interrupted; `agentflow resume '{tmp_path}/my runs/run'` goes on from here\n"
+    assert said == f"agentflow: {what}; `agentflow resume '{tmp_path}/my runs/run'` goes on from here\n"
 
 
 @pytest.mark.parametrize(
