@@ -10,6 +10,7 @@ import pytest
 from configs.loading import load_run_config
 from ray_jobs.checks.chaos.faults import FAULTS, WAL_HEADER, Stage
 from ray_jobs.checks.chaos.job import Job
+from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.checks.chaos.run import ChaosError, run_chaos
 from ray_jobs.cli import main
 
@@ -80,6 +81,17 @@ def test_fault_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
     config = load_run_config(None, [f"output_dir={tmp_path}", "name=r"])
     with pytest.raises(ChaosError, match=r"there are the faults kill-driver, .*poison; got melt"):
         run_chaos(config, [], num_faults=1, seed=0, only=["kill-store", "melt"], two_machines=False)
+
+
+def test_machine_that_went_down_by_itself_is_lost_as_any_other(stage, tmp_path, monkeypatch):
+    stage.machines = Machines(tmp_path)
+    monkeypatch.setattr("ray_jobs.checks.chaos.machines.RAY", "true")
+    monkeypatch.setattr("ray_jobs.checks.chaos.faults.MACHINE_STAYS_AWAY_S", 0.0)
+    stage.machines.add(2)
+    while stage.machines.roots():
+        time.sleep(0.01)
+    assert FAULTS["machine"](stage) == "lost a machine, and added one"
+    stage.machines.stop()
 
 
 def test_job_on_two_machines_may_have_more_workers_than_this_one_has_places(tmp_path, monkeypatch):

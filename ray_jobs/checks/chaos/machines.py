@@ -1,8 +1,8 @@
 """A Ray cluster of nodes on this machine, each a process tree of its own, as machines are."""
 
-import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import psutil
+
+from ray_jobs.checks.chaos.job import descendants, send
 
 RAY = Path(sys.prefix) / "bin" / "ray"
 PATIENCE_S = 300.0
@@ -75,12 +77,12 @@ class Machines:
         return [one.pid for one in self._started if one.poll() is None]
 
     def lose_last(self) -> None:
-        """The machine that was added last goes down, with all that runs there."""
+        """The machine that was added last goes down, with all that runs there, if it has not gone down by itself."""
         lost = self._started.pop()
-        for one in (*psutil.Process(lost.pid).children(recursive=True), lost):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        lost.wait()
+        if lost.poll() is None:
+            for pid in (*descendants(lost.pid), lost.pid):
+                send(pid, signal.SIGKILL)
+            lost.wait()
 
     def processes(self) -> list[psutil.Process]:
         """All that was started here, and what that started."""
@@ -94,11 +96,8 @@ class Machines:
 
     def stop(self) -> None:
         """End what was started here, and nothing else."""
-        for one in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        for process in self._started:
-            process.wait()
+        while self._started:
+            self.lose_last()
         shutil.rmtree(self.sessions, ignore_errors=True)
 
     def _start(self, *options: str, within: tuple[str, ...] = ()) -> None:
