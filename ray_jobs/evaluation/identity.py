@@ -4,10 +4,12 @@ Everything is named by a digest of the thing itself, so that two evaluations can
 modules, the same items and the same settings.
 """
 
+import ast
 import asyncio
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,15 +17,28 @@ from typing import Any
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.own import load_own
-from configs.rollout import FrozenModelConfig, FunctionAgentConfig, ModuleConfig, NoMemoryConfig, PlannerAgentConfig
+from configs.rollout import (
+    CommandAgentConfig,
+    FrozenModelConfig,
+    FunctionAgentConfig,
+    ModuleConfig,
+    NoMemoryConfig,
+    PlannerAgentConfig,
+)
 from configs.run import RunConfig
 from envs.types import Task
+from reward import scorers
 from reward.answer_judge import RUBRIC
+from reward.scorers import game24, math, text
 from rollout import chat
 from rollout.agent import agent, modules, planner
+from rollout.agent.program import Program
 from rollout.engines.served import ChatServer
 
-FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory", "judge", "items")
+FIXED = (
+    *("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory"),
+    *("scorer", "judge", "items"),
+)
 """What must be equal on both sides of a comparison; the policy is what may differ."""
 
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -48,6 +63,7 @@ def identity_of(
         "prompt": config.rollout.prompt.model_dump(mode="json"),
         "tools": _tools(config) | _own_tools(config),
         "memory": _memory(config),
+        "scorer": _scorer(tasks),
         "judge": _judge(config),
         "items": _items(tasks),
     }
@@ -72,6 +88,7 @@ def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequ
         "prompt": config.rollout.prompt.model_dump(mode="json"),
         "tools": _tools(config),
         "memory": _memory(config),
+        "scorer": code,
         "judge": None,
         "items": _items(tasks),
     }
@@ -169,18 +186,31 @@ def _tools(config: RunConfig) -> dict[str, Any]:
 
 
 def _own_tools(config: RunConfig) -> dict[str, Any]:
-    """The functions and classes of one's own among the tools, by name. Nothing where there are none."""
+    """The code of one's own behind the tools, by their names, and the questions that they keep back. Nothing where
+    there are none."""
     own = {name: config.envs.tools[name] for name in config.envs.actions if name in config.envs.tools}
     sources = {name: _source_digest(tool.source, f"envs.tools.{name}") for name, tool in own.items() if not tool.is_mcp}
-    return {"code": sources} if sources else {}
+    blocked = config.envs.web.blocked_questions
+    return ({"code": sources} if sources else {}) | ({"blocked": _file_digest(Path(blocked))} if blocked else {})
 
 
 def _agent(config: RunConfig) -> str:
-    """The planner is its code; an agent of one's own its function, or its command as it stands, and its settings."""
-    if isinstance(config.agent, PlannerAgentConfig):
-        return _code_digest(agent, chat, planner, modules)
-    own = config.agent.function if isinstance(config.agent, FunctionAgentConfig) else None
-    return digest_of([config.agent.model_dump(mode="json"), own and _source_digest(own, "agent.function")])
+    """The planner is its code; an agent of one's own its module, or its command with the files that it names, and its
+    settings."""
+    settings = config.agent.model_dump(mode="json")
+    match config.agent:
+        case PlannerAgentConfig():
+            return _code_digest(agent, chat, planner, modules)
+        case FunctionAgentConfig(function=function):
+            return digest_of([settings, _source_digest(function, "agent.function")])
+        case CommandAgentConfig(command=command):
+            return digest_of([settings, *map(_file_digest, Program(command, config.code_path).files)])
+
+
+def _scorer(tasks: Sequence[Task]) -> str:
+    """Our comparisons are their code, besides the modules of one's own that score some of the tasks."""
+    own = sorted({task.scorer for task in tasks if task.scorer and ":" in task.scorer})
+    return digest_of([_code_digest(scorers, game24, math, text), *(_source_digest(name, "scorer") for name in own)])
 
 
 def _memory(config: RunConfig) -> dict[str, Any] | None:
@@ -198,11 +228,18 @@ def _judge(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _items(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
-    rows: dict[str, list[list[str]]] = {}
+    rows: dict[str, list[list[Any]]] = {}
     for task in tasks:
-        own = [task.scorer] if task.scorer else []
-        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer, *own])
+        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer, *_scored_by(task)])
     return {name: {"count": len(rows[name]), "digest": digest_of(sorted(rows[name]))} for name in sorted(rows)}
+
+
+def _scored_by(task: Task) -> list[Any]:
+    """The name of a scorer that is not the data set's, and what one of one's own may read besides the answer."""
+    if task.scorer is None:
+        return []
+    reads = ":" in task.scorer and task.metadata
+    return [task.scorer, digest_of(dict(task.metadata))] if reads else [task.scorer]
 
 
 def _code_digest(*parts: ModuleType) -> str:
@@ -210,18 +247,22 @@ def _code_digest(*parts: ModuleType) -> str:
 
 
 def _source_digest(source: str, key: str) -> str | None:
-    """Of a function or a class of one's own, without what it calls; None where there is no text of it. Raises
-    OwnCodeError."""
+    """Of the module of one's own that a setting names, but for its comments, and without what it imports; None where
+    there is no text of it. Raises OwnCodeError."""
+    load_own(source, key=key)
     try:
-        return digest_of(inspect.getsource(load_own(source, key=key)))
+        code = inspect.getsource(sys.modules[source.partition(":")[0]])
     except (OSError, TypeError):
         return None
+    return digest_of(ast.unparse(ast.parse(code)))
 
 
 def _files_digest(folder: Path) -> str:
     """Over the contents of a model's files, whatever the folder is called."""
-    digests = {}
-    for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digest_of(digests)
+    paths = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+    return digest_of({path.name: _file_digest(path) for path in paths})
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

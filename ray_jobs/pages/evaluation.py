@@ -25,6 +25,7 @@ _PROOF = {
     "prompt": "digest of the planner's instructions and examples",
     "tools": "digest of the tools' settings and code",
     "memory": "hints of earlier tasks",
+    "scorer": "digest of the scorers' code",
     "judge": "judge of short answers",
 }
 
