@@ -200,7 +200,9 @@ def _served(config: RunConfig) -> tuple[Policy, Weights]:
     if isinstance(backend, OllamaConfig):
         reply = asyncio.run(ChatServer(backend).request("GET", "/api/tags"))
         names = {backend.model, f"{backend.model}:latest"}
-        row = next((one for one in reply.get("models", []) if one.get("name") in names), {})
+        models = reply.get("models")
+        rows = models if isinstance(models, list) else []
+        row = next((one for one in rows if one.get("name") in names), {})
     policy: Policy = {
         "backend": backend.type,
         "model": backend.model,

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from rollout.store.choice import FamilyOf, nobody_chooses
 from rollout.store.ledger_file import LedgerError as LedgerError
@@ -360,7 +359,7 @@ class Ledger(LedgerMending, LedgerReading):
         num = self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown")
         return bool(result.payload) and num < SHOWN_UNTRAINED
 
-    def _end(self, lease: Lease, after: State, **columns: Any) -> None:
+    def _end(self, lease: Lease, after: State, **columns: object) -> None:
         """The end of this attempt and of no later one."""
         self._move(lease[0], "running", after, of_attempt=lease[1], worker=None, **columns)
 
