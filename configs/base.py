@@ -1,7 +1,7 @@
 """The base of every configuration model: frozen, and a key nobody declared is an error."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -15,7 +15,7 @@ def typed(default: str, **by_key: str) -> BeforeValidator:
     that `by_key` gives for a key in it, else `default`. A setting exists only in the types in which it has an
     effect."""
 
-    def with_type(value: Any) -> Any:
+    def with_type(value: object) -> object:
         if isinstance(value, str):
             return {"type": value}
         if not isinstance(value, Mapping):
@@ -25,7 +25,7 @@ def typed(default: str, **by_key: str) -> BeforeValidator:
     return BeforeValidator(with_type)
 
 
-def types_of(annotation: Any) -> dict[str, type[Config]]:
+def types_of(annotation: object) -> dict[str, type[Config]]:
     """The models of such a union by their `type`; empty for any other annotation."""
     models = [part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, Config)]
     found = {

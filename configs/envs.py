@@ -1,9 +1,9 @@
 """The world the agent acts in: task mix, tools, code sandbox."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
 from configs.base import Config
@@ -16,6 +16,16 @@ BUILT_IN_ACTIONS = (
 _SOURCE = re.compile(r"mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DATA = re.compile(r"hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def _positive(mix: dict[str, float]) -> dict[str, float]:
+    if not mix or min(mix.values()) < 0 or sum(mix.values()) <= 0:
+        raise ValueError(f"shares must be >= 0 with a positive sum, got {mix}")
+    return mix
+
+
+Mix = Annotated[dict[str, float], AfterValidator(_positive)]
+"""Data set name -> share of the tasks."""
 
 
 class SandboxConfig(Config):
@@ -195,7 +205,7 @@ class BaseGeneratorConfig(Config):
 
 
 class EnvsConfig(Config):
-    mix: dict[str, float] = {"lookup": 0.6, "two_lookup": 0.4}
+    mix: Mix = {"lookup": 0.6, "two_lookup": 0.4}
     """Data set name -> share of the tasks. Generated: arith, lookup, two_lookup, three_lookup, chain, branch,
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
     choice: Literal["mix", "learnable"] = "mix"
@@ -224,13 +234,6 @@ class EnvsConfig(Config):
     web: WebConfig = WebConfig()
     recording: RecordingConfig = RecordingConfig()
     base_generator: BaseGeneratorConfig = BaseGeneratorConfig()
-
-    @field_validator("mix")
-    @classmethod
-    def _positive_mix(cls, mix: dict[str, float]) -> dict[str, float]:
-        if not mix or min(mix.values()) < 0 or sum(mix.values()) <= 0:
-            raise ValueError(f"shares must be >= 0 with a positive sum, got {mix}")
-        return mix
 
     @field_validator("actions")
     @classmethod

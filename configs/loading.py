@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -46,7 +45,7 @@ def find_recipe(recipe: Path) -> Path:
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
 
 
-def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
     """The configuration with other values at these dotted keys, checked again. Raises pydantic's ValidationError."""
     values = config.model_dump()
     for key, value in changes.items():
@@ -61,7 +60,7 @@ def render_config(config: RunConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _render_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+def _render_table(table: dict[str, object], path: tuple[str, ...], lines: list[str]) -> None:
     if path:
         lines += ["", f"[{'.'.join(map(_render_key, path))}]"]
     for key, value in table.items():
@@ -79,14 +78,14 @@ def _render_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _render_value(key)
 
 
-def _render_value(value: Any) -> str:
+def _render_value(value: object) -> str:
     """JSON's strings, booleans and arrays are TOML's; so are its numbers, except those that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     in_json = path.suffix == ".json"
     try:
         return dict(json.loads(path.read_text())) if in_json else tomllib.loads(path.read_text())
@@ -102,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 
 
-def _today(values: dict[str, Any]) -> dict[str, Any]:
+def _today(values: dict[str, object]) -> dict[str, object]:
     """Under today's keys, which are those that overrides name."""
     try:
         return as_today(values, RunConfig)
@@ -110,7 +109,7 @@ def _today(values: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: dict[str, object], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override '{override}' must look like learner.learning_rate=2e-6")
@@ -120,7 +119,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override '{override}': {error}") from None
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
+def _set(values: dict[str, object], key: str, value: object) -> None:
     *parents, leaf = key.split(".")
     table = values
     for parent in parents:
@@ -134,7 +133,7 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     table[leaf] = value
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
     """TOML value where it parses as one (numbers, lists, tables, true), the bare text otherwise."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config
 from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
-from configs.envs import EnvsConfig
+from configs.envs import EnvsConfig, Mix
 from configs.judge import JudgeConfig
 from configs.learner import (
     BOUNDED_LOSSES,
@@ -42,7 +42,7 @@ class EvaluationConfig(Config):
     """Held-out tasks on which the cold-started and the trained policy are compared, paired."""
     num_untouched_tasks: int = Field(default=100, ge=0)
     """The first so many of the same tasks are also given to the untouched model."""
-    mix: dict[str, float] | None = None
+    mix: Mix | None = None
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
     every_steps: int = Field(default=0, ge=0)
     """Train steps from one evaluation while training to the next, a curve on held-out tasks; 0 makes none. After the
@@ -56,13 +56,6 @@ class EvaluationConfig(Config):
     """Tries at one item whose engine or tools failed, before it is unscored; before and after RL, too."""
     judge: JudgeConfig | None = None
     """A language model that is asked where a short answer equals no reference; counted and reported apart."""
-
-    @field_validator("mix")
-    @classmethod
-    def _positive_mix(cls, mix: dict[str, float] | None) -> dict[str, float] | None:
-        if mix is not None and (not mix or min(mix.values()) < 0 or sum(mix.values()) <= 0):
-            raise ValueError(f"shares must be >= 0 with a positive sum, got {mix}")
-        return mix
 
 
 class RunConfig(Config):

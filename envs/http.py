@@ -172,7 +172,7 @@ class Service(Attempts):
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         content: AsyncIterable[bytes] | None = None,
     ) -> Any:
         """Send one request and return the JSON value of the reply, None for an empty one. Raises HttpError.
@@ -334,7 +334,7 @@ def chat_completion(reply: Any) -> ChatCompletion:
     )
 
 
-def token_count(counts: Any, name: str) -> int | None:
+def token_count(counts: object, name: str) -> int | None:
     """A count of a reply; None where the server gives no usable one."""
     value = counts.get(name) if isinstance(counts, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from configs.learner import LearnerConfig
 from learner.backbone import Backbone
-from learner.optim import Microbatch, Ranks
+from learner.optim import Microbatch, Ranks, Value
 from learner.packing import share_out
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -98,8 +98,8 @@ class ShardedAdamW:
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
 
-    def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.ranks.size
+    def gather(self, value: Value) -> list[Value]:
+        values = [value] * self.ranks.size
         torch.distributed.all_gather_object(values, value)
         return values
 

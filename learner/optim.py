@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from learner.types import TrainingSample
 
+Value = TypeVar("Value")
 Microbatch = Sequence[TrainingSample]
 
 
@@ -41,7 +42,7 @@ class Optimizer(Protocol):
         """Add the gradient of a microbatch's loss, whose denominator is the whole step's; `last` of this rank's."""
         ...
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Value) -> list[Value]:
         """Every rank's value, in the order of ranks."""
         ...
 
@@ -89,7 +90,7 @@ class LocalAdamW(torch.optim.AdamW):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Value) -> list[Value]:
         return [value]
 
     def clipped_norm(self, max_norm: float) -> float:

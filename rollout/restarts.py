@@ -44,15 +44,17 @@ def as_fork(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:
 
 def repeats(fork: Trajectory, root: Trajectory, num_turns: int) -> bool:
     """Whether the first turns of `fork` are those of `root`: the same prompts led to the same results, up to a prompt
-    that the root went on with, too."""
+    that the root went on with, too. A planner that the infrastructure stopped before it came there repeats what it has,
+    and is unscored as ever; an agent of one's own is also stopped where it asks something else, and repeats nothing."""
     own, recorded = fork.planner_turns, root.planner_turns
-    if len(own) <= num_turns:
+    if any(
+        one.prompt_token_ids != other.prompt_token_ids or one.tool_result != other.tool_result
+        for one, other in zip(own[:num_turns], recorded, strict=False)
+    ):
         return False
-    followed = {turn.prompt_token_ids for turn in recorded[num_turns:]}
-    return own[num_turns].prompt_token_ids in followed and all(
-        one.prompt_token_ids == other.prompt_token_ids and one.tool_result == other.tool_result
-        for one, other in zip(own[:num_turns], recorded[:num_turns], strict=True)
-    )
+    if len(own) <= num_turns:
+        return fork.stop_reason == "infrastructure" and fork.failure is None
+    return own[num_turns].prompt_token_ids in {turn.prompt_token_ids for turn in recorded[num_turns:]}
 
 
 def most_turns(trajectory: Trajectory) -> int:

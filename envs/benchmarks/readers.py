@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.wording import reason
 from envs.types import Task
@@ -16,7 +16,7 @@ from envs.types import Task
 if TYPE_CHECKING:
     import pyarrow
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def plain_rows(table: "pyarrow.Table") -> list[Row]:
     ]
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     try:
         return json.loads(json.dumps(value, default=_as_text))
     except TypeError:
@@ -188,5 +188,5 @@ def _text(row: Row, column: str) -> str:
     return text.strip()
 
 
-def _strings(value: Any) -> Sequence[str]:
+def _strings(value: object) -> Sequence[str]:
     return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]

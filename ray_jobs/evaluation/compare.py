@@ -1,9 +1,9 @@
 """Compare two evaluations of the same items: paired, with a test, intervals, and how many items a claim would need."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +28,41 @@ ASKED_GAINS = (0.02, 0.05, 0.1)
 
 class ComparisonError(UserError):
     """Two evaluations that must not be compared; the message says why, and what to do."""
+
+
+class ComparedRates(TypedDict):
+    """Of the items that are paired. `discordant` is the mean squared difference: for one seed, the share of items that
+    exactly one side solves. `items_for` are the paired items that a true gain of so much would take."""
+
+    num_items: int
+    before: float
+    after: float
+    gain: float
+    only_before: int
+    only_after: int
+    gain_ci95: tuple[float, float]
+    test: str
+    p: float
+    discordant: float
+    items_for_this_gain: int | None
+    items_for: dict[str, int | None]
+
+
+class Comparison(TypedDict):
+    """Where there are two values, they are those of the two sides."""
+
+    before: str
+    after: str
+    differs_in: list[str]
+    unproven: list[str]
+    infrastructure_failures: list[int]
+    undecided: list[int]
+    left_out: list[str]
+    left_out_because: list[str]
+    num_seeds: list[int]
+    all: ComparedRates
+    benchmarks: dict[str, ComparedRates]
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +110,8 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
     return page
 
 
-def comparison(
-    before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None
-) -> dict[str, Any]:
-    """JSON values only. Raises ComparisonError where an item is not the same on both sides, or none is on both."""
+def comparison(before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None) -> Comparison:
+    """Raises ComparisonError where an item is not the same on both sides, or none is on both."""
     pairs, left_out = _pairs(before, after), _unpaired(before, after)
     seeds = {side.identity["sampling"]["seeds"] for side in (before, after)}
     compared = compare_paired if seeds == {1} else compare_means
@@ -139,8 +172,7 @@ def _results(places: Sequence[tuple[str, str]], *sides: StoredEvaluation) -> Ite
         yield from (item for key, item in side.items.items() if (key.benchmark, key.task_id) in wanted)
 
 
-def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:
-    # Of the mean squared difference: for one seed, the share of items that exactly one side solves.
+def _row(pairs: Pairs, compared: PairedComparison) -> ComparedRates:
     squares = [(second - first) ** 2 for first, second in zip(pairs.before, pairs.after, strict=True)]
     discordant = sum(squares) / len(squares)
     return {
@@ -150,7 +182,7 @@ def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:
         "gain": compared.gain,
         "only_before": compared.only_before,
         "only_after": compared.only_after,
-        "gain_ci95": list(compared.ci95),
+        "gain_ci95": compared.ci95,
         "test": compared.test,
         "p": compared.p,
         "discordant": discordant,
@@ -159,7 +191,7 @@ def _row(pairs: Pairs, compared: PairedComparison) -> dict[str, Any]:
     }
 
 
-def _table(result: Mapping[str, Any]) -> Table:
+def _table(result: Comparison) -> Table:
     table = Table(title=f"{result['before']} -> {result['after']}", title_justify="left")
     for column in ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain"):
         table.add_column(column)

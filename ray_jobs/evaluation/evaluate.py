@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -21,8 +20,10 @@ from ray_jobs.checks.keys import check_key
 from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
 from ray_jobs.evaluation.folder import (
     SUMMARY,
+    BenchmarkRates,
     EvaluationError,
     EvaluationFolder,
+    EvaluationSummary,
     ItemKey,
     read_evaluation,
     summarize_evaluation,
@@ -216,11 +217,11 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _table(name: str, summary: dict[str, Any]) -> Table:
+def _table(name: str, summary: EvaluationSummary) -> Table:
     table = Table(title=f"Solved by {name}", title_justify="left")
     for column in ("benchmark", "solved", "items", "95% interval"):
         table.add_column(column)
-    rows = dict(summary["benchmarks"])
+    rows: dict[str, BenchmarkRates | EvaluationSummary] = {**summary["benchmarks"]}
     if len(rows) > 1:
         rows["all"] = summary
     for label, row in rows.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -14,7 +14,7 @@ from configs.wording import reason
 from envs.benchmarks.readers import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
-from ray_jobs.evaluation.identity import FIXED, identity_of_phase, unproven
+from ray_jobs.evaluation.identity import Identity, Policy, differences, identity_of_phase, unproven
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
@@ -86,20 +86,81 @@ class Item:
         return self.broke_off or self.undecided
 
 
+class Judged(TypedDict):
+    asked: int
+    accepted: int
+    silent: int
+    solve_rate_with_judge: float
+
+
+class Leaks(TypedDict):
+    searched: int
+    leaked: list[str]
+    share: float
+
+
+class BenchmarkRates(TypedDict):
+    """`num_items` are different ones, `num_results` their tries under all seeds."""
+
+    num_items: int
+    num_scored: int
+    num_results: int
+    solve_rate: float | None
+    solve_rate_ci95: tuple[float, float]
+    by_seed: list[float]
+    spread_over_seeds: float | None
+    f1: float | None
+    infrastructure_failures: int
+    undecided: int
+    retried: int
+    endings: dict[str, int]
+    no_answer: int
+    turns: float
+    judge: Judged | None
+    leaks: Leaks
+
+
+class EvaluationSummary(TypedDict):
+    """Rates are means over scored items of their mean over scored seeds; results without a score are named in
+    `unscored`, and counted by their reason: `infrastructure_failures`, and `undecided` by a scorer of one's own."""
+
+    policy: Policy
+    solve_rate: float | None
+    solve_rate_ci95: tuple[float, float]
+    mean_over_benchmarks: float
+    num_items: int
+    num_scored: int
+    num_seeds: int
+    infrastructure_failures: int
+    undecided: int
+    unscored: list[str]
+    benchmarks: dict[str, BenchmarkRates]
+    frozen_calls: int
+    foreign_calls: int
+    planner_versions: list[int]
+    unproven: list[str]
+
+
+class _Facts(TypedDict):
+    schema: int
+    identity: Identity
+    provenance: Mapping[str, object]
+
+
 class EvaluationFolder:
     """Appends as it goes: an evaluation that was cut off goes on where it stopped."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], *, seed: int) -> None:
+    def __init__(self, path: Path, identity: Identity, *, seed: int) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         if (path / IDENTITY).exists():
             _check_same(path, identity)
         else:
-            facts = {"schema": SCHEMA, "identity": dict(identity), "provenance": provenance(seed=seed)}
+            facts: _Facts = {"schema": SCHEMA, "identity": identity, "provenance": provenance(seed=seed)}
             write_json(path / IDENTITY, facts)
         self.done = {item.key for item in items_of(path) if not item.broke_off}
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Mapping[str, object]) -> None:
         append_record(self.path / ITEMS, record)
 
 
@@ -108,8 +169,8 @@ class StoredEvaluation:
     """An evaluation read back; of an item that was tried again, what came of it last."""
 
     path: Path
-    identity: Mapping[str, Any]
-    provenance: Mapping[str, Any]
+    identity: Identity
+    provenance: Mapping[str, object]
     items: Mapping[ItemKey, Item]
 
     @property
@@ -149,7 +210,7 @@ def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
     return before, after
 
 
-def _phase_of_run(path: Path, config: RunConfig, origin: Mapping[str, Any], phase: str) -> StoredEvaluation:
+def _phase_of_run(path: Path, config: RunConfig, origin: Mapping[str, object], phase: str) -> StoredEvaluation:
     found = [item_of(row) for row in read_records(path / TRAJECTORIES) if row["phase"] == phase]
     if not found:
         raise EvaluationError(f"the run in '{path}' has no {phase}; `agentflow resume {path}` goes on with it")
@@ -195,21 +256,21 @@ def item_of(record: Mapping[str, Any]) -> Item:
     )
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _facts(path: Path) -> _Facts:
     try:
-        facts = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
+        facts: _Facts = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EvaluationError(
             f"'{path}' holds no evaluation ({reason(error)}); name a folder that `agentflow evaluate` wrote"
         ) from error
     if facts.get("schema") != SCHEMA:
         raise EvaluationError(f"'{path}' has schema {facts.get('schema')}, this version reads {SCHEMA}; evaluate again")
-    return dict(facts)
+    return facts
 
 
-def _check_same(path: Path, identity: Mapping[str, Any]) -> None:
+def _check_same(path: Path, identity: Identity) -> None:
     begun = _facts(path)["identity"]
-    changed = [name for name in ("policy", *FIXED) if begun.get(name) != identity[name]]
+    changed = [*(["policy"] if begun["policy"] != identity["policy"] else []), *differences(begun, identity)]
     if changed:
         raise EvaluationError(
             f"'{path}' holds an evaluation with another {', '.join(changed)}; give the same settings to continue it, "
@@ -238,10 +299,8 @@ def _names(keys: Sequence[ItemKey], *, most: int = 5) -> str:
     return ", ".join([*names, *([f"and {len(keys) - most} more"] if len(keys) > most else [])])
 
 
-def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
-    """JSON values only. Rates are means over scored items of their mean over scored seeds; results without a score are
-    named in `unscored`, and counted by their reason: `infrastructure_failures`, and `undecided` by a scorer of one's
-    own. Needs a scored item."""
+def summarize_evaluation(stored: StoredEvaluation) -> EvaluationSummary:
+    """Needs a scored item."""
     items = list(stored.items.values())
     names = sorted({item.key.benchmark for item in items})
     benchmarks = {name: _results([item for item in items if item.key.benchmark == name]) for name in names}
@@ -249,7 +308,7 @@ def summarize_evaluation(stored: StoredEvaluation) -> dict[str, Any]:
     return {
         "policy": stored.identity["policy"],
         "solve_rate": _rate(items),
-        "solve_rate_ci95": list(_interval(items)),
+        "solve_rate_ci95": _interval(items),
         "mean_over_benchmarks": mean(rates),
         "num_items": sum(row["num_items"] for row in benchmarks.values()),
         "num_scored": sum(row["num_scored"] for row in benchmarks.values()),
@@ -274,7 +333,7 @@ def means_by_item(items: Iterable[Item]) -> dict[tuple[str, str], float]:
     return {place: mean(results) for place, results in solved.items()}
 
 
-def _results(items: Sequence[Item]) -> dict[str, Any]:
+def _results(items: Sequence[Item]) -> BenchmarkRates:
     scored = [item for item in items if not item.failed]
     by_seed = [
         [item.solved for item in scored if item.key.seed == seed] for seed in sorted({i.key.seed for i in scored})
@@ -286,7 +345,7 @@ def _results(items: Sequence[Item]) -> dict[str, Any]:
         "num_scored": len({item.key.task_id for item in scored}),
         "num_results": len(items),
         "solve_rate": _rate(items),
-        "solve_rate_ci95": list(_interval(items)),
+        "solve_rate_ci95": _interval(items),
         "by_seed": rates,
         "spread_over_seeds": stdev(rates) if len(rates) > 1 else None,
         "f1": mean(partial) if partial else None,
@@ -313,7 +372,7 @@ def _interval(items: Sequence[Item]) -> tuple[float, float]:
     return wilson_interval(sum(means.values()), len(means))
 
 
-def _judged(items: Sequence[Item]) -> Mapping[str, Any] | None:
+def _judged(items: Sequence[Item]) -> Judged | None:
     """Apart from the exact score. None where nobody was asked."""
     asked = [item for item in items if item.judge_asked]
     if not asked:
@@ -327,7 +386,7 @@ def _judged(items: Sequence[Item]) -> Mapping[str, Any] | None:
     }
 
 
-def _leaks(items: Sequence[Item]) -> Mapping[str, Any]:
+def _leaks(items: Sequence[Item]) -> Leaks:
     """How many questions were found in what the tools brought in for them."""
     audit = audit_retrieved(
         Retrieved(id="/".join(map(str, item.key)), question=stem_of(item.question), texts=item.retrieved)

@@ -4,91 +4,167 @@ Everything is named by a digest of the thing itself, so that two evaluations can
 modules, the same items and the same settings.
 """
 
+import ast
 import asyncio
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.own import load_own
-from configs.rollout import FrozenModelConfig, FunctionAgentConfig, ModuleConfig, NoMemoryConfig, PlannerAgentConfig
+from configs.rollout import (
+    CommandAgentConfig,
+    FrozenModelConfig,
+    FunctionAgentConfig,
+    ModuleConfig,
+    NoMemoryConfig,
+    PlannerAgentConfig,
+)
 from configs.run import RunConfig
 from envs.types import Task
+from reward import scorers
 from reward.answer_judge import RUBRIC
+from reward.scorers import game24, math, text
 from rollout import chat
 from rollout.agent import agent, modules, planner
+from rollout.agent.program import Program
 from rollout.engines.served import ChatServer
 
-FIXED = ("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory", "judge", "items")
+FIXED = (
+    *("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory"),
+    *("scorer", "judge", "items"),
+)
 """What must be equal on both sides of a comparison; the policy is what may differ."""
+
+
+class Policy(TypedDict):
+    """The phases of a run name theirs by the first three."""
+
+    backend: str
+    model: str
+    adapter: str | None
+    model_digest: NotRequired[str | None]
+    adapter_digest: NotRequired[str | None]
+    policy_version: NotRequired[int | None]
+
+
+class Weights(TypedDict):
+    """`weights` is None where a server does not tell."""
+
+    weights: str | None
+    told_by: str
+    adapter_mode: str | None
+
+
+class Sampling(TypedDict):
+    temperature: float
+    seeds: int
+    max_steps: int
+    max_turn_tokens: int
+    max_model_len: int
+    format_retries: int
+    episode_timeout_s: float
+    max_attempts: int
+
+
+class Items(TypedDict):
+    count: int
+    digest: str
+
+
+class Identity(TypedDict):
+    """What nobody reads is an object: it is only compared. Evaluations of earlier releases name no scorer."""
+
+    policy: Policy
+    verifier: object
+    generator: object
+    quantisation: Weights
+    sampling: Sampling
+    agent: str
+    prompt: object
+    tools: object
+    memory: object
+    scorer: NotRequired[str]
+    judge: object
+    items: Mapping[str, Items]
+
 
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 def identity_of(
     config: RunConfig, *, adapter: Path | None, model_path: Path | None, tasks: Sequence[Task], num_seeds: int
-) -> dict[str, Any]:
+) -> Identity:
     """JSON values only. `model_path` is the folder of the base model, None where a server has it.
 
     Raises BackendError where a server cannot be asked, CheckpointError for an adapter that cannot be trusted.
     """
     policy, weights = _served(config) if model_path is None else _own(config, adapter, model_path)
     base = policy["model_digest"]
-    identity = {
+    identity: Identity = {
         "policy": policy,
         "verifier": _module(config.rollout.verifier, base),
         "generator": _module(config.rollout.generator, base),
         "quantisation": weights,
-        "sampling": _sampling(config, num_seeds),
+        "sampling": _sampling(config, num_seeds, config.evaluation.temperature),
         "agent": _agent(config),
         "prompt": config.rollout.prompt.model_dump(mode="json"),
         "tools": _tools(config) | _own_tools(config),
         "memory": _memory(config),
+        "scorer": _scorer(tasks),
         "judge": _judge(config),
         "items": _items(tasks),
     }
-    # As it will be read back: tuples are lists there.
-    return dict(json.loads(json.dumps(identity)))
+    return _read_back(identity)
 
 
-def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequence[Task]) -> dict[str, Any]:
+def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequence[Task]) -> Identity:
     """Of an evaluation inside of a training run: whatever is no policy is the run's own, and so are code and base. All
     its phases have the one base model that the run loaded, so none is named by a digest."""
     code = f"commit {commit}"
-    frozen = {
-        name: {"kind": module.type, "max_tokens": getattr(module, "max_tokens", 64), "code": code}
-        for name, module in (("verifier", config.rollout.verifier), ("generator", config.rollout.generator))
-    }
-    identity = {
+    verifier, generator = (
+        {"kind": module.type, "max_tokens": getattr(module, "max_tokens", 64), "code": code}
+        for module in (config.rollout.verifier, config.rollout.generator)
+    )
+    identity: Identity = {
         "policy": {"backend": "vllm", "model": config.model.path, "adapter": phase},
-        **frozen,
+        "verifier": verifier,
+        "generator": generator,
         "quantisation": _own_weights(config),
-        "sampling": _sampling(config, 1) | {"temperature": 0.0},
+        "sampling": _sampling(config, 1, 0.0),
         "agent": code,
         "prompt": config.rollout.prompt.model_dump(mode="json"),
         "tools": _tools(config),
         "memory": _memory(config),
+        "scorer": code,
         "judge": None,
         "items": _items(tasks),
     }
-    return dict(json.loads(json.dumps(identity)))
+    return _read_back(identity)
 
 
-def digest_of(value: Any) -> str:
+def _read_back(identity: Identity) -> Identity:
+    """As it will be read from its file: tuples are lists there."""
+    found: Identity = json.loads(json.dumps(identity))
+    return found
+
+
+def digest_of(value: object) -> str:
     """The same for equal JSON values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differences(one: Identity, other: Identity) -> list[str]:
     """The parts of FIXED in which two identities differ."""
     return [name for name in FIXED if one.get(name) != other.get(name)]
 
 
-def unproven(identity: Mapping[str, Any]) -> list[str]:
+def unproven(identity: Identity) -> list[str]:
     """What a server does not tell, and what therefore rests on its operator's word."""
     policy = identity["policy"]
     if policy["backend"] == "vllm":
@@ -97,11 +173,11 @@ def unproven(identity: Mapping[str, Any]) -> list[str]:
     return [name for name, value in said.items() if value is None]
 
 
-def _own(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _own(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[Policy, Weights]:
     from learner.checkpoint import read_manifest
 
     manifest = read_manifest(adapter) if adapter else None
-    policy = {
+    policy: Policy = {
         "backend": "vllm",
         "model": config.model.path,
         "model_digest": _files_digest(model_path),
@@ -112,20 +188,22 @@ def _own(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[dic
     return policy, _own_weights(config)
 
 
-def _own_weights(config: RunConfig) -> dict[str, Any]:
+def _own_weights(config: RunConfig) -> Weights:
     engine = config.rollout.engine
     return {"weights": engine.precision, "told_by": "the engine's setting", "adapter_mode": engine.adapter_mode}
 
 
-def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+def _served(config: RunConfig) -> tuple[Policy, Weights]:
     backend = config.backend
     row: Mapping[str, Any] = {}
     assert not isinstance(backend, VllmConfig)
     if isinstance(backend, OllamaConfig):
         reply = asyncio.run(ChatServer(backend).request("GET", "/api/tags"))
         names = {backend.model, f"{backend.model}:latest"}
-        row = next((one for one in reply.get("models", []) if one.get("name") in names), {})
-    policy = {
+        models = reply.get("models")
+        rows = models if isinstance(models, list) else []
+        row = next((one for one in rows if one.get("name") in names), {})
+    policy: Policy = {
         "backend": backend.type,
         "model": backend.model,
         "model_digest": row.get("digest"),
@@ -137,7 +215,7 @@ def _served(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     return policy, {"weights": level, "told_by": "the server", "adapter_mode": None}
 
 
-def _module(config: ModuleConfig, base_digest: str | None) -> dict[str, Any]:
+def _module(config: ModuleConfig, base_digest: str | None) -> object:
     """A rule is its code; a model is its code with its prompt, and the base weights that never change."""
     asks = isinstance(config, FrozenModelConfig)
     return {
@@ -148,10 +226,10 @@ def _module(config: ModuleConfig, base_digest: str | None) -> dict[str, Any]:
     }
 
 
-def _sampling(config: RunConfig, num_seeds: int) -> dict[str, Any]:
+def _sampling(config: RunConfig, num_seeds: int, temperature: float) -> Sampling:
     rollout = config.rollout
     return {
-        "temperature": config.evaluation.temperature,
+        "temperature": temperature,
         "seeds": num_seeds,
         "max_steps": rollout.max_steps,
         "max_turn_tokens": rollout.max_turn_tokens,
@@ -162,34 +240,47 @@ def _sampling(config: RunConfig, num_seeds: int) -> dict[str, Any]:
     }
 
 
-def _tools(config: RunConfig) -> dict[str, Any]:
+def _tools(config: RunConfig) -> dict[str, object]:
     """Without the tasks and what chooses between them; and whether results are recorded or replayed does not change
     what a tool is."""
     return config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording"})
 
 
-def _own_tools(config: RunConfig) -> dict[str, Any]:
-    """The functions and classes of one's own among the tools, by name. Nothing where there are none."""
+def _own_tools(config: RunConfig) -> dict[str, object]:
+    """The code of one's own behind the tools, by their names, and the questions that they keep back. Nothing where
+    there are none."""
     own = {name: config.envs.tools[name] for name in config.envs.actions if name in config.envs.tools}
     sources = {name: _source_digest(tool.source, f"envs.tools.{name}") for name, tool in own.items() if not tool.is_mcp}
-    return {"code": sources} if sources else {}
+    blocked = config.envs.web.blocked_questions
+    return ({"code": sources} if sources else {}) | ({"blocked": _file_digest(Path(blocked))} if blocked else {})
 
 
 def _agent(config: RunConfig) -> str:
-    """The planner is its code; an agent of one's own its function, or its command as it stands, and its settings."""
-    if isinstance(config.agent, PlannerAgentConfig):
-        return _code_digest(agent, chat, planner, modules)
-    own = config.agent.function if isinstance(config.agent, FunctionAgentConfig) else None
-    return digest_of([config.agent.model_dump(mode="json"), own and _source_digest(own, "agent.function")])
+    """The planner is its code; an agent of one's own its module, or its command with the files that it names, and its
+    settings."""
+    settings = config.agent.model_dump(mode="json")
+    match config.agent:
+        case PlannerAgentConfig():
+            return _code_digest(agent, chat, planner, modules)
+        case FunctionAgentConfig(function=function):
+            return digest_of([settings, _source_digest(function, "agent.function")])
+        case CommandAgentConfig(command=command):
+            return digest_of([settings, *map(_file_digest, Program(command, config.code_path).files)])
 
 
-def _memory(config: RunConfig) -> dict[str, Any] | None:
+def _scorer(tasks: Sequence[Task]) -> str:
+    """Our comparisons are their code, besides the modules of one's own that score some of the tasks."""
+    own = sorted({task.scorer for task in tasks if task.scorer and ":" in task.scorer})
+    return digest_of([_code_digest(scorers, game24, math, text), *(_source_digest(name, "scorer") for name in own)])
+
+
+def _memory(config: RunConfig) -> object:
     """None where no hints of earlier tasks are shown."""
     memory = config.memory
     return None if isinstance(memory, NoMemoryConfig) or not memory.in_evaluation else memory.model_dump(mode="json")
 
 
-def _judge(config: RunConfig) -> dict[str, Any] | None:
+def _judge(config: RunConfig) -> object:
     judge = config.evaluation.judge
     if judge is None:
         return None
@@ -197,12 +288,19 @@ def _judge(config: RunConfig) -> dict[str, Any] | None:
     return {**settings, "rubric": digest_of(RUBRIC)}
 
 
-def _items(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+def _items(tasks: Sequence[Task]) -> dict[str, Items]:
     rows: dict[str, list[list[str]]] = {}
     for task in tasks:
-        own = [task.scorer] if task.scorer else []
-        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer, *own])
+        rows.setdefault(task.dataset, []).append([task.id, task.question, task.answer, *_scored_by(task)])
     return {name: {"count": len(rows[name]), "digest": digest_of(sorted(rows[name]))} for name in sorted(rows)}
+
+
+def _scored_by(task: Task) -> list[str]:
+    """The name of a scorer that is not the data set's, and what one of one's own may read besides the answer."""
+    if task.scorer is None:
+        return []
+    reads = ":" in task.scorer and task.metadata
+    return [task.scorer, digest_of(dict(task.metadata))] if reads else [task.scorer]
 
 
 def _code_digest(*parts: ModuleType) -> str:
@@ -210,18 +308,22 @@ def _code_digest(*parts: ModuleType) -> str:
 
 
 def _source_digest(source: str, key: str) -> str | None:
-    """Of a function or a class of one's own, without what it calls; None where there is no text of it. Raises
-    OwnCodeError."""
+    """Of the module of one's own that a setting names, but for its comments, and without what it imports; None where
+    there is no text of it. Raises OwnCodeError."""
+    load_own(source, key=key)
     try:
-        return digest_of(inspect.getsource(load_own(source, key=key)))
+        code = inspect.getsource(sys.modules[source.partition(":")[0]])
     except (OSError, TypeError):
         return None
+    return digest_of(ast.unparse(ast.parse(code)))
 
 
 def _files_digest(folder: Path) -> str:
     """Over the contents of a model's files, whatever the folder is called."""
-    digests = {}
-    for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digest_of(digests)
+    paths = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+    return digest_of({path.name: _file_digest(path) for path in paths})
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,17 +4,20 @@ of."""
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from envs.benchmarks.registry import BENCHMARKS
-from ray_jobs.evaluation.folder import ITEMS, StoredEvaluation, why_unscored
-from ray_jobs.evaluation.identity import digest_of
+from ray_jobs.evaluation.folder import ITEMS, BenchmarkRates, EvaluationSummary, StoredEvaluation, why_unscored
+from ray_jobs.evaluation.identity import Identity, Items, digest_of
 from ray_jobs.pages.charts import Bar
 from ray_jobs.pages.render import write_page
 from reward.paired import wilson_interval
 from rollout.records import read_records
 
-Identity = Mapping[str, Any]
+if TYPE_CHECKING:
+    # It writes the page.
+    from ray_jobs.evaluation.compare import Comparison
+
 _DIGEST = re.compile(r"\b[0-9a-f]{40,64}\b")
 _PROOF = {
     "verifier": "verifier, never trained",
@@ -25,11 +28,12 @@ _PROOF = {
     "prompt": "digest of the planner's instructions and examples",
     "tools": "digest of the tools' settings and code",
     "memory": "hints of earlier tasks",
+    "scorer": "digest of the scorers' code",
     "judge": "judge of short answers",
 }
 
 
-def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Mapping[str, Any]) -> Path:
+def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: EvaluationSummary) -> Path:
     """Write `report.html` into the folder of the evaluation. Raises OSError."""
     policy, rows = stored.identity["policy"], summary["benchmarks"]
     return write_page(
@@ -57,23 +61,24 @@ def title_of(benchmark: str) -> str:
 
 def identity_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
     """Rows of words, one column for each evaluation: the policy, then what must be the same in all of them."""
-    for key in dict.fromkeys(key for one in identities for key in one["policy"]):
-        yield key.replace("_", " "), *(_short(one["policy"].get(key)) for one in identities)
+    policies: list[Mapping[str, object]] = [one["policy"] for one in identities]
+    for key in dict.fromkeys(key for one in policies for key in one):
+        yield key.replace("_", " "), *(_short(one.get(key)) for one in policies)
     for key, label in _PROOF.items():
         yield label, *(_proof(key, one.get(key)) for one in identities)
     for name in dict.fromkeys(name for one in identities for name in one["items"]):
         yield f"items of {title_of(name)}", *(_items(one["items"].get(name)) for one in identities)
 
 
-def _bar(name: str, row: Mapping[str, Any]) -> Bar:
-    count = row["num_scored"]
+def _bar(name: str, row: BenchmarkRates) -> Bar:
+    count, rate = row["num_scored"], row["solve_rate"] or 0.0
     note = f"{count} items" if name not in BENCHMARKS else f"{count} of {BENCHMARKS[name].count} items"
-    return Bar(label=title_of(name), note=note, rate=row["solve_rate"], interval=row["solve_rate_ci95"], kind="after")
+    return Bar(label=title_of(name), note=note, rate=rate, interval=row["solve_rate_ci95"], kind="after")
 
 
-def _examples(out: Path) -> dict[str, Mapping[str, Any]]:
+def _examples(out: Path) -> dict[str, Mapping[str, object]]:
     """The first item that was solved and the first that was not, by title."""
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Mapping[str, object]] = {}
     for record in read_records(out / ITEMS):
         if record["reward"] is None:
             continue
@@ -83,15 +88,15 @@ def _examples(out: Path) -> dict[str, Mapping[str, Any]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def _proof(key: str, value: Any) -> str:
+def _proof(key: str, value: object) -> str:
     if key in ("tools", "prompt") and value is not None:
         return digest_of(value)[:12]
-    if key == "quantisation" and value is not None and value["weights"] is None:
+    if key == "quantisation" and isinstance(value, Mapping) and value["weights"] is None:
         return "not told by the server"
     return _short(value)
 
 
-def _items(row: Mapping[str, Any] | None) -> str:
+def _items(row: Items | None) -> str:
     return f"{row['count']}, {row['digest'][:12]}" if row else "none"
 
 
@@ -103,9 +108,7 @@ def _short(value: object) -> str:
     return "none" if value is None else _DIGEST.sub(lambda match: match[0][:12], str(value))
 
 
-def write_comparison_page(
-    folder: Path, sides: tuple[StoredEvaluation, StoredEvaluation], result: Mapping[str, Any]
-) -> Path:
+def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEvaluation], result: "Comparison") -> Path:
     """Write `report.html` into `folder`. Raises OSError."""
     answer, kind = _answer(result)
     return write_page(
@@ -124,7 +127,7 @@ def write_comparison_page(
     )
 
 
-def _answer(result: Mapping[str, Any]) -> tuple[str, str]:
+def _answer(result: "Comparison") -> tuple[str, str]:
     """The answer, and its kind in style.css."""
     if result["differs_in"]:
         return f"This cannot be told: they also differ in {', '.join(result['differs_in'])}.", "unsure"
@@ -133,9 +136,9 @@ def _answer(result: Mapping[str, Any]) -> tuple[str, str]:
     return ("Yes.", "better") if result["all"]["gain"] > 0 else ("No, it is worse.", "unsure worse")
 
 
-def _bars(result: Mapping[str, Any]) -> Iterator[Bar]:
+def _bars(result: "Comparison") -> Iterator[Bar]:
     for name, row in result["benchmarks"].items():
-        for kind in ("before", "after"):
-            rate, count = row[kind], row["num_items"]
+        count = row["num_items"]
+        for kind, rate in (("before", row["before"]), ("after", row["after"])):
             interval = wilson_interval(rate * count, count)
             yield Bar(label=title_of(name), note=f"{kind}, {count} items", rate=rate, interval=interval, kind=kind)

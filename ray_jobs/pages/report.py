@@ -93,6 +93,7 @@ def _marks(summary: Mapping[str, Any]) -> list[Mark]:
     return [
         Mark(label=f"held out, {at.policy} RL", step=at.step, rate=at.rate, interval=(at.low, at.high), kind=at.policy)
         for at in held_out_rates(summary)
+        if at.step is not None
     ]
 
 
@@ -133,13 +134,10 @@ def _families(steps: Sequence[Record], kind: str) -> dict[str, str]:
 
 def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
     of = summary.get("num_eval_tasks")
-    for phase, label in POLICIES.items():
-        kind = phase.removeprefix("eval_")
-        rate = summary.get(f"solve_rate_{kind}")
-        count = summary.get("num_untouched_tasks") if kind == "untouched" else of
-        if rate is not None and count:
-            note = f"{count} tasks" if count == of else f"the first {count} tasks"
-            yield Bar(label=label, note=note, rate=rate, interval=_wilson(rate, count), kind=kind)
+    for one in held_out_rates(summary):
+        note = f"{one.num_tasks} tasks" if one.num_tasks == of else f"the first {one.num_tasks} tasks"
+        label, interval = POLICIES[f"eval_{one.policy}"], (one.low, one.high)
+        yield Bar(label=label, note=note, rate=one.rate, interval=interval, kind=one.policy)
 
 
 def _wilson(rate: float, count: int) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import ray
 
@@ -18,7 +17,7 @@ class NoDemonstrationError(UserError):
     """A teacher brought nothing that may be imitated; the message says why."""
 
 
-def cold_start(run: Run) -> Mapping[str, Any]:
+def cold_start(run: Run) -> Mapping[str, object]:
     """Supervised steps on demonstrations; then version 0 is published."""
     facts = run.finished("cold_start")
     if facts is None:
@@ -37,7 +36,7 @@ def load_cold_start(run: Run) -> None:
     run.actors.ask_learner("begin_reinforcement")
 
 
-def _imitate(run: Run) -> Mapping[str, Any]:
+def _imitate(run: Run) -> Mapping[str, object]:
     settings = run.config.cold_start
     nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
     with run.phase("cold_start", total=0 if nothing else None) as phase:
@@ -105,8 +104,8 @@ def _facts(
     demonstrations: Sequence[Trajectory],
     scores: Mapping[str, float | None],
     settings: PlansConfig | OwnDemonstrationsConfig,
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {"num_demonstrations": len(demonstrations)}
+) -> dict[str, object]:
+    facts: dict[str, object] = {"num_demonstrations": len(demonstrations)}
     if not isinstance(settings, FileConfig):
         facts["num_right"] = sum(scores[one.id] == 1.0 for one in demonstrations)
     if isinstance(settings, PlansConfig):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from configs.reward import LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
@@ -80,7 +80,7 @@ def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list
     return sides
 
 
-def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, Any]:
+def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, object]:
     """How far the labeller and the second opinion say the same of the same steps; empty without one."""
     if not checks:
         return {}
@@ -230,5 +230,5 @@ def _work(config: LabelConfig, labeller: Labeller, steps: Sequence[StepText], bi
     return "no calls, no cost"
 
 
-async def _no_engine(*_: Any) -> list[Trajectory]:
+async def _no_engine(*_: object) -> list[Trajectory]:
     raise RuntimeError("this labelling needs no engine, and none was started")

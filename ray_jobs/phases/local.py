@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
@@ -104,7 +104,7 @@ class LocalPrm:
 
         return train_prm(self._prm, steps, seed=self._seed)
 
-    def save(self, folder: Path, facts: dict[str, Any]) -> str:
+    def save(self, folder: Path, facts: dict[str, object]) -> str:
         self._prm.save(folder, **facts)
         return self._prm.digest
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -19,7 +18,7 @@ from ray_jobs.plan.run import HEADROOM, Card, RunPlan, card_bytes, find_shapes, 
 from rollout.engines.vllm_parts import KV_BLOCK
 
 Replan = Callable[[RunConfig], RunPlan]
-Changes = Mapping[str, Any]
+Changes = Mapping[str, object]
 LENGTH_STEP = 256
 
 
@@ -133,8 +132,8 @@ def _kv_gib(config: RunConfig, plan: RunPlan, length: int) -> float:
     return math.ceil(4 * math.ceil(length / block) * block * plan.kv.token_bytes / GIB) / 4
 
 
-def _value(config: RunConfig, name: str) -> Any:
-    value: Any = config
+def _value(config: RunConfig, name: str) -> object:
+    value: object = config
     for key in name.split("."):
         value = getattr(value, key)
     return value
@@ -175,7 +174,7 @@ def run_plan(config: RunConfig, *, card: str, model_config: Path | None, as_json
     return int(bool(refused))
 
 
-def plan_facts(plan: RunPlan, refused: Sequence[Refusal]) -> dict[str, Any]:
+def plan_facts(plan: RunPlan, refused: Sequence[Refusal]) -> dict[str, object]:
     """The plan as JSON holds it."""
     return asdict(plan) | {
         "kv_sequences": plan.kv.num_sequences(plan.max_model_len),
@@ -211,7 +210,7 @@ def _room(card: Card) -> str:
     return f"{names} {verb} {used:.1f} of the {all_of_it:.1f} GiB of {card.name}"
 
 
-def as_overrides(changes: Mapping[str, Any]) -> str:
+def as_overrides(changes: Mapping[str, object]) -> str:
     """As the command line takes them."""
     return " ".join(f"{name}={json.dumps(value)}" for name, value in changes.items())
 

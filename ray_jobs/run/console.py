@@ -20,8 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ray_jobs.run.summary import POLICIES
-from reward.paired import wilson_interval
+from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
 from rollout.records import head_of, whole_lines
 
 
@@ -224,10 +223,9 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     table = Table(title="Held-out tasks solved", title_justify="left")
     for column in ("policy", "solved", "95% interval", "tasks"):
         table.add_column(column, justify="left" if column == "policy" else "right")
+    measured = {f"eval_{one.policy}": one for one in held_out_rates(summary)}
     for phase, policy in POLICIES.items():
-        kind = phase.removeprefix("eval_")
-        count = summary.get("num_untouched_tasks" if kind == "untouched" else "num_eval_tasks")
-        table.add_row(policy, *_rate_cells(summary.get(f"solve_rate_{kind}"), count))
+        table.add_row(policy, *_rate_cells(measured.get(phase)))
     console.print(table)
     if means := summary.get("mean_scores"):
         said = ", ".join(f"{value:.3f} {name} RL" for name, value in means.items())
@@ -259,11 +257,11 @@ def _field(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
-def _rate_cells(rate: float | None, count: int | None) -> tuple[str, str, str]:
-    if rate is None or not count:
-        return "not measured", "", str(count or 0)
-    low, high = wilson_interval(round(rate * count), count)
-    return f"{100 * rate:.1f}%", f"{100 * low:.1f} to {100 * high:.1f}%", str(count)
+def _rate_cells(measured: HeldOut | None) -> tuple[str, str, str]:
+    if measured is None:
+        return "not measured", "", "0"
+    interval = f"{100 * measured.low:.1f} to {100 * measured.high:.1f}%"
+    return f"{100 * measured.rate:.1f}%", interval, str(measured.num_tasks)
 
 
 def _work_line(summary: Mapping[str, Any]) -> str:

@@ -372,7 +372,7 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Atomic: a reader sees the old file or the new one, also after a power cut."""
     with _writing(path):
         write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -19,24 +19,28 @@ POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "ev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """A solve rate with its 95% Wilson interval, all between 0 and 1; `step` counts the train steps before it."""
+    """A solve rate over `num_tasks` with its 95% Wilson interval, all between 0 and 1; `step` counts the train steps
+    before it, None where they are not known, and for the untouched model."""
 
     policy: str
-    step: int
+    step: int | None
+    num_tasks: int
     rate: float
     low: float
     high: float
 
 
 def held_out_rates(summary: Mapping[str, Any]) -> list[HeldOut]:
-    """Of a run's summary.json, before the first and after the last train step; none while they are not known."""
-    count, last = summary.get("num_eval_tasks"), summary.get("num_steps")
+    """Of a run's summary.json, those of POLICIES that were measured, in their order."""
+    steps = {"before": 0, "after": summary.get("num_steps")}
     found = []
-    for policy, step in (("before", 0), ("after", last)):
+    for policy in (phase.removeprefix("eval_") for phase in POLICIES):
         rate = summary.get(f"solve_rate_{policy}")
-        if count and step is not None and rate is not None:
+        count = summary.get("num_untouched_tasks" if policy == "untouched" else "num_eval_tasks")
+        if rate is not None and count:
             low, high = wilson_interval(round(rate * count), count)
-            found.append(HeldOut(policy=policy, step=step, rate=rate, low=low, high=high))
+            step = steps.get(policy)
+            found.append(HeldOut(policy=policy, step=step, num_tasks=count, rate=rate, low=low, high=high))
     return found
 
 

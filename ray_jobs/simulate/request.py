@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 
-def _numbers(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+def _numbers(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
     text = tokens[-1].value
     try:
         numbers = tuple(sorted({int(part) for part in text.split(",")}))

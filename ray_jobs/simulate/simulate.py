@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -216,7 +216,7 @@ def _cells(result: SimulationResult) -> Iterator[str]:
     yield f"{result.masked:.1%}"
 
 
-def _as_json(points: Sequence[Point], best: Point | None, lines: Sequence[str]) -> dict[str, Any]:
+def _as_json(points: Sequence[Point], best: Point | None, lines: Sequence[str]) -> dict[str, object]:
     return {
         "notes": list(lines),
         "best": None if best is None else points.index(best),

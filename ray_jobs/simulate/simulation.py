@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ray_jobs.simulate.worker import (
     DrawnTask,
@@ -60,7 +60,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         return []
 
 
-def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
+def run_in_virtual_time(main: Coroutine[object, object, Result]) -> Result:
     """As `asyncio.run`; the clock begins at 0. Raises NothingWillHappenError instead of hanging."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

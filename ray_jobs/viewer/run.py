@@ -96,7 +96,7 @@ class ViewedRun:
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
             "num_eval_tasks": summary.get("num_eval_tasks"),
-            "held_out": [asdict(one) for one in held_out_rates(summary)],
+            "held_out": [asdict(one) for one in held_out_rates(summary) if one.step is not None],
             "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
             "bottleneck": (summary.get("bottleneck") or {}).get("text"),

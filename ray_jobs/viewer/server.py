@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,9 +21,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from envs.token_gate import TokenGate
+from ray_jobs.viewer.lines import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
 STATIC = Path(__file__).with_name("static")
+Found = TypeVar("Found")
 LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -103,7 +105,9 @@ async def _file(files: dict[str, bytes], name: str | None, request: Request) -> 
     return Response(files[name], media_type=_TYPES[Path(name).suffix])
 
 
-def _answered(answer: Callable[..., Any], runs: Sequence[ViewedRun], request: Request) -> Response:
+def _answered(
+    answer: Callable[[Sequence[ViewedRun], Request], object], runs: Sequence[ViewedRun], request: Request
+) -> Response:
     """Starlette runs it in a thread: files are read in it."""
     return _json(answer(runs, request))
 
@@ -112,7 +116,7 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     return _json({"error": error.detail}, status=error.status_code)
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     try:
         text = _dumped(value)
     except ValueError:
@@ -121,11 +125,11 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(text.encode(errors="replace"), status_code=status, media_type="application/json")
 
 
-def _dumped(value: Any) -> str:
+def _dumped(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> object:
     """The same without numbers that JSON has no word for: they become None."""
     if isinstance(value, float):
         return value if value - value == 0 else None
@@ -136,36 +140,36 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _state(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _state(runs: Sequence[ViewedRun], request: Request) -> object:
     return [run.state() for run in runs]
 
 
-def _about(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _about(runs: Sequence[ViewedRun], request: Request) -> object:
     return [run.about() | {"facets": run.facets()} for run in runs]
 
 
-def _metrics(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _metrics(runs: Sequence[ViewedRun], request: Request) -> object:
     rows = _run(runs, request).metrics.rows
     return rows[_whole(request, "from", 0) :]
 
 
-def _trajectories(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _trajectories(runs: Sequence[ViewedRun], request: Request) -> object:
     return _run(runs, request).page(_wanted(request), *_page(request))
 
 
-def _trajectory(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _trajectory(runs: Sequence[ViewedRun], request: Request) -> object:
     return _found(_run(runs, request).trajectory(request.query_params.get("id", "")), "trajectory")
 
 
-def _groups(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _groups(runs: Sequence[ViewedRun], request: Request) -> object:
     return _run(runs, request).groups(_wanted(request), *_page(request))
 
 
-def _group(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _group(runs: Sequence[ViewedRun], request: Request) -> object:
     return _found(_run(runs, request).group(request.query_params.get("id", "")), "group")
 
 
-def _pairs(runs: Sequence[ViewedRun], request: Request) -> Any:
+def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
     left, right = (_side(runs, request, name) for name in ("left", "right"))
     text = request.query_params.get("text", "").lower().strip()
     counts, pairs = paired(left, right, request.query_params.get("only", ""), text)
@@ -173,7 +177,7 @@ def _pairs(runs: Sequence[ViewedRun], request: Request) -> Any:
     return {"counts": counts, "total": len(pairs), "rows": pairs[offset : offset + limit]}
 
 
-def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> Any:
+def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> dict[str, Row]:
     """`0:eval_after`: the attempts of this phase in that run."""
     number, _, phase = request.query_params.get(name, "").partition(":")
     if number not in map(str, range(len(runs))):
@@ -209,7 +213,7 @@ def _run(runs: Sequence[ViewedRun], request: Request) -> ViewedRun:
     return runs[number]
 
 
-def _found(value: Any, kind: str) -> Any:
+def _found(value: Found | None, kind: str) -> Found:
     if value is None:
         raise HTTPException(404, f"the run has no such {kind} (any more)")
     return value

@@ -6,13 +6,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from configs.own import OwnCodeError, check_call, failure, load_own
 from envs.types import Task
 from rollout.types import Turn
 
-Scorer = Callable[[Task, str, Sequence[Turn]], Any]
+Scorer = Callable[[Task, str, Sequence[Turn]], object]
 
 
 def own_score(task: Task, answer: str, turns: Sequence[Turn]) -> float | None:
@@ -22,7 +21,7 @@ def own_score(task: Task, answer: str, turns: Sequence[Turn]) -> float | None:
     """
     source = task.scorer or ""
     call = scorer_of(source)
-    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
@@ -54,7 +53,7 @@ def scorer_of(source: str) -> Scorer:
     return lambda task, answer, turns: function(task, answer)
 
 
-def _takes_turns(function: Callable[..., Any]) -> bool:
+def _takes_turns(function: Callable[..., object]) -> bool:
     try:
         inspect.signature(function).bind("task", "answer", "turns")
     except (TypeError, ValueError):
@@ -62,7 +61,7 @@ def _takes_turns(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _checked(score: Any, source: str, task: Task) -> float | None:
+def _checked(score: object, source: str, task: Task) -> float | None:
     if score is None:
         return None
     if isinstance(score, bool | int | float) and math.isfinite(score) and 0 <= score <= 1:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from configs.errors import UserError
 
@@ -31,7 +30,7 @@ class CheckingProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: Mapping[str, Any]) -> Any:
+    def ask(self, question: Mapping[str, object]) -> object:
         """The answer; None when the check hung, used too much memory, or died. Raises CheckerError."""
         with self._lock:
             process = self._process or self._start()
@@ -73,7 +72,7 @@ class CheckingProcess:
         process.wait()
 
 
-def serve_checks(check: Callable[[Mapping[str, Any]], Any], *, memory_mb: int = 1024) -> None:
+def serve_checks(check: Callable[[Mapping[str, object]], object], *, memory_mb: int = 1024) -> None:
     """Answer one question a line until standard input ends; for the process' own `main`."""
     limit = memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -82,7 +81,7 @@ def serve_checks(check: Callable[[Mapping[str, Any]], Any], *, memory_mb: int = 
         print(json.dumps(check(json.loads(line))), flush=True)
 
 
-def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> Any:
+def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> object:
     """The next line of the process as JSON; None without one in time. Answers are short: a line comes whole."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -7,7 +7,7 @@ from envs.types import Task, Tool, ToolCall, ToolResult
 from rollout.agent.planner import Decision, shown
 from rollout.chat import Chat
 from rollout.engines.engine import Engine, GenerationRequest
-from rollout.types import Turn
+from rollout.types import Role, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class RuleVerifier:
         return ("stop" if answered else "continue"), None
 
 
-class ModelVerifier:
+class FrozenModel:
     """Asks the frozen base model, never the trained adapter."""
 
     def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
@@ -88,20 +88,29 @@ class ModelVerifier:
         self._chat = chat
         self._max_tokens = max_tokens
 
-    async def verify(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[Verdict, Turn | None]:
-        prompt = self._chat.prompt(_VERIFIER_SYSTEM, f"Task: {task.question}\n{memory.render()}")
+    async def ask(
+        self, role: Role, system: str, task: Task, memory: Memory, trajectory_id: str, *, grammar: str | None = None
+    ) -> Turn:
+        prompt = self._chat.prompt(system, f"Task: {task.question}\n{memory.render()}")
         completion = await self._engine.generate(
             GenerationRequest(
                 trajectory_id=trajectory_id,
                 prompt_token_ids=prompt,
                 max_tokens=self._max_tokens,
                 temperature=0.0,
-                grammar=_GRAMMAR,
+                grammar=grammar,
                 use_adapter=False,
             )
         )
-        turn = Turn(role="verifier", prompt_token_ids=prompt, completion=completion, trainable=False)
-        return ("stop" if completion.text == "stop" else "continue"), turn
+        return Turn(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
+
+
+class ModelVerifier(FrozenModel):
+    """Lets a model decide whether the task is done."""
+
+    async def verify(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[Verdict, Turn | None]:
+        turn = await self.ask("verifier", _VERIFIER_SYSTEM, task, memory, trajectory_id, grammar=_GRAMMAR)
+        return ("stop" if turn.completion.text == "stop" else "continue"), turn
 
 
 _GENERATOR_SYSTEM = "Give the final answer to the task from the steps below. Write the answer alone."
@@ -121,24 +130,9 @@ class RuleGenerator:
         return (last.arguments if last and last.name == "answer" else None), None
 
 
-class ModelGenerator:
-    """Asks the frozen base model to write the answer from memory."""
-
-    def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
-        self._engine = engine
-        self._chat = chat
-        self._max_tokens = max_tokens
+class ModelGenerator(FrozenModel):
+    """Lets a model write the answer from memory."""
 
     async def answer(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[str | None, Turn | None]:
-        prompt = self._chat.prompt(_GENERATOR_SYSTEM, f"Task: {task.question}\n{memory.render()}")
-        completion = await self._engine.generate(
-            GenerationRequest(
-                trajectory_id=trajectory_id,
-                prompt_token_ids=prompt,
-                max_tokens=self._max_tokens,
-                temperature=0.0,
-                use_adapter=False,
-            )
-        )
-        turn = Turn(role="generator", prompt_token_ids=prompt, completion=completion, trainable=False)
-        return completion.text.strip() or None, turn
+        turn = await self.ask("generator", _GENERATOR_SYSTEM, task, memory, trajectory_id)
+        return turn.completion.text.strip() or None, turn

@@ -30,7 +30,8 @@ class ProgramError(UserError):
 
 
 class Program:
-    """A command; words of it that are files beside the recipe, or where the command is called, are found there."""
+    """A command; words of it that are files beside the recipe, or where the command is called, are found there, and are
+    `files`."""
 
     def __init__(self, command: str, code_path: str | None) -> None:
         """Raises ProgramError."""
@@ -40,6 +41,7 @@ class Program:
             raise ProgramError(f"agent.command: '{command}' is no command: {error}") from None
         places = [Path(code_path)] if code_path else []
         self._words = [_found(word, [*places, Path.cwd()]) for word in words]
+        self.files = tuple(Path(word) for word in self._words if Path(word).is_file())
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         if not words or shutil.which(self._words[0], path=self._path) is None:
             raise ProgramError(f"agent.command: there is no program '{words[0] if words else ''}'")

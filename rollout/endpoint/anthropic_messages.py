@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.dialect import Dialect, named_event
-from rollout.endpoint.messages import MessageError, Said, call_of, plain_text
+from rollout.endpoint.messages import MessageError, Said, call_of, fields_of, plain_text
 from rollout.endpoint.request import (
     Asked,
     Choice,
@@ -23,10 +22,10 @@ from rollout.endpoint.request import (
     whole_number,
 )
 
-NEUTRAL: Mapping[str, Any] = {"top_p": 1, "top_k": 0}
+NEUTRAL: Mapping[str, object] = {"top_p": 1, "top_k": 0}
 """What else a request may say of the sampling: these values, which change nothing."""
 
-FIXED: Mapping[str, Any] = {"thinking": {"type": "disabled"}}
+FIXED: Mapping[str, object] = {"thinking": {"type": "disabled"}}
 IDLE = ("metadata", "service_tier", "cache_control")
 """Fields that have no effect on what is sampled."""
 
@@ -40,7 +39,7 @@ FUNCTION = ("type", "name", "description", "input_schema", "strict", "cache_cont
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
-def read(body: Any, attempt: Attempt) -> Asked:
+def read(body: object, attempt: Attempt) -> Asked:
     """Raises Refused."""
     rules = attempt.rules
     given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
@@ -61,12 +60,14 @@ def read(body: Any, attempt: Attempt) -> Asked:
     )
 
 
-def _messages(given: Mapping[str, Any]) -> tuple[Said, ...]:
+def _messages(given: Mapping[str, object]) -> tuple[Said, ...]:
     messages = given.get("messages")
     try:
         if not isinstance(messages, list) or not messages:
             raise MessageError("messages must be a list with at least one message")
-        said = [one for index, message in enumerate(messages) for one in _said(message, f"messages[{index}]")]
+        said = [
+            one for index, message in enumerate(messages) for one in _said(fields_of(message), f"messages[{index}]")
+        ]
         if said and said[-1].role == "assistant":
             raise MessageError("the last message is the assistant's; the beginning of a reply cannot be given")
         system = plain_text(given.get("system"), "system")
@@ -75,9 +76,9 @@ def _messages(given: Mapping[str, Any]) -> tuple[Said, ...]:
     return (*([Said(role="system", content=system)] if system else []), *said)
 
 
-def _said(message: Any, where: str) -> Iterator[Said]:
+def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
     """Each result of a tool is a message of its own."""
-    role = message.get("role") if isinstance(message, Mapping) else None
+    role = message.get("role")
     if role not in ("system", "user", "assistant"):
         raise MessageError(f"{where}.role must be one of system, user, assistant")
     blocks = _blocks(message.get("content"), f"{where}.content")
@@ -98,7 +99,7 @@ def _said(message: Any, where: str) -> Iterator[Said]:
         yield Said(role=role, content="".join(words))
 
 
-def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Said:
+def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> Said:
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     if not all("name" in use and "input" in use for use in uses):
         raise MessageError(f"{where}.content has a tool_use without a name or an input")
@@ -107,7 +108,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Said:
     return Said(role="assistant", content=words.strip(), calls=calls)
 
 
-def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
+def _blocks(content: object, where: str) -> list[Mapping[str, object]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
@@ -115,7 +116,7 @@ def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
     return content
 
 
-def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]:
+def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, object]:
     if tool.get("type", "custom") != "custom":
         raise unsupported(f"{where}.type = {tool['type']}")
     for name in tool:
@@ -124,7 +125,7 @@ def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]
     return tool.get("name"), tool.get("description"), tool.get("input_schema")
 
 
-def _choice(given: Mapping[str, Any]) -> Choice:
+def _choice(given: Mapping[str, object]) -> Choice:
     choice = given.get("tool_choice", {"type": "auto"})
     choice = choice if isinstance(choice, Mapping) else {"type": choice}
     single = "tool_choice" if choice.get("disable_parallel_tool_use") is True else None
@@ -139,7 +140,7 @@ def _choice(given: Mapping[str, Any]) -> Choice:
             raise Refused("tool_choice must be auto, any, none or tool with a name", param="tool_choice")
 
 
-def _form(given: Mapping[str, Any]) -> str | None:
+def _form(given: Mapping[str, object]) -> str | None:
     """The grammar of words. Raises Refused."""
     config = given.get("output_config", {})
     match {name: value for name, value in config.items() if value is not None} if isinstance(config, Mapping) else None:
@@ -150,7 +151,7 @@ def _form(given: Mapping[str, Any]) -> str | None:
     raise Refused("output_config can only hold a format, json_schema with a schema", param="output_config")
 
 
-def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
     return _head(reply, model) | {
         "content": _content(reply),
         "stop_reason": _stop_reason(reply),
@@ -158,7 +159,7 @@ def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
     }
 
 
-def _content(reply: Reply) -> list[dict[str, Any]]:
+def _content(reply: Reply) -> list[dict[str, object]]:
     words = [{"type": "text", "text": reply.said.content}] if reply.said.content else []
     uses = [
         {
@@ -172,7 +173,7 @@ def _content(reply: Reply) -> list[dict[str, Any]]:
     return [*words, *uses]
 
 
-def _head(reply: Reply, model: str) -> dict[str, Any]:
+def _head(reply: Reply, model: str) -> dict[str, object]:
     return {
         "id": f"msg_{reply.id}",
         "type": "message",
@@ -210,7 +211,7 @@ def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
     yield named_event({"type": "message_stop"})
 
 
-def refusal(error: Refused) -> dict[str, Any]:
+def refusal(error: Refused) -> dict[str, object]:
     """A full context in the words by which clients know it."""
     full = error.code == "context_length_exceeded"
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")

@@ -2,11 +2,20 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.dialect import Dialect
-from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, openai_assistant, plain_text
+from rollout.endpoint.messages import (
+    AssistantMessage,
+    FunctionCall,
+    MessageError,
+    Said,
+    SaidRole,
+    call_of,
+    fields_of,
+    openai_assistant,
+    plain_text,
+)
 from rollout.endpoint.request import (
     ANY_LENGTH,
     Asked,
@@ -30,7 +39,7 @@ ROLES: Mapping[str, SaidRole] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-NEUTRAL: Mapping[str, Any] = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+NEUTRAL: Mapping[str, object] = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
 """What else a request may say of the sampling: these values, which change nothing."""
 
 IDLE = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -42,7 +51,7 @@ READ = (
 )
 
 
-def read(body: Any, attempt: Attempt) -> Asked:
+def read(body: object, attempt: Attempt) -> Asked:
     """Raises Refused."""
     rules = attempt.rules
     given = read_fields(body, rules, (*READ, *NEUTRAL, *IDLE))
@@ -69,35 +78,38 @@ def read(body: Any, attempt: Attempt) -> Asked:
     )
 
 
-def said_of(messages: Any) -> tuple[Said, ...]:
+def said_of(messages: object) -> tuple[Said, ...]:
     """Raises MessageError."""
     if not isinstance(messages, list) or not messages:
         raise MessageError("messages must be a list with at least one message")
-    return tuple(_said(message, f"messages[{index}]") for index, message in enumerate(messages))
+    return tuple(_said(fields_of(message), f"messages[{index}]") for index, message in enumerate(messages))
 
 
-def _said(message: Any, where: str) -> Said:
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+def _said(message: Mapping[str, object], where: str) -> Said:
+    role = ROLES.get(str(message.get("role")))
+    if role is None:
         raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}")
-    role = ROLES[message["role"]]
     content = plain_text(message.get("content"), f"{where}.content")
     if role != "assistant":
         return Said(role=role, content=content)
     calls = message.get("tool_calls") or []
-    try:
-        made = tuple(call_of(call["function"]["name"], call["function"]["arguments"]) for call in calls)
-    except (TypeError, KeyError):
-        raise MessageError(f"{where}.tool_calls must be calls of functions, each with a name and arguments") from None
+    made = tuple(_call(call, where) for call in (calls if isinstance(calls, list) else [calls]))
     return Said(role=role, content=content.strip(), calls=made)
 
 
-def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]:
-    function = tool.get("function")
-    fields = function if isinstance(function, Mapping) else {}
+def _call(call: object, where: str) -> FunctionCall:
+    match call:
+        case {"function": {"name": name, "arguments": arguments}}:
+            return call_of(name, arguments)
+    raise MessageError(f"{where}.tool_calls must be calls of functions, each with a name and arguments")
+
+
+def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, object]:
+    fields = fields_of(tool.get("function"))
     return fields.get("name"), fields.get("description"), fields.get("parameters")
 
 
-def _choice(given: Mapping[str, Any]) -> Choice:
+def _choice(given: Mapping[str, object]) -> Choice:
     match given.get("tool_choice", "auto"):
         case {"function": {"name": name}}:
             return Choice(kind="named", name=name)
@@ -107,12 +119,12 @@ def _choice(given: Mapping[str, Any]) -> Choice:
             raise Refused(f"tool_choice = {choice!r} is none of auto, none, required", param="tool_choice")
 
 
-def single_call(given: Mapping[str, Any]) -> str | None:
+def single_call(given: Mapping[str, object]) -> str | None:
     """The field that keeps calls to one at most, where it says so."""
     return "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
 
 
-def _form(given: Mapping[str, Any]) -> str | None:
+def _form(given: Mapping[str, object]) -> str | None:
     """The grammar of words. Raises Refused."""
     match given.get("response_format", {"type": "text"}):
         case {"type": "text"}:
@@ -124,12 +136,12 @@ def _form(given: Mapping[str, Any]) -> str | None:
     raise Refused("response_format must be text, json_object or json_schema with a schema", param="response_format")
 
 
-def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
     choice = {"index": 0, "message": message_of(reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
     return _head(reply, "chat.completion", model) | {"choices": [choice], "usage": _usage(reply)}
 
 
-def message_of(reply: Reply) -> dict[str, Any]:
+def message_of(reply: Reply) -> AssistantMessage:
     """The assistant's message."""
     return openai_assistant(reply.said, [f"call_{name}" for name in reply.call_names])
 
@@ -144,7 +156,7 @@ def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _deltas(reply: Reply) -> Iterator[tuple[dict[str, Any], str | None]]:
+def _deltas(reply: Reply) -> Iterator[tuple[dict[str, object], str | None]]:
     message = message_of(reply)
     yield {"role": "assistant", "content": ""}, None
     if message["content"]:
@@ -154,11 +166,11 @@ def _deltas(reply: Reply) -> Iterator[tuple[dict[str, Any], str | None]]:
     yield {}, _finish_reason(reply)
 
 
-def _event(value: Mapping[str, Any]) -> str:
+def _event(value: Mapping[str, object]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-def _head(reply: Reply, kind: str, model: str) -> dict[str, Any]:
+def _head(reply: Reply, kind: str, model: str) -> dict[str, object]:
     return {
         "id": f"chatcmpl-{reply.id}",
         "object": kind,
@@ -177,7 +189,7 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def refusal(error: Refused) -> dict[str, Any]:
+def refusal(error: Refused) -> dict[str, object]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.request import Asked, Refused
@@ -15,13 +14,13 @@ class Dialect:
     where a stream cannot go on."""
 
     path: str
-    read: Callable[[Any, Attempt], Asked]
-    whole: Callable[[Reply, Asked, str], Mapping[str, Any]]
+    read: Callable[[object, Attempt], Asked]
+    whole: Callable[[Reply, Asked, str], Mapping[str, object]]
     events: Callable[[Reply, Asked, str], Iterator[str]]
-    refusal: Callable[[Refused], Mapping[str, Any]]
+    refusal: Callable[[Refused], Mapping[str, object]]
     refusal_event: Callable[[Refused], str]
 
 
-def named_event(value: Mapping[str, Any]) -> str:
+def named_event(value: Mapping[str, object]) -> str:
     """A server-sent event that bears the name of its type."""
     return f"event: {value['type']}\ndata: {json.dumps(value)}\n\n"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal, NotRequired, TypedDict
 
 from rollout.types import Message
 
@@ -51,7 +51,12 @@ class Said:
         return "\n".join(part for part in (self.content, *(call.text for call in self.calls)) if part)
 
 
-def plain_text(content: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
+def fields_of(value: object) -> Mapping[str, object]:
+    """Of an object of JSON; anything else has none."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
     """Of a text, or of parts of these kinds. Raises MessageError."""
     if content is None:
         return ""
@@ -64,12 +69,12 @@ def plain_text(content: Any, where: str, kinds: Collection[str] = ("text",)) -> 
     return "".join(map(str, texts))
 
 
-def call_of(name: Any, arguments: Any) -> FunctionCall:
+def call_of(name: object, arguments: object) -> FunctionCall:
     """`arguments` is a value, or JSON text."""
     return FunctionCall(name=str(name), arguments=_same_arguments(arguments))
 
 
-def _same_arguments(arguments: Any) -> str:
+def _same_arguments(arguments: object) -> str:
     """The same text for the same arguments; what is no JSON stays a JSON string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -101,9 +106,17 @@ def tools_text(tools: Sequence[str]) -> str:
     return "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
 
 
-def openai_assistant(said: Said, call_ids: Sequence[str]) -> dict[str, Any]:
-    """An assistant's message of OpenAI's chat protocol, with an id for each of its calls."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
+class AssistantMessage(TypedDict):
+    """Of OpenAI's chat protocol."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: NotRequired[list[dict[str, object]]]
+
+
+def openai_assistant(said: Said, call_ids: Sequence[str]) -> AssistantMessage:
+    """With an id for each of its calls."""
+    message: AssistantMessage = {"role": "assistant", "content": said.content or (None if said.calls else "")}
     if said.calls:
         message["tool_calls"] = [
             {"id": own_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -6,9 +6,15 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from rollout.endpoint.messages import CLOSE, OPEN, Said
+from rollout.endpoint.messages import CLOSE, OPEN, Said, fields_of
+
+if TYPE_CHECKING:
+    from xgrammar import Grammar
+
+Function: TypeAlias = Mapping[str, object]
+"""`name`, and where it has them `description` and `parameters`."""
 
 MAX_PARALLEL_CALLS = 4
 """Of a turn that must call functions; one that may is free text."""
@@ -53,10 +59,10 @@ class Asked:
     stream: bool
     with_usage: bool = False
     num_instructions: int = 0
-    echo: Mapping[str, Any] = field(default_factory=dict)
+    echo: Mapping[str, object] = field(default_factory=dict)
 
 
-def read_fields(body: Any, rules: Rules, known: Collection[str]) -> dict[str, Any]:
+def read_fields(body: object, rules: Rules, known: Collection[str]) -> dict[str, object]:
     """The fields that are not null, all known, and for our model. Raises Refused."""
     if not isinstance(body, Mapping):
         raise Refused("the body must be a JSON object")
@@ -78,14 +84,14 @@ def unsupported(name: str) -> Refused:
     return Refused(f"'{name}' is not supported", code="unsupported_parameter", param=name)
 
 
-def check_fixed(given: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+def check_fixed(given: Mapping[str, object], fixed: Mapping[str, object]) -> None:
     """Raises Refused for a field that has another value than the only one there is."""
     for name, value in fixed.items():
         if given.get(name, value) != value:
             raise Refused(f"{name} can only be {json.dumps(value)}", code="unsupported_value", param=name)
 
 
-def check_sampling(given: Mapping[str, Any], rules: Rules, neutral: Mapping[str, Any]) -> None:
+def check_sampling(given: Mapping[str, object], rules: Rules, neutral: Mapping[str, object]) -> None:
     """`neutral` are values of fields that change nothing. Raises Refused where the recipe is not to override others."""
     if rules.override:
         return
@@ -99,7 +105,7 @@ def check_sampling(given: Mapping[str, Any], rules: Rules, neutral: Mapping[str,
             )
 
 
-def fingerprint(protocol: str, given: Mapping[str, Any]) -> str:
+def fingerprint(protocol: str, given: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps([protocol, given], sort_keys=True).encode()).hexdigest()
 
 
@@ -114,15 +120,15 @@ class Choice:
 
 
 def functions_of(
-    given: Mapping[str, Any], parts_of: Callable[[Mapping[str, Any], str], tuple[object, object, object]]
-) -> dict[str, Any]:
+    given: Mapping[str, object], parts_of: Callable[[Mapping[str, object], str], tuple[object, object, object]]
+) -> dict[str, Function]:
     """The functions of `tools` by their names, in one form, so that the same one reads the same in every protocol.
     `parts_of` reads the name, the description and the parameters of a tool, and is told its place. Raises Refused."""
-    found: dict[str, Any] = {}
+    found: dict[str, Function] = {}
     tools = given.get("tools", [])
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         where = f"tools[{index}]"
-        name, description, parameters = parts_of(tool if isinstance(tool, Mapping) else {}, where)
+        name, description, parameters = parts_of(fields_of(tool), where)
         if not isinstance(name, str):
             raise Refused(f"{where} must be a function with a name", param="tools")
         fields = {"name": name, "description": description, "parameters": parameters}
@@ -131,7 +137,7 @@ def functions_of(
 
 
 def tools_and_grammar(
-    functions: Mapping[str, Any], choice: Choice, rules: Rules, form: Callable[[], str | None]
+    functions: Mapping[str, Function], choice: Choice, rules: Rules, form: Callable[[], str | None]
 ) -> tuple[tuple[str, ...], str | None]:
     """The functions that may be called, as JSON, and the grammar of the reply: of calls where they are required, else
     of words in the grammar that `form` gives or calls. None where any words may be said. Raises Refused."""
@@ -159,7 +165,7 @@ def tools_and_grammar(
     return tools, _either(words, calls_grammar([*functions.values()], most))
 
 
-def whole_number(given: Mapping[str, Any], name: str, least: int | None = None) -> int | None:
+def whole_number(given: Mapping[str, object], name: str, least: int | None = None) -> int | None:
     """None where it is not given. Raises Refused."""
     value = given.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -169,7 +175,7 @@ def whole_number(given: Mapping[str, Any], name: str, least: int | None = None) 
     return value
 
 
-def texts(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def texts(given: Mapping[str, object], name: str) -> tuple[str, ...]:
     """One or several. Raises Refused."""
     value = given.get(name, ())
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (None,)
@@ -178,7 +184,7 @@ def texts(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
-def calls_grammar(functions: Sequence[Mapping[str, Any]], most: int = MAX_PARALLEL_CALLS) -> str:
+def calls_grammar(functions: Sequence[Function], most: int = MAX_PARALLEL_CALLS) -> str:
     """Of one to `most` calls of these functions. Raises Refused."""
     if not functions:
         raise Refused("a tool_choice that requires a call needs tools", param="tool_choice")
@@ -190,7 +196,7 @@ def object_grammar() -> str:
     return _compiled("object", "", 1)
 
 
-def schema_grammar(schema: Any) -> str:
+def schema_grammar(schema: object) -> str:
     """Raises Refused."""
     return _compiled("schema", json.dumps(schema), 1)
 
@@ -222,7 +228,7 @@ def _compiled(form: str, source: str, most: int) -> str:
         raise Refused(f"no grammar can be made of this schema: {' '.join(str(error).split())[:300]}") from error
 
 
-def _call_grammar(function: Mapping[str, Any]) -> Any:
+def _call_grammar(function: Function) -> "Grammar":
     from xgrammar import Grammar
 
     parameters = function.get("parameters") or {"type": "object", "properties": {}}

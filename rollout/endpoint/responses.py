@@ -1,12 +1,11 @@
 """OpenAI's Responses: its requests read, its replies written."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.chat_completions import refusal, single_call
 from rollout.endpoint.dialect import Dialect, named_event
-from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, plain_text
+from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, fields_of, plain_text
 from rollout.endpoint.request import (
     ANY_LENGTH,
     Asked,
@@ -31,10 +30,10 @@ ROLES: Mapping[str, SaidRole] = {
     "assistant": "assistant",
 }
 TEXTS = ("input_text", "output_text", "text")
-NEUTRAL: Mapping[str, Any] = {"top_p": 1}
+NEUTRAL: Mapping[str, object] = {"top_p": 1}
 """What else a request may say of the sampling: these values, which change nothing."""
 
-FIXED: Mapping[str, Any] = {"truncation": "disabled", "background": False, "top_logprobs": 0, "include": []}
+FIXED: Mapping[str, object] = {"truncation": "disabled", "background": False, "top_logprobs": 0, "include": []}
 IDLE = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("prompt_cache_options", "stream_options"),
@@ -45,7 +44,7 @@ READ = (
     *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
     *("text", "stream", "temperature", "max_output_tokens"),
 )
-ECHOED: Mapping[str, Any] = {
+ECHOED: Mapping[str, object] = {
     "instructions": None,
     "metadata": {},
     "parallel_tool_calls": True,
@@ -56,10 +55,10 @@ ECHOED: Mapping[str, Any] = {
 }
 """Fields of a request that its reply repeats, and what stands there where it has none."""
 
-Events = Iterator[tuple[str, Mapping[str, Any]]]
+Events = Iterator[tuple[str, Mapping[str, object]]]
 
 
-def read(body: Any, attempt: Attempt) -> Asked:
+def read(body: object, attempt: Attempt) -> Asked:
     """Raises Refused."""
     rules = attempt.rules
     given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
@@ -79,14 +78,14 @@ def read(body: Any, attempt: Attempt) -> Asked:
     )
 
 
-def _instructions(given: Mapping[str, Any]) -> tuple[Said, ...]:
+def _instructions(given: Mapping[str, object]) -> tuple[Said, ...]:
     words = given.get("instructions", "")
     if not isinstance(words, str):
         raise Refused("instructions must be a text", param="instructions")
     return (Said(role="system", content=words),) if words else ()
 
 
-def _before(given: Mapping[str, Any], attempt: Attempt) -> tuple[Said, ...]:
+def _before(given: Mapping[str, object], attempt: Attempt) -> tuple[Said, ...]:
     """What was said up to an earlier response, that one's instructions left out."""
     name = given.get("previous_response_id")
     if name is None:
@@ -99,7 +98,7 @@ def _before(given: Mapping[str, Any], attempt: Attempt) -> tuple[Said, ...]:
     return said
 
 
-def _input(given: Mapping[str, Any]) -> tuple[Said, ...]:
+def _input(given: Mapping[str, object]) -> tuple[Said, ...]:
     items = given.get("input")
     if isinstance(items, str):
         return (Said(role="user", content=items),)
@@ -108,17 +107,16 @@ def _input(given: Mapping[str, Any]) -> tuple[Said, ...]:
             raise MessageError("input must be a text or a list with at least one item")
         said: list[Said] = []
         for index, item in enumerate(items):
-            _take(item, f"input[{index}]", said)
+            _take(fields_of(item), f"input[{index}]", said)
     except MessageError as error:
         raise Refused(str(error), param="input") from None
     return tuple(said)
 
 
-def _take(item: Any, where: str, said: list[Said]) -> None:
+def _take(item: Mapping[str, object], where: str, said: list[Said]) -> None:
     """Calls that stand beside each other, or after the assistant's words, are one message with them."""
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if kind == "message" and item.get("role") in ROLES:
-        role = ROLES[item["role"]]
+    kind, role = item.get("type", "message"), ROLES.get(str(item.get("role")))
+    if kind == "message" and role is not None:
         words = plain_text(item.get("content"), f"{where}.content", TEXTS)
         said.append(Said(role=role, content=words.strip() if role == "assistant" else words))
     elif kind == "function_call" and "name" in item and "arguments" in item:
@@ -133,13 +131,13 @@ def _take(item: Any, where: str, said: list[Said]) -> None:
         )
 
 
-def _parts(tool: Mapping[str, Any], where: str) -> tuple[object, object, object]:
+def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, object]:
     if tool.get("type") != "function":
         raise unsupported(f"{where}.type = {tool.get('type')}")
     return tool.get("name"), tool.get("description"), tool.get("parameters")
 
 
-def _choice(given: Mapping[str, Any]) -> Choice:
+def _choice(given: Mapping[str, object]) -> Choice:
     match given.get("tool_choice", "auto"):
         case {"type": "function", "name": name}:
             return Choice(kind="named", name=name)
@@ -149,7 +147,7 @@ def _choice(given: Mapping[str, Any]) -> Choice:
             raise Refused("tool_choice must be auto, none, required or a function", param="tool_choice")
 
 
-def _form(given: Mapping[str, Any]) -> str | None:
+def _form(given: Mapping[str, object]) -> str | None:
     """The grammar of words. Raises Refused."""
     text = given.get("text", {})
     if not isinstance(text, Mapping) or text.get("verbosity") not in (None, "medium"):
@@ -164,7 +162,7 @@ def _form(given: Mapping[str, Any]) -> str | None:
     raise Refused("text.format must be text, json_object or json_schema with a schema", param="text")
 
 
-def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
     prompt, sampled = reply.num_prompt_tokens, len(reply.completion.token_ids)
     return _head(reply, asked, model) | {
         "status": _status(reply),
@@ -180,7 +178,7 @@ def whole(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
     }
 
 
-def _head(reply: Reply, asked: Asked, model: str) -> dict[str, Any]:
+def _head(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
     """A response that has only begun."""
     return {
         "id": f"resp_{reply.id}",
@@ -200,18 +198,22 @@ def _status(reply: Reply) -> str:
     return "incomplete" if reply.completion.finish_reason == "length" else "completed"
 
 
-def _output(reply: Reply) -> list[dict[str, Any]]:
+def _output(reply: Reply) -> list[dict[str, object]]:
     """The words, if there are any or nothing is called, and the calls."""
-    said, calls = reply.said, []
+    said = reply.said
+    calls: list[dict[str, object]] = []
     for name, call in zip(reply.call_names, said.calls, strict=True):
         named = {"id": f"fc_{reply.id}_{name}", "call_id": f"call_{name}"}
         given = {"name": call.name, "arguments": call.arguments}
         calls.append({"type": "function_call", "status": "completed", **named, **given})
     if calls and not said.content:
         return calls
-    part = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": []}
     words = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": _status(reply)}
-    return [words | {"content": [part]}, *calls]
+    return [{**words, "content": [_part(said.content)]}, *calls]
+
+
+def _part(text: str) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
@@ -224,25 +226,24 @@ def _events(reply: Reply, asked: Asked, model: str) -> Events:
     yield "created", {"response": head}
     yield "in_progress", {"response": head}
     for index, item in enumerate(_output(reply)):
-        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: dict[str, object] = {"content": []} if item["type"] == "message" else {"arguments": ""}
         yield "output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
         where = {"item_id": item["id"], "output_index": index}
-        yield from _words(item, where) if item["type"] == "message" else _call(item, where)
+        yield from _words(reply.said.content, where) if item["type"] == "message" else _call(item, where)
         yield "output_item.done", {"output_index": index, "item": item}
     yield _status(reply), {"response": whole(reply, asked, model)}
 
 
-def _words(item: Mapping[str, Any], where: Mapping[str, Any]) -> Events:
-    (part,) = item["content"]
+def _words(text: str, where: Mapping[str, object]) -> Events:
     place = {**where, "content_index": 0}
-    yield "content_part.added", {**place, "part": part | {"text": ""}}
-    if part["text"]:
-        yield "output_text.delta", {**place, "delta": part["text"], "logprobs": []}
-    yield "output_text.done", {**place, "text": part["text"], "logprobs": []}
-    yield "content_part.done", {**place, "part": part}
+    yield "content_part.added", {**place, "part": _part("")}
+    if text:
+        yield "output_text.delta", {**place, "delta": text, "logprobs": []}
+    yield "output_text.done", {**place, "text": text, "logprobs": []}
+    yield "content_part.done", {**place, "part": _part(text)}
 
 
-def _call(item: Mapping[str, Any], where: Mapping[str, Any]) -> Events:
+def _call(item: Mapping[str, object], where: Mapping[str, object]) -> Events:
     yield "function_call_arguments.delta", {**where, "delta": item["arguments"]}
     yield "function_call_arguments.done", {**where, "name": item["name"], "arguments": item["arguments"]}
 

@@ -6,7 +6,6 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -123,7 +122,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _body(request: Request) -> Any:
+async def _body(request: Request) -> object:
     try:
         return await request.json()
     except ValueError:

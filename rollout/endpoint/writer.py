@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from configs.own import failure
 from envs.types import Task
@@ -15,7 +16,10 @@ from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
 from rollout.types import Completion, Turn
 
-Message = dict[str, Any]
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
+
+Message = Mapping[str, object]
 Teach = Callable[[Task, list[Message], list[Message]], Awaitable[object]]
 """A reply, as a text or a message of OpenAI's chat protocol, to these messages with these tools."""
 
@@ -148,7 +152,7 @@ class TeacherWriter:
         self._chat = chat
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        tools = [{"type": "function", "function": json.loads(tool)} for tool in asked.tools]
+        tools: list[Message] = [{"type": "function", "function": json.loads(tool)} for tool in asked.tools]
         try:
             reply = await self._teach(self._task, openai_messages(asked.messages), tools)
         except Exception as error:
@@ -165,7 +169,7 @@ class TeacherWriter:
 class RecordedWriter:
     """Repeats recorded messages of the assistant, one a call."""
 
-    def __init__(self, replies: Iterable[Mapping[str, Any]], chat: ChatFormat) -> None:
+    def __init__(self, replies: Iterable[Mapping[str, object]], chat: ChatFormat) -> None:
         self._replies = iter(replies)
         self._chat = chat
 
@@ -217,13 +221,12 @@ def reply_text(reply: object) -> str:
     return "\n".join(part for part in (content, *map(_call_text, message.get("tool_calls") or ())) if part)
 
 
-def _call_text(call: Any) -> str:
-    try:
-        function = call["function"]
-        name, arguments = function["name"], json.loads(function["arguments"])
-    except (TypeError, KeyError, ValueError):
-        raise ValueError("must call functions by a name and arguments as JSON") from None
-    return FunctionCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False)).text
+def _call_text(call: object) -> str:
+    match call:
+        case {"function": {"name": str(name), "arguments": str(text)}}:
+            with suppress(ValueError):
+                return FunctionCall(name=name, arguments=json.dumps(json.loads(text), ensure_ascii=False)).text
+    raise ValueError("must call functions by a name and arguments as JSON")
 
 
 def openai_messages(messages: Sequence[Said]) -> list[Message]:
@@ -251,7 +254,7 @@ def _follows(text: str, grammar: str, *, whole: bool) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _compiled(grammar: str) -> Any:
+def _compiled(grammar: str) -> "CompiledGrammar":
     """For texts, whatever their tokens."""
     from xgrammar import GrammarCompiler, TokenizerInfo
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.processor import Precision
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS, lora_request
 from rollout.memory.episodic import MemoryFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -34,12 +37,12 @@ class AdapterMerger:
         self._dtype = dtype
         self.scale = scale
 
-    def merged_weights(self, adapter: bytes) -> Iterator[tuple[str, Any]]:
+    def merged_weights(self, adapter: bytes) -> "Iterator[tuple[str, Tensor]]":
         """Every base weight by its Hugging Face name, the adapter folded in where it has one. Raises ValueError before
         the first of them when the adapter does not fit: a model that is replaced by half is none."""
         return self._merged(self._factors(adapter))
 
-    def base_weights(self) -> Iterator[tuple[str, Any]]:
+    def base_weights(self) -> "Iterator[tuple[str, Tensor]]":
         for name, tensors in weights_in(self._model_path):
             yield name, tensors.get_tensor(name)
 
@@ -61,7 +64,7 @@ class AdapterMerger:
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
-    def _merged(self, factors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _merged(self, factors: "dict[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         import torch
 
         for name, weight in self.base_weights():
@@ -86,7 +89,7 @@ class AdapterMerger:
                 if (shape := tensors.get_slice(name).get_shape()) != fits:
                     raise ValueError(f"{name} has the shape {shape} in the model, and {fits} in the adapter")
 
-    def _factors(self, adapter: bytes) -> dict[str, Any]:
+    def _factors(self, adapter: bytes) -> "dict[str, Tensor]":
         """The tensors of an adapter of this model."""
         import safetensors.torch
 

@@ -5,16 +5,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout.engines.engine import EngineError
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class _Command:
     """Work, and where its result goes."""
 
-    work: Callable[[], Any]
+    work: Callable[[], object]
     done: Future[Any]
 
     def run(self) -> None:
@@ -41,14 +43,15 @@ class Commands:
         self._ended: EngineError | None = None
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Raises EngineError once the thread does no more work, so that nobody waits for it in vain."""
-        command = _Command(work=work, done=Future())
+        done: Future[Result] = Future()
+        command = _Command(work=work, done=done)
         with self._lock:
             if self._ended is not None:
                 raise EngineError(str(self._ended)) from self._ended.__cause__
             self._queue.put(command)
-        return command.done
+        return done
 
     def run_all(self, *, idle: Callable[[], bool]) -> None:
         """Run what is queued; while there is nothing else to do (`idle`), sleep until something is. Woken by

@@ -9,7 +9,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NUM_COLUMNS = 8
 """Columns read of every merged matrix: one or two per cent of the weights, which costs as much as a prompt of so many
@@ -40,9 +43,9 @@ class MergedColumns:
 
     def __init__(self, targets: Iterable[str]) -> None:
         self._targets = frozenset(targets)
-        self._given: dict[str, Any] = {}
+        self._given: dict[str, Tensor] = {}
 
-    def kept(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    def kept(self, weights: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
         """The same weights; their columns are kept as they pass."""
         self._given = {}
         for name, weight in weights:
@@ -117,19 +120,19 @@ def _modules_of(name: str, packed: dict[str, list[str]]) -> list[str]:
     return [f"{stem}{dot}{part}" for part in packed.get(last) or [last]]
 
 
-def _columns(num: int) -> Any:
+def _columns(num: int) -> "Tensor":
     """The same in every process, so that what two engines read can be compared."""
     import torch
 
     return torch.randperm(num, generator=torch.Generator().manual_seed(num))[:NUM_COLUMNS]
 
 
-def _share(slice_of: Any, factors: list[Any]) -> list[Any]:
+def _share(slice_of: Any, factors: "list[Tensor]") -> "list[Tensor]":
     """A rank's part of an adapter's factors; vLLM cuts those of packed layers together."""
     return list(slice_of(factors)) if len(factors) > 1 else [slice_of(factors[0])]
 
 
-def _bits(tensor: Any) -> bytes:
+def _bits(tensor: "Tensor") -> bytes:
     """Without the sign of zero and without what is too small for a kernel to keep."""
     import torch
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from configs.api_keys import ApiKeyError
 from configs.backend import OllamaConfig, OpenAiConfig, ServedConfig
@@ -40,7 +40,7 @@ class ChatServer:
         except ApiKeyError as error:
             raise BackendError(str(error)) from None
 
-    async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, object]:
         """The JSON object that the server answers with.
 
         Raises BackendError when it is not there or refuses what every request needs, ContextFullError when the
@@ -73,7 +73,7 @@ class ChatServer:
             return False
         return True
 
-    async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _attempt(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
         try:
             reply = await self._service.send(method, path, body=body)
         except HttpError as error:
@@ -123,10 +123,10 @@ class _ServedEngine:
     def release(self, trajectory_id: str) -> None:
         """A request ends with the connection that its caller drops."""
 
-    def _further(self, request: GenerationRequest, seed: int) -> dict[str, Any]:
+    def _further(self, request: GenerationRequest, seed: int) -> dict[str, object]:
         raise NotImplementedError
 
-    def _read(self, reply: Mapping[str, Any], request: GenerationRequest) -> TextCompletion:
+    def _read(self, reply: Mapping[str, object], request: GenerationRequest) -> TextCompletion:
         raise NotImplementedError
 
 
@@ -146,7 +146,7 @@ class OllamaEngine(_ServedEngine):
         super().__init__(server, config, seed=seed)
         self._num_ctx = num_ctx
 
-    async def create(self, gguf: Path, digest: str, template: str, parameters: Mapping[str, Any]) -> None:
+    async def create(self, gguf: Path, digest: str, template: str, parameters: Mapping[str, object]) -> None:
         """Make the model out of a GGUF file whose sha256 is `digest`. One of the same name is replaced. Raises
         BackendError."""
         blob = f"sha256:{digest}"
@@ -166,7 +166,7 @@ class OllamaEngine(_ServedEngine):
         """Whether the server has the model. Raises BackendError."""
         await self._server.request("POST", "/api/show", {"model": self._config.model})
 
-    def _further(self, request: GenerationRequest, seed: int) -> dict[str, Any]:
+    def _further(self, request: GenerationRequest, seed: int) -> dict[str, object]:
         fields = {
             "think": False,
             "keep_alive": KEEP_ALIVE,
@@ -183,7 +183,7 @@ class OllamaEngine(_ServedEngine):
         }
         return fields | ({"format": dict(request.json_schema)} if request.json_schema is not None else {})
 
-    def _read(self, reply: Mapping[str, Any], request: GenerationRequest) -> TextCompletion:
+    def _read(self, reply: Mapping[str, object], request: GenerationRequest) -> TextCompletion:
         return TextCompletion(
             text=self._text(reply.get("message")),
             finish_reason=_finish_reason(reply, request.max_tokens),
@@ -191,7 +191,7 @@ class OllamaEngine(_ServedEngine):
             num_tokens=token_count(reply, "eval_count") or 0,
         )
 
-    def _text(self, message: Any) -> str:
+    def _text(self, message: object) -> str:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise EngineError(f"{self._server.url}: the reply of /api/chat holds no message")
         parsed = parse_reply(message["content"])
@@ -203,7 +203,7 @@ class OllamaEngine(_ServedEngine):
         return parsed.answer
 
 
-def _finish_reason(reply: Mapping[str, Any], max_tokens: int) -> Literal["stop", "length"]:
+def _finish_reason(reply: Mapping[str, object], max_tokens: int) -> Literal["stop", "length"]:
     reason = reply.get("done_reason")
     if reply.get("done") is not True or reason not in ("stop", "length"):
         raise EngineError(f"the reply of /api/chat was not finished (done_reason {reason!r})")
@@ -232,8 +232,8 @@ class OpenAiEngine(_ServedEngine):
                 "; set backend.model"
             )
 
-    def _further(self, request: GenerationRequest, seed: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {"temperature": request.temperature, "max_tokens": request.max_tokens, "seed": seed}
+    def _further(self, request: GenerationRequest, seed: int) -> dict[str, object]:
+        fields: dict[str, object] = {"temperature": request.temperature, "max_tokens": request.max_tokens, "seed": seed}
         if self._form == "vllm_grammar":
             grammar = {"structured_outputs": {"grammar": request.grammar}} if request.grammar else {}
             return fields | grammar | {"chat_template_kwargs": {"enable_thinking": False}}
@@ -242,7 +242,7 @@ class OpenAiEngine(_ServedEngine):
         schema = {"name": "decision", "strict": True, "schema": dict(request.json_schema)}
         return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
 
-    def _read(self, reply: Mapping[str, Any], request: GenerationRequest) -> TextCompletion:
+    def _read(self, reply: Mapping[str, object], request: GenerationRequest) -> TextCompletion:
         try:
             completion = chat_completion(reply)
         except UnreadableError as error:

@@ -7,7 +7,6 @@ one line of printable characters, of bounded length, between marks that it canno
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from envs.datasets.split import question_key
 from envs.sandbox.outcome import cut_middle
@@ -36,7 +35,7 @@ class Experience:
         steps = "; ".join(f"{action}: {text}" for action, text in self.steps)
         return " ".join(cut_middle(f"{self.question} -> {steps}", max_chars).split())
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, object]:
         return {
             "task_id": self.task_id,
             "question": self.question,
@@ -69,7 +68,7 @@ def experience_of(trajectory: Trajectory) -> Experience | None:
     )
 
 
-def read_experience(payload: Mapping[str, Any]) -> Experience | None:
+def read_experience(payload: Mapping[str, object]) -> Experience | None:
     """An entry as a server gave it back, cleaned once more; None for what is no entry."""
     task_id, key, question, steps = (payload.get(name) for name in ("task_id", "key", "question", "steps"))
     if not (isinstance(task_id, str) and isinstance(key, str) and isinstance(question, str)):
@@ -116,5 +115,5 @@ def _failed(result: ToolResult | None) -> bool:
     return result is None or result.error is not None
 
 
-def _is_step(step: Any) -> bool:
+def _is_step(step: object) -> bool:
     return isinstance(step, list) and len(step) == 2 and all(isinstance(part, str) for part in step)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from rollout.store.choice import FamilyOf, nobody_chooses
 from rollout.store.ledger_file import LedgerError as LedgerError
@@ -169,18 +168,8 @@ class Ledger(LedgerMending, LedgerReading):
         """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
         with self._transaction():
             shown = ending != "ready" and self._is_shown(result)
-            self._end(
-                lease,
-                ending,
-                settled_at=self._after_the_last(now),
-                duration_s=result.duration_s,
-                num_tokens=sum(result.versions.values()),
-                versions=json.dumps(dict(result.versions)),
-                num_right=result.right,
-                num_scored=result.scored,
-                facts=json.dumps(dict(result.facts)),
-                shown=shown,
-            )
+            versions = json.dumps(dict(result.versions))
+            self._end_with(lease, ending, result, now=now, shown=shown, versions=versions)
             if shown or ending == "ready":
                 self._keep(lease[0], result.payload)
 
@@ -201,18 +190,7 @@ class Ledger(LedgerMending, LedgerReading):
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
         with self._transaction():
             shown = self._is_shown(result)
-            self._end(
-                lease,
-                "failed",
-                settled_at=self._after_the_last(now),
-                duration_s=result.duration_s,
-                num_tokens=sum(result.versions.values()),
-                num_right=result.right,
-                num_scored=result.scored,
-                facts=json.dumps(dict(result.facts)),
-                shown=shown,
-                reason=result.reason,
-            )
+            self._end_with(lease, "failed", result, now=now, shown=shown, reason=result.reason)
             if shown:
                 self._keep(lease[0], result.payload)
 
@@ -360,7 +338,23 @@ class Ledger(LedgerMending, LedgerReading):
         num = self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown")
         return bool(result.payload) and num < SHOWN_UNTRAINED
 
-    def _end(self, lease: Lease, after: State, **columns: Any) -> None:
+    def _end_with(
+        self, lease: Lease, after: State, result: GroupResult, *, now: float, shown: bool, **columns: object
+    ) -> None:
+        self._end(
+            lease,
+            after,
+            settled_at=self._after_the_last(now),
+            duration_s=result.duration_s,
+            num_tokens=sum(result.versions.values()),
+            num_right=result.right,
+            num_scored=result.scored,
+            facts=json.dumps(dict(result.facts)),
+            shown=shown,
+            **columns,
+        )
+
+    def _end(self, lease: Lease, after: State, **columns: object) -> None:
         """The end of this attempt and of no later one."""
         self._move(lease[0], "running", after, of_attempt=lease[1], worker=None, **columns)
 

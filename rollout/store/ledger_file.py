@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from configs.errors import UserError
 from rollout.store.disk import file_system_of, sync
@@ -272,7 +272,7 @@ class LedgerFile:
         """Of the table of groups; none where there is no such table yet."""
         return {row["name"] for row in self._db.execute("PRAGMA table_info(groups)")}
 
-    def _insert(self, task: int, state: State, attempt: int, **columns: Any) -> int:
+    def _insert(self, task: int, state: State, attempt: int, **columns: object) -> int:
         """A new group. It is drawn and, where it has a worker, runs at once."""
         ordinal = self._next_ordinal
         row = {"ordinal": ordinal, "task": task, "state": state, "attempt": attempt, **columns}
@@ -284,7 +284,7 @@ class LedgerFile:
         return ordinal
 
     def _move(
-        self, ordinal: int, before: State, after: State, *, of_attempt: int | None = None, **columns: Any
+        self, ordinal: int, before: State, after: State, *, of_attempt: int | None = None, **columns: object
     ) -> None:
         if after not in MOVES[before]:
             raise LedgerError(f"group {ordinal} may not go from {before} to {after}")
@@ -305,7 +305,7 @@ class LedgerFile:
     def _drop(self, ordinal: int) -> None:
         self._db.execute("DELETE FROM payloads WHERE ordinal = ?", (ordinal,))
 
-    def _move_all(self, before: State, after: State, where: str, values: Sequence[Any], **columns: Any) -> int:
+    def _move_all(self, before: State, after: State, where: str, values: Sequence[object], **columns: object) -> int:
         """Every group in the state `before` for which this holds. Returns their number."""
         if after not in MOVES[before]:
             raise LedgerError(f"no group may go from {before} to {after}")
@@ -316,8 +316,9 @@ class LedgerFile:
         self._counts[after] += num
         return num
 
-    def _row(self, ordinal: int) -> Any:
-        return self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+    def _row(self, ordinal: int) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._db.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+        return row
 
     def _count_again(self) -> None:
         """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
@@ -330,5 +331,5 @@ class LedgerFile:
         rows = self._db.execute(f"SELECT state, COUNT(*) AS num FROM groups {where} GROUP BY state")
         return {row["state"]: row["num"] for row in rows}
 
-    def _scalar(self, query: str, values: Sequence[Any] = ()) -> int:
+    def _scalar(self, query: str, values: Sequence[object] = ()) -> int:
         return int(self._db.execute(query, values).fetchone()[0])

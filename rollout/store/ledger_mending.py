@@ -1,8 +1,8 @@
 """The ledger beside a checkpoint: what becomes durable before one is written, and what it puts right when a ledger has
 lost its end."""
 
+import sqlite3
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from rollout.store.ledger_file import LedgerError, LedgerFile
 from rollout.store.lifecycle import State, TrainedGroups, TrainedStep, group_id
@@ -112,12 +112,12 @@ class LedgerMending(LedgerFile):
         else:
             self._set(ordinal, state="queued", **dict.fromkeys((*BROUGHT, "step", "reason")))
 
-    def _set(self, ordinal: int, **columns: Any) -> None:
+    def _set(self, ordinal: int, **columns: object) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
         self._db.execute(f"UPDATE groups SET {names} WHERE ordinal = ?", (*columns.values(), ordinal))
 
 
-def _agrees(row: Any, one: TrainedStep) -> bool:
+def _agrees(row: sqlite3.Row, one: TrainedStep) -> bool:
     state = "trained" if one.refused is None else "refused"
     return row["step"] == one.step and row["state"] in (state, "in_batch")
 

@@ -1,6 +1,7 @@
 import importlib
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from evaluating import config_for, model_in
@@ -111,6 +112,51 @@ def test_an_agent_of_ones_own_is_its_source_and_its_settings(tmp_path, written):
         settings = ["cold_start.num_demonstrations=0", "reward.credit=outcome", f"agent.sampling={sampling}"]
         found.append(own(tmp_path, "agent.function=own_code:solve", *settings))
     assert differences(found[0], found[1]) == differences(found[1], found[2]) == ["agent"]
+
+
+def test_code_of_ones_own_is_its_whole_module_but_no_comment(tmp_path, written):
+    function = 'def weather(city: str) -> str:\n    """The weather of a city."""\n    return of(city)\n'
+    settings = ['envs.tools={weather = {source = "own_code:weather"}}', 'envs.actions=["weather", "answer"]']
+    found = []
+    for helper in ('def of(city):\n    return "sun"\n', 'def of(city):  # always\n    return "sun"\n', "of = str\n"):
+        written(helper + function)
+        found.append(own(tmp_path, *settings))
+    assert differences(found[0], found[1]) == []
+    assert differences(found[0], found[2]) == ["tools"]
+
+
+def test_a_scorer_of_ones_own_is_its_source_and_what_it_reads_of_a_task(tmp_path, written):
+    def scored(text, hint):
+        written(f"def score(task, answer):\n    return {text}\n")
+        config = config_for(tmp_path)
+        tasks = [replace(TASKS[0], scorer="own_code:score", metadata={"hint": hint})]
+        return identity_of(config, adapter=None, model_path=model_in(tmp_path), tasks=tasks, num_seeds=1)
+
+    strict = scored("0.0", "a")
+    assert differences(strict, scored("1.0", "a")) == ["scorer"]
+    assert differences(strict, scored("0.0", "b")) == ["items"]
+    assert differences(strict, own(tmp_path)) == ["scorer", "items"]
+
+
+def test_an_agent_that_is_a_command_is_the_files_that_it_names(tmp_path):
+    def asked(script, data):
+        (tmp_path / "solve.py").write_text(script)
+        (tmp_path / "data.json").write_text(data)
+        settings = ["cold_start.num_demonstrations=0", "reward.credit=outcome", f"code_path={tmp_path}"]
+        return own(tmp_path, "agent.command=python solve.py --data data.json", *settings)
+
+    first = asked("print(1)", "{}")
+    assert differences(first, asked("print(1)", "{}")) == []
+    assert differences(first, asked("print(2)", "{}")) == ["agent"]
+    assert differences(first, asked("print(1)", "[]")) == ["agent"]
+
+
+def test_the_questions_that_no_tool_may_bring_are_those_in_their_file(tmp_path):
+    def blocked(question):
+        (tmp_path / "blocked.txt").write_text(question)
+        return own(tmp_path, f"envs.web.blocked_questions={tmp_path / 'blocked.txt'}")
+
+    assert differences(blocked("Who?"), blocked("Where?")) == ["tools"]
 
 
 def test_identity_is_what_is_read_back(tmp_path):

@@ -410,6 +410,11 @@ def test_held_out_rates_are_points_of_the_curve():
     assert held_out_rates({}) == []
 
 
+def test_the_untouched_model_is_no_point_of_the_curve():
+    (untouched,) = held_out_rates({"num_untouched_tasks": 100, "num_eval_tasks": 0, "solve_rate_untouched": 0.1})
+    assert (untouched.policy, untouched.step, untouched.num_tasks) == ("untouched", None, 100)
+
+
 STYLES = [
     path.read_text(encoding="utf-8") for path in (STATIC / "style.css", STATIC.parents[1] / "pages" / "style.css")
 ]

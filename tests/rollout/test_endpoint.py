@@ -372,6 +372,7 @@ async def test_an_engine_that_fails_is_a_failure_of_the_server_and_is_remembered
     ("messages", "says"),
     [
         ([{"role": "robot", "content": "1"}], r"messages\[0\]\.role"),
+        ([{"role": ["user"], "content": "1"}], r"messages\[0\]\.role"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "other than text"),
         ([], "at least one message"),
     ],

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
-from rollout.engines.engine import GenerationRequest
+from rollout.engines.engine import EngineError, GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
+from rollout.restarts import repeats
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]
@@ -106,3 +107,12 @@ async def test_the_end_of_an_episode_is_told_to_the_engine_behind():
     agent, engine = replaying(await recorded(), 2, [THINK, ANSWER])
     await run(agent, make_task())
     assert engine.released == ["g/0"]
+
+
+@pytest.mark.parametrize("live", [[EngineError("gone")], ["rubbish"] * 6])
+async def test_an_end_that_breaks_in_its_first_new_turn_is_one_of_the_record_whatever_broke(live):
+    past = await recorded()
+    agent, _ = replaying(past, 2, live)
+    end = await run(agent)
+    assert (end.stop_reason == "infrastructure") == (live != ["rubbish"] * 6)
+    assert repeats(end, past, 2)

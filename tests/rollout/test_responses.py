@@ -193,6 +193,7 @@ async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message
         ({"text": {"verbosity": "low"}}, "text"),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [{"role": ["user"], "content": "1"}]}, "input"),
         ({"input": [user([{"type": "input_image", "image_url": "x"}])]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],

@@ -76,6 +76,15 @@ def test_a_fork_that_ends_with_the_record_or_goes_on_elsewhere_is_none():
     assert repeats(trajectory(8, SEARCH, turn("answer", prompt=(1, 2, 3))), root, 1)
 
 
+def test_a_planner_that_broke_before_it_said_anything_new_is_a_fork_that_cannot_be_scored():
+    root = trajectory(0, SEARCH, CODE, turn("answer", prompt=(1, 2)))
+    broken = [replace(trajectory(8, *turns), stop_reason="infrastructure") for turns in ((), (SEARCH,), (SEARCH, CODE))]
+    assert all(repeats(one, root, 2) for one in broken)
+    other = turn("search", text="other")
+    assert not repeats(replace(trajectory(8, other), stop_reason="infrastructure"), root, 2)
+    assert not repeats(replace(broken[1], failure="the agent does not repeat the attempt"), root, 2)
+
+
 def test_repeated_turns_come_first_in_the_order_of_the_record_and_are_not_trained():
     """Calls that are asked side by side may come in another order."""
     first, second, third = turn("search", prompt=(1,)), turn("search", prompt=(2,)), turn("code", prompt=(3,))
