@@ -191,13 +191,17 @@ async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, 
     assert said == "the agent took longer than rollout.episode_timeout_s = 0.2"
 
 
-async def test_time_in_which_the_engine_works_is_not_the_agents(functions):
+async def test_time_in_which_the_engine_works_is_not_the_agents(functions, monkeypatch):
+    loop = asyncio.get_running_loop()
+
     class SlowEngine(ScriptedEngine):
         async def generate(self, request):
-            await asyncio.sleep(1.5)
+            clock = loop.time
+            monkeypatch.setattr(loop, "time", lambda: clock() + 100.0)
+            await asyncio.sleep(0.01)
             return await super().generate(request)
 
-    trajectory = await attempt(functions("solve"), engine=SlowEngine(["41", "42"]), timeout_s=1.0)
+    trajectory = await attempt(functions("solve"), engine=SlowEngine(["41", "42"]), timeout_s=60.0)
     assert (trajectory.answer, trajectory.failure) == ("42", None)
 
 
