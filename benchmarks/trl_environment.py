@@ -18,6 +18,7 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import KEEP_MEMORY
 
 TRL = "1.16.0"
+_STARTED_WITH = dict(os.environ)
 SAME_VERSIONS = ("torch", "transformers", "peft", "accelerate", "datasets", "numpy")
 
 
@@ -79,5 +80,6 @@ def trl_process_environment(config: RunConfig) -> dict[str, str]:
 
 
 def foreign_environment() -> dict[str, str]:
-    """Ours, without what would lead another interpreter to our packages."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    """What this process was started with, without what would lead another interpreter to our packages. An engine in
+    this process changes the environment: it brings an allocator and threads of its own."""
+    return {name: value for name, value in _STARTED_WITH.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}

@@ -187,7 +187,7 @@ def test_a_variant_that_was_tried_is_not_tried_again(options, config, monkeypatc
 PEER = """
 import json, sys
 for step in (0, 2, 4):
-    print(json.dumps({"step": step, "seconds": 1.5 * step, "adapter": f"step-{step}", "rewards": []}), flush=True)
+    print(json.dumps({"step": step, "seconds": 1.5 * step, "adapter": f"step-{step}"}), flush=True)
     if sys.stdin.readline().strip() == "stop":
         sys.exit(int(sys.argv[1]))
 """
