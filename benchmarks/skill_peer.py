@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer on the job of `time_to_skill.py`: `python skill_peer.py JOB.json`, in TRL's environment.
 
 Says a line of JSON before the first step and after every so many, once the adapter of that moment is saved, and waits
-for `stop` or another line. Saving and waiting are off its clock. Of this project it imports the task's reward alone.
+for `go on`; anything else ends it. Saving and waiting are off its clock. Of this project it imports the reward alone.
 """
 
 import json
@@ -63,7 +63,7 @@ def make_trainer(job: dict[str, Any], tokenizer: Any, out: IO[str]) -> Any:
             model.save_pretrained(folder)
             facts = {"step": step, "seconds": self._trained_s, "adapter": str(folder / "adapter_model.safetensors")}
             print(json.dumps(facts), file=out)
-            control.should_training_stop = sys.stdin.readline().strip() == "stop"
+            control.should_training_stop = sys.stdin.readline().strip() != "go on"
 
     base = AutoModelForCausalLM.from_pretrained(job["model_path"], dtype=job["dtype"])
     return GRPOTrainer(

@@ -4,8 +4,7 @@
 
 The job is `expressions.toml`, with changes that are given as key=value. For each seed our cold start makes an adapter,
 and both sides go on from it: the same model, LoRA, prompts token for token in the same order, reward, 8 groups of 8 a
-train step, temperature 1, constant step size, DAPO loss with the same clipping, no KL term, two threads; each in the
-precision in which it is faster.
+train step, temperature 1, constant step size, DAPO loss with the same clipping, no KL term, two threads.
 
 The clock is that of RL alone. It starts when both are about to begin their first step, engine and model loaded, and
 stands still while nobody trains. Adapters are saved on the way, with their seconds; one evaluator, our engine at the
@@ -22,8 +21,9 @@ chooses between generated families, and here is one task of one's own.
 TRL is the pinned version in an environment of its own, run by `skill_peer.py`, with what suits a CPU as in
 `against_trl.py`: all completions of a step in one batch of `generate`, no reference model, no gradient checkpointing,
 no logging of texts, our allocator. Its saving and waiting are off the clock. Every one of `--trl-variants` makes two
-steps first, and the one whose second step is the fastest runs: weights in bfloat16 train under autocast, those in
-float32 without, in one or several microbatches.
+steps first, and the one whose second step is the fastest runs, in one or several microbatches: weights in bfloat16
+train under autocast, which is what a processor without units for it does 5 to 40 times slower, those in float32
+without.
 
 What is done is kept in `--out`, a JSON file for each curve, and not run again; `curves.svg` shows them.
 """
@@ -97,8 +97,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=6.0, help="TRL ends after so many times our seconds")
     parser.add_argument(
         "--trl-variants",
-        default="float32:1,float32:4,bfloat16:4",
-        help="dtype of TRL's weights and microbatches per train step, several with commas; the fastest runs",
+        help="dtype of TRL's weights and microbatches per train step, several with commas; the fastest runs (default: "
+        "one and four microbatches in the precision that this machine multiplies faster)",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/time-to-skill"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
@@ -216,7 +216,8 @@ def train_ours(config: RunConfig) -> list[Saved]:
 
 def fastest_variant(options: argparse.Namespace, config: RunConfig, start: Path) -> str:
     """By its second step; the trial is made once, and kept."""
-    variants, trial = options.trl_variants.split(","), options.out / "trial.json"
+    precision, trial = config.learner.precision, options.out / "trial.json"
+    variants = (options.trl_variants or f"{precision}:1,{precision}:4").split(",")
     found: dict[str, float] = json.loads(trial.read_text()) if trial.exists() else {}
     for variant in variants:
         if variant not in found:
