@@ -18,7 +18,7 @@ from reward.scorers.game24 import is_solution
 if TYPE_CHECKING:
     from envs.types import Task
 
-SIZES = {"train": 2000, "eval": 256, "demonstrations": 256}
+SIZES = {"train": 2000, "eval": 200, "demonstrations": 256}
 """Tasks of each split; no two ask the same."""
 SIGNS = "+-*"
 FIRST = {"+": "Add {a} and {b}", "-": "Take {b} from {a}", "*": "Multiply {a} by {b}"}

@@ -9,8 +9,8 @@ train step, temperature 1, constant step size, DAPO loss with the same clipping,
 The clock is that of RL alone. It starts when both are about to begin their first step, engine and model loaded, and
 stands still while nobody trains. Adapters are saved on the way, with their seconds; one evaluator, our engine at the
 temperature of training, gives each its rate on held-out tasks that neither RL nor the teacher asks. The first
-evaluation at or above the threshold counts; nothing is interpolated. TRL is ended there, or after `--patience` times
-our seconds: then the ratio is a lower bound.
+evaluation at or above the threshold counts, and ends the curve; nothing is interpolated. TRL is ended there, or after
+`--patience` times our seconds: then the ratio is a lower bound.
 
 Ours is the system as it runs anything: Ray, an agent over the HTTP endpoint, vLLM, the ledger on disk, every version
 published and proven, checkpoints, all of it on the clock; asynchronous at the recipe's depth. Groups without signal are
@@ -108,7 +108,7 @@ def _options() -> argparse.Namespace:
 def measure(options: argparse.Namespace, seed: int) -> tuple[Curve, Curve]:
     """Ours and TRL's; what is there already is read."""
     config, out = _config(options, f"ours-{seed}", seed), options.out
-    ours = kept(out / f"ours-{seed}.json", partial(measure_ours, config))
+    ours = kept(out / f"ours-{seed}.json", partial(measure_ours, config, options.threshold))
     limit_s = options.patience * (ours.reached(options.threshold) or ours.points[-1]).seconds
 
     def measure_trl() -> Curve:
@@ -181,11 +181,14 @@ def held_out(config: RunConfig) -> Iterator[HeldOut]:
 # --- ours --------------------------------------------------------------------------------------------
 
 
-def measure_ours(config: RunConfig) -> Curve:
-    saved = train_ours(config)
+def measure_ours(config: RunConfig, threshold: float) -> Curve:
+    saved, points = train_ours(config), list[Point]()
     with held_out(config) as judge:
-        points = tuple(judge.point("ours", one) for one in saved)
-    return Curve(arm="ours", seed=config.seed, points=points)
+        for one in saved:
+            points.append(judge.point("ours", one))
+            if points[-1].rate >= threshold:
+                break
+    return Curve(arm="ours", seed=config.seed, points=tuple(points))
 
 
 def train_ours(config: RunConfig) -> list[Saved]:

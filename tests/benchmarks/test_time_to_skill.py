@@ -84,7 +84,7 @@ def test_held_out_tasks_are_neither_trained_nor_taught(config):
     sampler = training_tasks(config)
     trained = [sampler.task(ordinal) for ordinal in range(time_to_skill.NUM_PROMPTS)]
     taught = [one.task for one in cold_start_tasks(config)]
-    assert len(held_out) == 256
+    assert len(held_out) == 200
     assert len({task.question for task in trained}) == time_to_skill.NUM_PROMPTS
     assert not {question_key(one.question) for one in held_out} & {
         question_key(one.question) for one in trained + taught
@@ -141,7 +141,8 @@ def measured(monkeypatch):
     """The arms that were run, each with a scripted curve."""
     ran = []
 
-    def ours(config):
+    def ours(config, threshold):
+        assert threshold == 0.8
         start = config.run_path / "cold_start" / "v000000"
         start.mkdir(parents=True)
         (start / "adapter.safetensors").touch()
