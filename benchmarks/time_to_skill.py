@@ -4,7 +4,8 @@
 
 The job is `expressions.toml`, with changes that are given as key=value. For each seed our cold start makes an adapter,
 and both sides go on from it: the same model, LoRA, prompts token for token in the same order, reward, 8 groups of 8 a
-train step, temperature 1, constant step size, DAPO loss with the same clipping, no KL term, two threads.
+train step, temperature 1, constant step size, DAPO loss with the same clipping, no KL term. TRL has a thread for each
+of two cores; so have our learner and, on the same cores, our engine.
 
 The clock is that of RL alone. It starts when both are about to begin their first step, engine and model loaded, and
 stands still while nobody trains. Adapters are saved on the way, with their seconds; one evaluator, our engine at the
