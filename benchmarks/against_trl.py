@@ -47,11 +47,10 @@ from typing import Any
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-from trl_environment import foreign_environment, trl_python
+from trl_environment import trl_process_environment, trl_python, trl_settings
 from trl_peer import coin
 
 from actors.cluster import start_ray, stop_ray
-from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
@@ -63,7 +62,6 @@ from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.resources import KEEP_MEMORY
 from ray_jobs.run.run import Run
 from ray_jobs.train import reinforce
 from reward.judging import OutcomeReward
@@ -212,38 +210,22 @@ def measure_trl(options: argparse.Namespace, repeat: int, variant: str) -> Rate:
     python = trl_python()
     folder = config.run_path
     folder.mkdir(parents=True, exist_ok=True)
-    dtype, microbatches = variant.split(":")
-    per_step = config.batch_groups * config.rollout.group_size
     job = {
-        "model_path": str(resolve_model(config.model.path)),
-        "output_dir": str(folder),
+        **trl_settings(config, variant, autocast=True, steps=options.trl_steps, seed=config.seed + repeat),
         "prompts": _prompts(config, config.batch_groups * options.trl_steps),
-        "dtype": dtype,
-        "microbatch": per_step // int(microbatches),
-        "num_threads": config.learner.num_threads,
-        "groups": config.batch_groups,
-        "group_size": config.rollout.group_size,
-        "steps": options.trl_steps,
-        "max_tokens": config.rollout.max_turn_tokens,
-        "temperature": config.rollout.temperature,
-        "learning_rate": config.learner.learning_rate,
-        "max_grad_norm": config.learner.max_grad_norm,
-        "clip_low": DapoConfig().clip_low,
-        "clip_high": DapoConfig().clip_high,
         "lora_rank": config.model.lora_rank,
         "lora_alpha": config.model.lora_alpha,
         "lora_targets": config.model.lora_targets,
-        "seed": config.seed + repeat,
     }
     (folder / "job.json").write_text(json.dumps(job))
-    own = {"OMP_NUM_THREADS": str(config.learner.num_threads), "TOKENIZERS_PARALLELISM": "false", **KEEP_MEMORY}
     command = [str(python), str(PEER), str(folder / "job.json")]
-    done = subprocess.run(command, env=foreign_environment() | own, capture_output=True, text=True)
+    done = subprocess.run(command, env=trl_process_environment(config), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     said = json.loads(done.stdout.strip().splitlines()[-1])
     rate = said["trajectories_per_step"] / statistics.mean(said["step_s"])
     versions = ", ".join(f"{name} {version}" for name, version in said["versions"].items())
+    dtype, microbatches = variant.split(":")
     return Rate(
         name=f"TRL, {dtype} weights, {microbatches} microbatch{'es' if microbatches != '1' else ''} a step",
         trajectories_per_s=rate,

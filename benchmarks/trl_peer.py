@@ -88,7 +88,7 @@ def settings(job: dict[str, Any]) -> Any:
         output_dir=job["output_dir"],
         model_init_kwargs={"dtype": job["dtype"]},
         use_cpu=True,
-        bf16=True,
+        bf16=job["autocast"],
         gradient_checkpointing=False,
         loss_type="dapo",
         beta=0.0,

@@ -1,4 +1,4 @@
-"""The expression of a Game of 24 answer: parsed and evaluated exactly, never with `eval`.
+"""The expression of a Game of 24 answer, or for another target: parsed and evaluated exactly, never with `eval`.
 
 sum     = product (("+" | "-") product)*
 product = operand (("*" | "/") operand)*
@@ -13,7 +13,6 @@ TARGET = 24
 MAX_CHARS = 200
 MAX_DEPTH = 16
 
-_TRAILING_TARGET = re.compile(rf"= *{TARGET} *$")
 # [1-9][0-9]* leaves no leading zeros; ASCII digits only. A blank separates and never joins digits.
 _TOKEN = re.compile(r" *([1-9][0-9]{0,3}|[-+*/()])")
 _ASCII_OPERATORS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\t": " ", "\r": " ", "\n": " "})
@@ -23,17 +22,17 @@ class _NotAnExpressionError(ValueError):
     pass
 
 
-def is_solution(text: str, numbers: Sequence[int]) -> bool:
-    """Whether the text uses each number exactly once and equals 24; `= 24` may end it."""
+def is_solution(text: str, numbers: Sequence[int], target: int = TARGET) -> bool:
+    """Whether the text uses each number exactly once and equals the target; `= 24`, or another target, may end it."""
     if len(text) > MAX_CHARS:
         return False
     plain = text.translate(_ASCII_OPERATORS).strip(" ")
     try:
-        tokens = _tokens(_TRAILING_TARGET.sub("", plain).rstrip(" "))
+        tokens = _tokens(re.sub(rf"= *{target} *$", "", plain).rstrip(" "))
         # Checked before anything is computed: few and small numbers bound the arithmetic.
         if sorted(int(token) for token in tokens if token.isdigit()) != sorted(numbers):
             return False
-        return _Parser(tokens).value() == TARGET
+        return _Parser(tokens).value() == target
     except (_NotAnExpressionError, ZeroDivisionError):
         return False
 
