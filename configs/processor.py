@@ -1,4 +1,4 @@
-"""Which of the two precisions this machine multiplies faster."""
+"""What this machine's processor is good at: its faster precision, its vector units."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -22,13 +22,24 @@ def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
     return "bfloat16" if device == "cuda" else _of_processor(CPU_INFO)
 
 
-@lru_cache
+def lacks_avx512() -> bool:
+    """True for an x86 processor without AVX-512; False for any other, and where nothing is known of it."""
+    flags = _said(CPU_INFO).get("flags", "").split()
+    return bool(flags) and "avx512f" not in flags
+
+
 def _of_processor(info: Path) -> Precision:
-    try:
-        lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
-    except OSError:
-        return "float32"
-    said = {name.strip(): value for name, value in lines.items()}
+    said = _said(info)
     flags = said.get("flags", "").split()
     amd = "AuthenticAMD" in said.get("vendor_id", "")
     return "bfloat16" if "amx_bf16" in flags or (amd and "avx512_bf16" in flags) else "float32"
+
+
+@lru_cache
+def _said(info: Path) -> dict[str, str]:
+    """What the machine says of its processor, by name; empty where it says nothing."""
+    try:
+        lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+    except OSError:
+        return {}
+    return {name.strip(): value for name, value in lines.items()}

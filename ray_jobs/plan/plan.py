@@ -15,7 +15,7 @@ from configs.loading import with_changes
 from configs.run import RunConfig
 from ray_jobs.plan.memory import GIB, WEIGHTS
 from ray_jobs.plan.run import HEADROOM, Card, RunPlan, card_bytes, find_shapes, plan_run
-from rollout.engines.vllm_parts import KV_BLOCK
+from rollout.engines.vllm_parts import kv_block
 
 Replan = Callable[[RunConfig], RunPlan]
 Changes = Mapping[str, object]
@@ -128,7 +128,7 @@ def _shorter(tokens: int) -> range:
 
 def _kv_gib(config: RunConfig, plan: RunPlan, length: int) -> float:
     """The least cache, in quarters of a GiB, that holds one sequence of this length."""
-    block = KV_BLOCK[config.rollout.engine.device]
+    block = kv_block(config.rollout.engine.device)
     return math.ceil(4 * math.ceil(length / block) * block * plan.kv.token_bytes / GIB) / 4
 
 

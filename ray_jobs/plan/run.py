@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from ray_jobs.plan import memory
 from ray_jobs.plan.memory import GIB, KvCache, Part
 from ray_jobs.plan.shapes import ModelShape, PlanError, find_shape
-from rollout.engines.vllm_parts import KV_BLOCK, MAX_LORAS, batched_tokens, kv_cache_bytes
+from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
 CARDS = {
     "A40": 44.3,
@@ -125,7 +125,7 @@ def plan_run(config: RunConfig, shapes: Shapes, *, card: str, machine_bytes: int
     spread = engines.tensor_parallel
     return RunPlan(
         policy=shapes.policy,
-        kv=memory.kv_cache(shapes.policy, engines.precision, kv_cache_bytes(engines), KV_BLOCK[engines.device], spread),
+        kv=memory.kv_cache(shapes.policy, engines.precision, kv_cache_bytes(engines), kv_block(engines.device), spread),
         kv_arithmetic=memory.kv_arithmetic(shapes.policy, engines.precision, spread),
         max_model_len=engines.max_model_len,
         cards=tuple(cards),
@@ -157,7 +157,7 @@ def engine_process(config: RunConfig, shapes: Shapes, *, own_base: bool = False)
     engine, shape, rank = config.rollout.engine, shapes.policy, config.model.lora_rank
     cards = engine.tensor_parallel
     on_card = engine.device == "cuda"
-    cache = memory.kv_cache(shape, engine.precision, kv_cache_bytes(engine), KV_BLOCK[engine.device], cards)
+    cache = memory.kv_cache(shape, engine.precision, kv_cache_bytes(engine), kv_block(engine.device), cards)
     reads = config.shares_base and on_card and not own_base
     parts = [] if reads else [memory.weights(shape, engine.precision, cards)]
     if engine.adapter_mode == "native":

@@ -19,10 +19,10 @@ from rollout.engines.commands import Commands
 from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
-    KV_BLOCK,
     OpenRequest,
     build_llm,
     completion_of,
+    kv_block,
     prompt_logprobs_of,
     sampling_params,
     scoring_params,
@@ -243,7 +243,7 @@ class VllmEngine:
                 entry = self._open.pop(output.request_id)
                 self.sampled_tokens += len(output.outputs[0].token_ids)
                 if dialogue := self._dialogues.get(entry.trajectory_id):
-                    self._repeated_tokens += dialogue.repeated(output, KV_BLOCK[self._config.device])
+                    self._repeated_tokens += dialogue.repeated(output, kv_block(self._config.device))
                 entry.future.set_result(entry.result(output, entry))
         self._busy_s += time.perf_counter() - started
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from configs.learner import ModelConfig
+from configs.processor import lacks_avx512
 from configs.rollout import EngineConfig
 from rollout.engines.engine import GenerationRequest
 from rollout.types import Completion, VersionSwitch
@@ -24,8 +25,6 @@ CUDA_BATCHED_TOKENS = 2048
 LEAST_UTILIZATION = 0.01
 SHARED_BASE = "agentflow_shared_base"
 """vLLM's name for our way to load a model."""
-KV_BLOCK = {"cuda": 16, "cpu": 32}
-"""Tokens of a block of the cache; on a GPU it is vLLM's own choice."""
 
 
 @dataclass(slots=True)
@@ -37,6 +36,13 @@ class OpenRequest:
     policy_version: int
     result: Callable[[Any, "OpenRequest"], Any]
     switches: list[VersionSwitch] = field(default_factory=list)
+
+
+def kv_block(device: Literal["cpu", "cuda"]) -> int:
+    """Tokens of a block of the cache. On a GPU it is vLLM's own choice. On a CPU it also chooses the kernel of the
+    attention: without AVX-512 that of 16 tokens samples 1.2 times as fast, with it both are alike; the tiles of AMX
+    need 32."""
+    return 16 if device == "cuda" or lacks_avx512() else 32
 
 
 def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: bool = False) -> dict[str, Any]:
@@ -107,7 +113,7 @@ def build_llm(
             enable_chunked_prefill=config.device == "cuda",
             enforce_eager=config.device == "cpu",
             enable_prefix_caching=True,
-            block_size=KV_BLOCK["cpu"] if config.device == "cpu" else None,
+            block_size=_cpu_kv_block() if config.device == "cpu" else None,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
@@ -121,6 +127,17 @@ def build_llm(
     # with one seed would batch differently.
     llm.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
     return llm
+
+
+def _cpu_kv_block() -> int:
+    """The block of a CPU's cache, which vLLM is told it may have: it counts on multiples of 32 only, though it has a
+    kernel of 16."""
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    block = kv_block("cpu")
+    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda kv_cache_spec=None: [MultipleOf(block)])
+    return block
 
 
 def _register_loader(base_weights: Mapping[str, Any]) -> str:

@@ -17,14 +17,15 @@ pytestmark = pytest.mark.slow
 
 NUM_DIALOGUES, NUM_TURNS, AT_A_TIME = 32, 4, 8
 SYSTEM = tuple(range(10, 42))
-"""A block of the cache, which all of them begin with."""
+"""One or two blocks of the cache, which all of them begin with."""
 
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """Its cache holds twelve whole dialogues, in blocks of 32 tokens."""
+    """Its cache holds twelve whole dialogues: 2,560 tokens."""
     own = vllm_parts.engine_options
-    monkeypatch.setattr(vllm_parts, "engine_options", lambda *a, **k: own(*a, **k) | {"num_gpu_blocks_override": 80})
+    small = {"num_gpu_blocks_override": 2560 // vllm_parts.kv_block("cpu")}
+    monkeypatch.setattr(vllm_parts, "engine_options", lambda *a, **k: own(*a, **k) | small)
     without_ends(monkeypatch)
     folder = write_folder(tmp_path / "model", "tiny", weights=True)
     settings = EngineConfig(max_num_seqs=AT_A_TIME, max_model_len=512, adapter_mode="native")
