@@ -7,17 +7,16 @@ list a long file without reading what was said in it, and turns are taken over f
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
 from rollout.numbers import packed, unpacked
 from rollout.store.disk import named
-from rollout.types import Completion, TextCompletion, Trajectory, Turn, VersionSwitch
+from rollout.types import Completion, FinishReason, Role, StopReason, TextCompletion, Trajectory, Turn, VersionSwitch
 
 TOKENIZER = "tokenizer.json"
 """Stands beside the records: with it their token ids can be read."""
@@ -33,27 +32,124 @@ LEARNER = b', "learner_logprobs": ['
 trained."""
 
 
+Numbers: TypeAlias = str | list[int] | list[float]
+"""Packed (`rollout.numbers`), or a plain list, as earlier releases wrote them."""
+
+
+class Scoring(TypedDict):
+    """What a task has beyond those of the built-in data sets."""
+
+    scorer: str | None
+    scoring_limit_s: float
+    metadata: dict[str, object]
+
+
+class Served(TypedDict):
+    """The tokens of a call as a server counted them."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+class TurnRecord(TypedDict):
+    """A turn (`rollout.types.Turn`) in JSON. `prompt_tokens` counts the whole prompt; where it `continues` what was
+    said before, `prompt_token_ids` are those after it. `switches` are pairs of an index and the version from there."""
+
+    role: Role
+    thought: str
+    action: str | None
+    action_input: str | None
+    result: str | None
+    tool_error: str | None
+    foreign: NotRequired[bool]
+    format_error: str | None
+    heard: NotRequired[str | None]
+    text: str
+    finish_reason: FinishReason
+    policy_version: int
+    switches: list[list[int]]
+    generate_s: float
+    tool_s: float
+    trainable: bool
+    grammar: str | None
+    prompt_tokens: int
+    continues: bool
+    prompt_token_ids: Numbers
+    token_ids: Numbers
+    logprobs: Numbers
+    learner_logprobs: NotRequired[Numbers]
+    served: NotRequired[Served | None]
+
+
+class RecordHead(TypedDict):
+    """What is known of a trajectory besides its turns. `versions` are the oldest and the newest that sampled of it."""
+
+    id: str
+    group_id: str
+    phase: str
+    step: int | None
+    task_id: str
+    dataset: str
+    question: str
+    gold: str
+    scoring: NotRequired[Scoring]
+    answer: str | None
+    stop_reason: StopReason
+    failure: NotRequired[str | None]
+    reward: float | None
+    num_turns: int
+    num_tokens: int
+    versions: list[int] | None
+
+
+class TrajectoryRecord(RecordHead):
+    turns: list[TurnRecord]
+
+
+class StepFields(TypedDict, total=False):
+    """What a train step adds to a head. `verdict` says what became of the group, `reason` why it was not trained.
+    Lists have an entry for each planner turn; None is a turn without a value. `same_steps` are the advantages of all
+    attempts that made this very step."""
+
+    verdict: str
+    reason: str
+    trained_as: int
+    outcome: float | None
+    credit: dict[str, object]
+    anchor: dict[str, object]
+    advantages: list[float | None]
+    outcome_parts: list[float | None]
+    process_parts: list[float | None]
+    step_rewards: list[float | None]
+    same_steps: list[list[float | None]]
+    prm_scores: list[float | None]
+    prm_digest: str
+
+
+class StepHead(StepFields, RecordHead):
+    pass
+
+
+class StepRecord(StepHead, TrajectoryRecord):
+    pass
+
+
 def trajectory_record(
-    trajectory: Trajectory,
-    *,
-    reward: float | None,
-    phase: str,
-    step: int | None,
-    more: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
+    trajectory: Trajectory, *, reward: float | None, phase: str, step: int | None
+) -> TrajectoryRecord:
     """Everything known of a trajectory, ready for JSON; tokens and log-probs are packed (`rollout.numbers`). `reward`
-    None: it could not be scored. `more` goes into the head."""
+    None: it could not be scored."""
+    task = trajectory.task
     versions = [version for turn in trajectory.planner_turns for version in turn.completion.token_versions]
-    return {
+    head: RecordHead = {
         "id": trajectory.id,
         "group_id": trajectory.group_id,
         "phase": phase,
         "step": step,
-        "task_id": trajectory.task.id,
-        "dataset": trajectory.task.dataset,
-        "question": trajectory.task.question,
-        "gold": trajectory.task.answer,
-        **_own_scoring(trajectory.task),
+        "task_id": task.id,
+        "dataset": task.dataset,
+        "question": task.question,
+        "gold": task.answer,
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason,
         "failure": trajectory.failure,
@@ -61,15 +157,15 @@ def trajectory_record(
         "num_turns": len(trajectory.planner_turns),
         "num_tokens": trajectory.num_sampled_tokens,
         "versions": [min(versions), max(versions)] if versions else None,
-        **more,
-        "turns": [
-            _turn_record(turn, before)
-            for turn, before in zip(trajectory.turns, _planner_turns_before(trajectory), strict=True)
-        ],
     }
+    if task.scorer is not None or task.metadata:
+        metadata = dict(task.metadata)
+        head["scoring"] = {"scorer": task.scorer, "scoring_limit_s": task.scoring_limit_s, "metadata": metadata}
+    turns = zip(trajectory.turns, _planner_turns_before(trajectory), strict=True)
+    return {**head, "turns": [_turn_record(turn, before) for turn, before in turns]}
 
 
-def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
+def trajectory_of(record: TrajectoryRecord) -> Trajectory:
     """The trajectory that `trajectory_record` wrote down; log-probs to the last bit. Numbers may
     stand in plain lists, as earlier releases wrote them."""
     turns: list[Turn] = []
@@ -82,13 +178,7 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
     return Trajectory(
         id=record["id"],
         group_id=record["group_id"],
-        task=Task(
-            id=record["task_id"],
-            dataset=record["dataset"],
-            question=record["question"],
-            answer=record["gold"],
-            **record.get("scoring", {}),
-        ),
+        task=_task_of(record),
         turns=tuple(turns),
         answer=record["answer"],
         stop_reason=record["stop_reason"],
@@ -97,18 +187,16 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
     )
 
 
-def _own_scoring(task: Task) -> dict[str, Any]:
-    """What a task has beyond those of the built-in data sets."""
-    if task.scorer is None and not task.metadata:
-        return {}
-    metadata = dict(task.metadata)
-    return {"scoring": {"scorer": task.scorer, "scoring_limit_s": task.scoring_limit_s, "metadata": metadata}}
+def _task_of(record: TrajectoryRecord) -> Task:
+    task = Task(id=record["task_id"], dataset=record["dataset"], question=record["question"], answer=record["gold"])
+    return replace(task, **scoring) if (scoring := record.get("scoring")) else task
 
 
 def readable(record: dict[str, Any]) -> dict[str, Any]:
     """The record with plain lists in the place of packed numbers, and the learner's log-probs within the turns; None
     where there is none."""
-    for turn in whole(record)["turns"]:
+    _add_logprobs(record["turns"], record.pop("learner_logprobs", ()))
+    for turn in record["turns"]:
         for name in PACKED:
             if isinstance(turn.get(name), str):
                 numbers = unpacked(turn[name])
@@ -116,12 +204,11 @@ def readable(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def whole(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the learner's log-probs within the turns, where earlier releases wrote them."""
-    for turn, logprobs in zip(record["turns"], record.pop("learner_logprobs", ()), strict=False):
+def _add_logprobs(turns: Sequence[TurnRecord], of_learner: Sequence[str | None]) -> None:
+    """Where earlier releases wrote them, and readers look for them."""
+    for turn, logprobs in zip(turns, of_learner, strict=False):
         if logprobs is not None:
             turn["learner_logprobs"] = logprobs
-    return record
 
 
 def head_of(line: bytes) -> dict[str, Any]:
@@ -140,7 +227,7 @@ class RecordLine:
     """A line in two parts: the `head` for reading and changing, the `turns` as they stand in the file, from their
     brackets' opening to their closing. `learner_logprobs` are packed, one string for each turn or None."""
 
-    head: Mapping[str, Any]
+    head: StepHead
     turns: bytes
     learner_logprobs: Sequence[str | None] | None = None
 
@@ -158,12 +245,11 @@ class RecordLine:
             parts += [LEARNER[:-1], _dumped(self.learner_logprobs)]
         return b"".join((*parts, b"}\n"))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> StepRecord:
         """All of it, parsed."""
-        record = {**self.head, "turns": json.loads(self.turns)}
-        if self.learner_logprobs is not None:
-            record["learner_logprobs"] = self.learner_logprobs
-        return whole(record)
+        turns: list[TurnRecord] = json.loads(self.turns)
+        _add_logprobs(turns, self.learner_logprobs or ())
+        return {**self.head, "turns": turns}
 
 
 HALF = b"\\ud"
@@ -189,8 +275,8 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         file.write(line_of(record))
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file; a last line that was cut off by a crash is left out."""
+def read_records(path: Path) -> Iterator[Any]:
+    """The records of a file, whose type the caller knows; a last line that was cut off by a crash is left out."""
     yield from map(json.loads, whole_lines(path))
 
 
@@ -219,7 +305,7 @@ def _planner_turns_before(trajectory: Trajectory) -> Iterator[tuple[int, ...]]:
             so_far = turn.prompt_token_ids + turn.completion.token_ids
 
 
-def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
+def _turn_record(turn: Turn, before: tuple[int, ...]) -> TurnRecord:
     """`before` is left out of the prompt where the prompt continues it; most do, and a record stays short."""
     call, result, completion = turn.tool_call, turn.tool_result, turn.completion
     continues = turn.role == "planner" and turn.prompt_token_ids[: len(before)] == before
@@ -250,8 +336,8 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
-    call = None if row["action"] is None else ToolCall(name=row["action"], arguments=row["action_input"])
+def _turn_of(row: TurnRecord, before: tuple[int, ...]) -> Turn:
+    call = None if row["action"] is None else ToolCall(name=row["action"], arguments=row["action_input"] or "")
     result = None
     if row["result"] is not None:
         # Records of earlier runs do not have the field: all their tools were of this machine.
@@ -273,15 +359,15 @@ def _turn_of(row: Mapping[str, Any], before: tuple[int, ...]) -> Turn:
     )
 
 
-def _whole(numbers: str | list[int]) -> tuple[int, ...]:
+def _whole(numbers: Numbers) -> tuple[int, ...]:
     return tuple(unpacked(numbers).astype(np.int64).tolist())
 
 
-def _counts(completion: TextCompletion) -> dict[str, int]:
+def _counts(completion: TextCompletion) -> Served:
     return {"num_prompt_tokens": completion.num_prompt_tokens, "num_tokens": completion.num_tokens}
 
 
-def _completion_of(row: Mapping[str, Any]) -> Completion:
+def _completion_of(row: TurnRecord) -> Completion:
     # Records of earlier runs do not have the field: everything was sampled by the run itself.
     if counts := row.get("served"):
         return TextCompletion(text=row["text"], finish_reason=row["finish_reason"], **counts)

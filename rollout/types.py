@@ -1,12 +1,13 @@
 """The record of acting: completions, turns, trajectories, groups. Each is made once and never changed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from envs.types import Task, ToolCall, ToolResult
 
 Role = Literal["planner", "verifier", "generator"]
+FinishReason = Literal["stop", "length"]
 StopReason = Literal["answered", "verified", "format", "context", "infrastructure"]
 SERVED_VERSION = -2
 """The policy version of what a server samples with: whatever it serves under the model's name."""
@@ -28,7 +29,7 @@ class VersionSwitch:
     policy_version: int
 
 
-def versions_by_token(num_tokens: int, first: int, switches: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+def versions_by_token(num_tokens: int, first: int, switches: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """`first`, and from each switch's index on the version that stands with it."""
     versions = [first] * num_tokens
     for index, version in switches:
@@ -48,7 +49,7 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     policy_version: int
     switches: tuple[VersionSwitch, ...] = ()
 

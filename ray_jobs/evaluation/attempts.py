@@ -4,16 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from envs.types import Task
+from ray_jobs.evaluation.folder import ItemRecord
 from ray_jobs.phases.rollouts import Attempts
 from reward.answer_judge import JUDGED, AnswerJudge
 from reward.scorers import partial_credit, score_answer
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ class Evaluator:
     judge: AnswerJudge | None = None
     step: int | None = None
 
-    async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[Record], None]) -> None:
+    async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[ItemRecord], None]) -> None:
         """Every item, side by side; `on_result` gets each record as soon as it is there. Raises the first error."""
         places = asyncio.Semaphore(self.policy.max_open)
 
@@ -54,9 +52,8 @@ class Evaluator:
             # They were cancelled because of the first one; it says what is wrong.
             raise errors.exceptions[0] from None
 
-    async def result_of(self, wanted: Wanted) -> Record:
-        """A trajectory record with the seed, the number of attempts and what the judge said. Its reward is None for an
-        item that is unscored."""
+    async def result_of(self, wanted: Wanted) -> ItemRecord:
+        """Its reward is None for an item that is unscored."""
         started = time.perf_counter()
         for attempt in range(1, self.max_attempts + 1):
             again = f"#{attempt}" if attempt > 1 else ""
@@ -72,7 +69,9 @@ class Evaluator:
         failed = trajectory.stop_reason == "infrastructure"
         reward = None if failed else await _score(trajectory)
         asked, judged = await self._judged(trajectory, reward)
-        return trajectory_record(trajectory, reward=reward, phase=self.phase, step=self.step) | {
+        record = trajectory_record(trajectory, reward=reward, phase=self.phase, step=self.step)
+        return {
+            **record,
             "seed": wanted.seed,
             "f1": None if failed else partial_credit(wanted.task, trajectory.answer),
             "judge_asked": asked,

@@ -17,7 +17,7 @@ from envs.benchmarks.registry import BENCHMARKS, load_benchmark
 from envs.datasets.sampler import never_trained_on
 from envs.types import Task
 from ray_jobs.checks.keys import check_key
-from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
+from ray_jobs.evaluation.attempts import Evaluator, Wanted
 from ray_jobs.evaluation.folder import (
     SUMMARY,
     BenchmarkRates,
@@ -25,6 +25,7 @@ from ray_jobs.evaluation.folder import (
     EvaluationFolder,
     EvaluationSummary,
     ItemKey,
+    ItemRecord,
     read_evaluation,
     summarize_evaluation,
     why_unscored,
@@ -121,7 +122,7 @@ def attempt_all(
     with Progress(console=console, transient=True) as progress:
         shown = progress.add_task("items", total=len(wanted))
 
-        def keep(result: Record) -> None:
+        def keep(result: ItemRecord) -> None:
             folder.add(result)
             progress.advance(shown)
 

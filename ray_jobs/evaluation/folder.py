@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -20,7 +20,7 @@ from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
 from reward.paired import wilson_interval
 from rollout.engines.engine import BASE_VERSION
-from rollout.records import append_record, read_records
+from rollout.records import TrajectoryRecord, append_record, read_records
 
 SCHEMA = 1
 IDENTITY = "evaluation.json"
@@ -38,6 +38,18 @@ class ItemKey(NamedTuple):
     benchmark: str
     task_id: str
     seed: int
+
+
+class ItemRecord(TrajectoryRecord, total=False):
+    """The last attempt at an item. `f1` is the credit for a part of the answer, `judged` what the judge said where it
+    was asked, `attempts` how many were made, in `seconds` together. Records of earlier runs lack these fields."""
+
+    seed: int
+    f1: float | None
+    judge_asked: bool
+    judged: bool | None
+    attempts: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +172,7 @@ class EvaluationFolder:
             write_json(path / IDENTITY, facts)
         self.done = {item.key for item in items_of(path) if not item.broke_off}
 
-    def add(self, record: Mapping[str, object]) -> None:
+    def add(self, record: ItemRecord) -> None:
         append_record(self.path / ITEMS, record)
 
 
@@ -233,7 +245,7 @@ def items_of(path: Path) -> Iterator[Item]:
         yield from map(item_of, read_records(path / ITEMS))
 
 
-def item_of(record: Mapping[str, Any]) -> Item:
+def item_of(record: ItemRecord) -> Item:
     """From a line of `items.jsonl`, or from any trajectory record: that is one greedy try."""
     planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
     versions = [turn["policy_version"] for turn in record["turns"] if turn["role"] != "planner"]

@@ -12,8 +12,8 @@ from configs.run import RunConfig
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import held_out_tasks
 from envs.types import Task
-from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
-from ray_jobs.evaluation.folder import Item, ItemKey, item_of, why_unscored
+from ray_jobs.evaluation.attempts import Evaluator, Wanted
+from ray_jobs.evaluation.folder import Item, ItemKey, ItemRecord, item_of, why_unscored
 from ray_jobs.run.folder import TRAJECTORIES
 from ray_jobs.run.summary import POLICIES
 from reward.paired import PairedComparison, compare_paired, wilson_interval
@@ -145,11 +145,11 @@ def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 def _attempted(
     evaluator: Evaluator, tasks: Sequence[Task], *, name: str, progressed: Callable[[], None] = lambda: None
-) -> list[Record]:
+) -> list[ItemRecord]:
     """The records of all tasks, in their order. `name` stands in the ids of the attempts."""
-    found: list[Record] = []
+    found: list[ItemRecord] = []
 
-    def keep(result: Record) -> None:
+    def keep(result: ItemRecord) -> None:
         found.append(result)
         progressed()
 

@@ -7,7 +7,6 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -29,9 +28,8 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, title_of
 from rollout.numbers import unpacked
+from rollout.records import StepHead, StepRecord, TurnRecord
 from rollout.types import versions_by_token
-
-Record = Mapping[str, Any]
 
 TEXTS: Mapping[str, str] = {
     "trajectories/right": "The first right trajectory of the step's first group, with what each decision was worth",
@@ -50,9 +48,9 @@ class StepTexts:
     """Looks at the records of one step, one by one, and keeps two of them."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Record] = {}
+        self._kept: dict[str, StepRecord] = {}
 
-    def wants(self, head: Record) -> bool:
+    def wants(self, head: StepHead) -> bool:
         """Whether the record with this head is one of those two."""
         groups = {one["group_id"] for one in self._kept.values()}
         return (
@@ -62,7 +60,7 @@ class StepTexts:
             and _text_of(head) not in self._kept
         )
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         self._kept[_text_of(record)] = record
 
     def texts(self) -> dict[str, str]:
@@ -70,11 +68,11 @@ class StepTexts:
         return {name: markdown_of(record) for name, record in self._kept.items()}
 
 
-def _text_of(head: Record) -> str:
+def _text_of(head: StepHead) -> str:
     return "trajectories/right" if head["outcome"] == 1.0 else "trajectories/wrong"
 
 
-def markdown_of(record: Record) -> str:
+def markdown_of(record: StepRecord) -> str:
     """A trajectory as a table: a row for each planner turn."""
     turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
     scores = record.get("prm_scores") or [None] * len(turns)
@@ -113,14 +111,14 @@ def _shown(character: str) -> str:
     return f"&#{ord(character)};"
 
 
-def _decision(turn: Record) -> str:
+def _decision(turn: TurnRecord) -> str:
     if turn["format_error"]:
         return f"malformed: {plain(turn['format_error'])}<br>{plain(turn['text'])}"
     thought = f"{plain(turn['thought'])}<br>" if turn["thought"] else ""
     return f"{thought}**{plain(turn['action'] or 'nothing')}** {plain(turn['action_input'] or '')}"
 
 
-def _result(turn: Record) -> str:
+def _result(turn: TurnRecord) -> str:
     if turn["tool_error"]:
         return f"error: {plain(turn['tool_error'])}"
     return plain(turn["result"] or "")
@@ -163,7 +161,7 @@ class StepDistributions:
         self._num_seen = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
-    def wants(self, head: Record) -> bool:
+    def wants(self, head: StepHead) -> bool:
         """Whether the record with this head, the next one of the step, is counted."""
         if head.get("verdict") != "trained":
             return False
@@ -176,7 +174,7 @@ class StepDistributions:
         made = ((name, _buckets(parts, whole=name in _WHOLE)) for name, parts in self._values.items())
         return {name: buckets for name, buckets in made if buckets is not None}
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
         self._count("trajectories/steps", [len(turns)])
         self._count("steps/advantage", record["advantages"])
@@ -188,7 +186,7 @@ class StepDistributions:
             self._count("tokens/staleness", self._ages(turn))
             self._count("tokens/ratio", _ratios(turn))
 
-    def _ages(self, turn: Record) -> np.ndarray:
+    def _ages(self, turn: TurnRecord) -> np.ndarray:
         """Of each token, nan where it was too old to be trained."""
         num, ages = len(unpacked(turn["token_ids"])), self._version_ages
         if not turn["switches"]:
@@ -201,7 +199,7 @@ class StepDistributions:
         self._values[name].append(np.asarray(values, dtype=np.float64))
 
 
-def _ratios(turn: Record) -> np.ndarray:
+def _ratios(turn: TurnRecord) -> np.ndarray:
     """Nan at tokens that were not trained: they have no log-prob of the learner's."""
     learner = unpacked(turn.get("learner_logprobs", ()))
     if not learner.size:

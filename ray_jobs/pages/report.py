@@ -16,9 +16,9 @@ from ray_jobs.pages.render import write_page
 from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
 from ray_jobs.run.summary import POLICIES, held_out_rates
 from reward.paired import wilson_interval
-from rollout.records import read_records
+from rollout.records import StepRecord, TrajectoryRecord, read_records
 
-Record = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,10 @@ class _Run:
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    steps: Sequence[Record]
-    held_out: Sequence[Record]
-    attempts: Mapping[str, Mapping[str, Record]]
-    scored: Sequence[Record]
+    steps: Sequence[Row]
+    held_out: Sequence[Row]
+    attempts: Mapping[str, Mapping[str, TrajectoryRecord]]
+    scored: Sequence[StepRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def _marks(summary: Mapping[str, Any]) -> list[Mark]:
     ]
 
 
-def _held_out_charts(rows: Sequence[Record], marks: Sequence[Mark]) -> list[LineChart]:
+def _held_out_charts(rows: Sequence[Row], marks: Sequence[Mark]) -> list[LineChart]:
     """The evaluations while training: over all their tasks, and data set by data set where there are several."""
     rate = "held_out/solve_rate"
     whole = {rate: "some held-out tasks, greedily"}
@@ -107,7 +107,7 @@ def _held_out_charts(rows: Sequence[Record], marks: Sequence[Mark]) -> list[Line
 
 
 def _chart(
-    steps: Sequence[Record], title: str, names: Mapping[str, str], *, marks: Sequence[Mark] = (), share: bool = False
+    steps: Sequence[Row], title: str, names: Mapping[str, str], *, marks: Sequence[Mark] = (), share: bool = False
 ) -> LineChart:
     """Metrics by what their lines are called, with their intervals where they have some. Steps where a value is missing
     or not finite are left out."""
@@ -125,7 +125,7 @@ def _chart(
     return LineChart(title=title, xs=xs, lines=lines, top=top, marks=marks, share=share, intervals=intervals)
 
 
-def _families(steps: Sequence[Record], kind: str) -> dict[str, str]:
+def _families(steps: Sequence[Row], kind: str) -> dict[str, str]:
     """The metrics of this kind of the generated families that were drawn from, and their names; none where it was one
     alone."""
     found = {f"{kind}/{family}": family for family in FAMILIES if any(f"{kind}/{family}" in row for row in steps)}
@@ -144,7 +144,7 @@ def _wilson(rate: float, count: int) -> tuple[float, float]:
     return wilson_interval(round(rate * count), count)
 
 
-def _endings(phase: str, attempts: Sequence[Record]) -> _Endings:
+def _endings(phase: str, attempts: Sequence[TrajectoryRecord]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
     scored = [record for record in attempts if record["reward"] is not None]
     return _Endings(
@@ -167,9 +167,9 @@ def _read_run(run_dir: Path) -> _Run:
     logs = ("metrics.jsonl", "trajectories.jsonl")
     metrics, records = (read_records(paths[name]) if name in paths else () for name in logs)
     rows = list(metrics)
-    attempts: dict[str, dict[str, Record]] = {phase: {} for phase in POLICIES}
+    attempts: dict[str, dict[str, TrajectoryRecord]] = {phase: {} for phase in POLICIES}
     # One at a time: the trajectories of training, of which the page shows none, can be very many.
-    scored: list[Record] = []
+    scored: list[StepRecord] = []
     for record in records:
         if "prm_scores" in record:
             scored = [*(one for one in scored if one["group_id"] == record["group_id"]), record]

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
-Record = Mapping[str, Any]
+from rollout.records import StepRecord, TrajectoryRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +15,10 @@ class TurnedTasks:
     gained: int
     lost: int
     failed: int
-    cards: Mapping[str, Record]
+    cards: Mapping[str, TrajectoryRecord]
 
 
-def turned_tasks(before: Mapping[str, Record], after: Mapping[str, Record]) -> TurnedTasks:
+def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, TrajectoryRecord]) -> TurnedTasks:
     """`before` and `after` are the attempts by task."""
     gained = [id for id, one in after.items() if one["reward"] == 1 and before.get(id, one)["reward"] == 0]
     failed = [id for id, one in after.items() if one["reward"] == 0]
@@ -37,13 +37,13 @@ class ScoredPair:
     of the pair shown, None where there is no such pair. `fork` counts the steps that both share.
     """
 
-    cards: Mapping[str, Record]
+    cards: Mapping[str, StepRecord]
     gaps: Sequence[float] = ()
     gap: float | None = None
     fork: int = 0
 
 
-def scored_pair(group: Sequence[Record]) -> ScoredPair:
+def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
     """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
     right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (1.0, 0.0))
     if not right or not wrong:
@@ -56,7 +56,7 @@ def scored_pair(group: Sequence[Record]) -> ScoredPair:
     return ScoredPair(cards=cards, gaps=[gap for gap, _ in found], gap=gap, fork=_fork(*pair))
 
 
-def _gap(right: Record, wrong: Record) -> float | None:
+def _gap(right: StepRecord, wrong: StepRecord) -> float | None:
     """The right attempt's score less the wrong one's where they part; None where they do not do the same with another
     input there, or a score is missing."""
     steps, fork = (_decisions(right), _decisions(wrong)), _fork(right, wrong)
@@ -66,16 +66,19 @@ def _gap(right: Record, wrong: Record) -> float | None:
     score, other_score = (one["prm_scores"][fork] for one in (right, wrong))
     if action is None or action != other_action or said == other_said or score is None or other_score is None:
         return None
-    return float(score - other_score)
+    return score - other_score
 
 
-def _fork(one: Record, other: Record) -> int:
+def _fork(one: StepRecord, other: StepRecord) -> int:
     """How many steps they share from the beginning, results included."""
     pairs = list(zip(_decisions(one), _decisions(other), strict=False))
     return next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
-def _decisions(record: Record) -> list[tuple[Any, ...]]:
+Decision: TypeAlias = tuple[str | None, str, str | None]
+
+
+def _decisions(record: StepRecord) -> list[Decision]:
     """Action, input and result of each planner step; a malformed step is its text."""
     return [
         (turn["action"], turn["action_input"] or turn["text"], turn["result"])

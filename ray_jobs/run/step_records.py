@@ -1,6 +1,6 @@
 """What a train step leaves for the viewer: its groups, trajectory by trajectory, and where advantages came from."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -10,7 +10,7 @@ import ray
 from reward.credit import CreditedStep
 from reward.stored import StoredGroup
 from rollout.buffer import Batch
-from rollout.records import RecordLine
+from rollout.records import RecordLine, StepFields, StepHead
 
 DIGITS = 6
 """Of advantages and scores so many digits after the point are written."""
@@ -40,19 +40,19 @@ def step_records(batch: Batch, payloads: Iterable[bytes], result: CreditedStep) 
 
 def _trained_lines(group: StoredGroup, step: int, result: CreditedStep) -> Iterator[RecordLine]:
     parts = result.credit[group.id]
-    shared = _verdict(result) | {
-        "credit": {
-            "scheme": parts.scheme,
-            "weight": parts.weight,
-            "totals": asdict(parts.totals),
-            "scores": asdict(parts.scores),
-            "by_action": {action: asdict(spread) for action, spread in parts.by_action.items()},
-        },
+    shared = _verdict(result)
+    shared["credit"] = {
+        "scheme": parts.scheme,
+        "weight": parts.weight,
+        "totals": asdict(parts.totals),
+        "scores": asdict(parts.scores),
+        "by_action": {action: asdict(spread) for action, spread in parts.by_action.items()},
     }
     if group.anchor is not None:
         shared["anchor"] = asdict(group.anchor)
     for index in range(len(group.lines)):
-        more = shared | {
+        more: StepFields = {
+            **shared,
             "outcome": group.rewards[index].outcome,
             "advantages": _rounded(parts.advantages[index]),
             "outcome_parts": _rounded(parts.outcomes[index]),
@@ -71,14 +71,16 @@ def _untrained_lines(group: StoredGroup, step: int, verdict: str, reason: str) -
         yield _line(group, index, step, {"verdict": verdict, "reason": reason, "outcome": reward.outcome})
 
 
-def _line(group: StoredGroup, index: int, step: int, more: Mapping[str, Any]) -> RecordLine:
+def _line(group: StoredGroup, index: int, step: int, more: StepFields) -> RecordLine:
     """Of the trajectory at `index`, with the PRM's scores where it has some."""
     line, scores = RecordLine.of(group.lines[index]), group.step_scores
-    judged = {} if scores is None else {"prm_scores": list(scores.raw[index]), "prm_digest": scores.prm_digest}
-    return replace(line, head={**line.head, "step": step, **more, **judged})
+    head: StepHead = {**line.head, **more, "step": step}
+    if scores is not None:
+        head |= {"prm_scores": list(scores.raw[index]), "prm_digest": scores.prm_digest}
+    return replace(line, head=head)
 
 
-def _verdict(result: CreditedStep) -> dict[str, Any]:
+def _verdict(result: CreditedStep) -> StepFields:
     """What became of the batch: the version that it was trained into, or why the guard refused it."""
     if result.skipped is None:
         return {"verdict": "trained", "trained_as": result.policy_version}
