@@ -5,4 +5,4 @@ from functools import partial
 
 from ray_jobs.commands.starter import warehouse
 
-teach = partial(warehouse.teach, num_calls=(0, 0, 0, 0, 0, 2, 2))
+teach = partial(warehouse.teach, num_calls=(0, 0, 0, 0, 2))
