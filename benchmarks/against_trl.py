@@ -252,7 +252,7 @@ def _prompts(config: RunConfig, count: int) -> list[dict[str, Any]]:
         for ordinal in range(count):
             task = sampler.task(ordinal)
             ids = PlannerDialogue(nobody, chat, settings, task, tools, task.id)._context
-            prompts.append({"token_ids": list(ids), "text": chat._tokenizer.decode(ids)})
+            prompts.append({"token_ids": list(ids), "text": chat.rendered(ids)})
     return prompts
 
 

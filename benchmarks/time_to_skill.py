@@ -289,7 +289,7 @@ def _rows(config: RunConfig, model_path: Path) -> list[dict[str, Any]]:
 
     def row(task: Task) -> dict[str, Any]:
         ids = chat.dialogue([Message(role="user", content=task.question)])
-        text = chat._tokenizer.decode(ids)
+        text = chat.rendered(ids)
         return {"prompt": text, "token_ids": list(ids), **{key: task.metadata[key] for key in ("numbers", "value")}}
 
     return [row(sampler.task(ordinal)) for ordinal in range(NUM_PROMPTS)]

@@ -114,6 +114,10 @@ class ChatFormat:
         """What can be read in these; special tokens cannot."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    def rendered(self, token_ids: Sequence[int]) -> str:
+        """The text that becomes these ids, special tokens by their names."""
+        return str(self._tokenizer.decode(token_ids))
+
     def encode_completion(self, text: str) -> tuple[int, ...]:
         """A scripted completion as the ids a sampler would have ended with EOS."""
         return (*self._free(text), self.eos_token_id)

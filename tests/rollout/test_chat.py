@@ -8,13 +8,13 @@ SYSTEM, TASK, RESULT, LAST = "Solve it with tools.", "Task: 6*7?", "Result: 42",
 REPLY, SECOND = '{"thought":"t"}', '{"thought":"u"}'
 
 
-def dialogue(chat, tokenizer):
+def dialogue(chat):
     """Three turns as the agent grows them, as text."""
     ids = chat.prompt(SYSTEM, TASK)
     for reply, then in ((REPLY, RESULT), (SECOND, LAST)):
         sampled = chat._free(reply)
         ids += sampled + chat.bridge(sampled, then)
-    return tokenizer.decode(ids)
+    return chat.rendered(ids)
 
 
 def rendered(tokenizer, messages):
@@ -34,7 +34,7 @@ def without_blanks(text):
 @pytest.mark.parametrize("name", ROLES)
 def test_the_dialogue_is_the_templates_own_turn_after_turn(name):
     tokenizer = tokenizer_of(ROLES[name])
-    grown = dialogue(ChatFormat(tokenizer), tokenizer)
+    grown = dialogue(ChatFormat(tokenizer))
     expected = rendered(tokenizer, messages(SYSTEM, TASK, REPLY, RESULT, SECOND, LAST, system=True))
     assert without_blanks(grown) == without_blanks(expected)
 
@@ -42,7 +42,7 @@ def test_the_dialogue_is_the_templates_own_turn_after_turn(name):
 @pytest.mark.parametrize("name", NO_ROLE)
 def test_a_template_without_a_place_for_the_systems_words_gets_them_in_the_first_turn_and_never_again(name):
     tokenizer = tokenizer_of(NO_ROLE[name])
-    grown = dialogue(ChatFormat(tokenizer), tokenizer)
+    grown = dialogue(ChatFormat(tokenizer))
     expected = rendered(tokenizer, messages(f"{SYSTEM}\n\n{TASK}", REPLY, RESULT, SECOND, LAST, system=False))
     assert without_blanks(grown) == without_blanks(expected)
     assert grown.count(SYSTEM) == 1
