@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 
 from configs.api_keys import find_key
 from configs.errors import UserError
+from envs.listener import listen
 from envs.token_gate import TokenGate, new_token, with_token
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.mcp import UNAVAILABLE
@@ -266,7 +267,7 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
 
 def _bound_socket(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return listen(host, port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ServerRefusedError(

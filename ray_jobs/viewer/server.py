@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from envs.listener import listen
 from envs.token_gate import TokenGate
 from ray_jobs.viewer.lines import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
@@ -278,7 +279,7 @@ def follow(runs: Sequence[ViewedRun]) -> threading.Event:
 
 def _listener(port: int) -> socket.socket:
     try:
-        return socket.create_server((LOOPBACK, port))
+        return listen(LOOPBACK, port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ViewError(

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from envs.listener import listen
 from rollout.endpoint.anthropic_messages import MESSAGES
 from rollout.endpoint.attempt import ENDED, Attempt, Call
 from rollout.endpoint.chat_completions import CHAT_COMPLETIONS
@@ -61,8 +61,7 @@ class Endpoint:
 
     async def _start(self) -> None:
         self.close()
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
+        listening = listen("127.0.0.1", 0)
         self._port = listening.getsockname()[1]
         config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=300)
         self._server = _Server(config)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from dataclasses import replace
 
 import httpx
@@ -25,6 +26,14 @@ async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_
         assert (turn.trainable, turn.role, turn.grammar) == (True, "planner", None)
         assert reply.usage.prompt_tokens == len(turn.prompt_token_ids)
         assert (reply.usage.completion_tokens, reply.usage.total_tokens) == (2, len(turn.prompt_token_ids) + 2)
+
+
+async def test_a_reply_does_not_wait_for_its_first_part_to_be_acknowledged():
+    async with play("4") as p:
+        await p.ask(user("2+2?"))
+        (connection,) = p.endpoint._server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_conversation_goes_on_from_the_ids_that_were_sampled_not_from_its_text():
