@@ -3,8 +3,9 @@
     python -m benchmarks.endpoint_overhead [--attempts 64] [--calls 10] [--sampling-s 1.0]
 
 The engine is scripted: a call takes half to one and a half times `--sampling-s`, drawn alike for all. What is added to
-a call is what its agent waited longer than the engine took. Client and server share one process, as they do for an
-agent that is a function; the processor time of a call is that of both, and of rendering and scripting.
+a call is what its agent waited longer than the engine took. The first calls of all attempts come at once and wait for
+each other's processor time; they are told apart. Client and server share one process, as they do for an agent that is a
+function; the processor time of a call is that of both, and of rendering and scripting.
 """
 
 import argparse
@@ -36,14 +37,18 @@ Way = Callable[[Endpoint, Attempt, DefaultAsyncHttpxClient], Ask]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`added_ms`: of each call, in ascending order. `cpu_ms`: processor time of a call, on average."""
+    """`added_ms`: of each call after an attempt's first, `first_ms` of the first ones, in ascending order. `cpu_ms`:
+    processor time of a call, on average."""
 
     calls_per_s: float
     cpu_ms: float
     added_ms: tuple[float, ...]
+    first_ms: tuple[float, ...]
 
-    def percentile(self, share: float) -> float:
-        return self.added_ms[min(len(self.added_ms) - 1, int(share * len(self.added_ms)))]
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of values in ascending order."""
+    return values[min(len(values) - 1, int(share * len(values)))]
 
 
 class ScriptedTimes:
@@ -82,14 +87,14 @@ async def dialogue(ask: Ask, num_calls: int, waited: Callable[[float], None]) ->
 async def measured(tokenizer: Any, way: Way, *, attempts: int, calls: int, sampling_s: float) -> Measured:
     engine = ScriptedTimes(ScriptedSampler(tokenizer, seed=0), sampling_s)
     chat, endpoint, connections = ChatFormat(tokenizer), Endpoint(), DefaultAsyncHttpxClient(trust_env=False)
-    added: list[float] = []
+    added: dict[str, list[float]] = {}
 
     async def play(number: int) -> None:
         name = str(number)
         attempt = Attempt(EngineWriter(engine, trajectory_id=name, temperature=1.0), chat, RULES)
         await endpoint.admit(attempt)
-        ask = way(endpoint, attempt, connections)
-        await dialogue(ask, calls, lambda waited: added.append((waited - engine.took[name]) * 1000))
+        ask, own = way(endpoint, attempt, connections), added.setdefault(name, [])
+        await dialogue(ask, calls, lambda waited: own.append((waited - engine.took[name]) * 1000))
 
     await play(-1)
     added.clear()
@@ -98,7 +103,12 @@ async def measured(tokenizer: Any, way: Way, *, attempts: int, calls: int, sampl
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     endpoint.close()
     count = attempts * calls
-    return Measured(calls_per_s=count / wall, cpu_ms=1000 * cpu / count, added_ms=tuple(sorted(added)))
+    return Measured(
+        calls_per_s=count / wall,
+        cpu_ms=1000 * cpu / count,
+        added_ms=tuple(sorted(ms for own in added.values() for ms in own[1:])),
+        first_ms=tuple(sorted(own[0] for own in added.values())),
+    )
 
 
 def without_http(endpoint: Endpoint, attempt: Attempt, connections: DefaultAsyncHttpxClient) -> Ask:
@@ -134,13 +144,14 @@ WAYS = (without_http, by_a_bare_client, by_the_official_client)
 
 def shown(way: Way, runs: Sequence[Measured], direct: Sequence[Measured]) -> str:
     """Medians over runs; the rate is compared run by run."""
-    p50, p95 = (statistics.median(run.percentile(share) for run in runs) for share in (0.5, 0.95))
+    p50, p95 = (statistics.median(percentile(run.added_ms, share) for run in runs) for share in (0.5, 0.95))
+    first = statistics.median(percentile(run.first_ms, 0.95) for run in runs)
     cpu, rate = (statistics.median(getattr(run, name) for run in runs) for name in ("cpu_ms", "calls_per_s"))
     ratio = statistics.median(run.calls_per_s / other.calls_per_s for run, other in zip(runs, direct, strict=True))
     name = way.__name__.replace("_", " ")
     return (
-        f"{name}: {p50:.1f} ms at p50 and {p95:.1f} ms at p95 beyond the engine's time, {cpu:.1f} ms of processor "
-        f"time a call, {rate:.1f} calls/s ({ratio:.1%} of the rate without HTTP)"
+        f"{name}: {p50:.1f} ms at p50 and {p95:.1f} ms at p95 beyond the engine's time ({first:.1f} ms at p95 of first "
+        f"calls), {cpu:.1f} ms of processor time a call, {rate:.1f} calls/s ({ratio:.1%} of the rate without HTTP)"
     )
 
 

@@ -50,7 +50,8 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from ray_jobs.evaluation.attempts import Evaluator, Record, Wanted
+from ray_jobs.evaluation.attempts import Evaluator, Wanted
+from ray_jobs.evaluation.folder import ItemRecord
 from ray_jobs.evaluation.held_out import evaluation_tasks
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.phases.local import open_policy
@@ -168,7 +169,7 @@ class HeldOut:
 
     async def _rate(self, adapter: bytes) -> float:
         await self._worker.engine.load_adapter(next(self._versions), adapter)
-        records: list[Record] = []
+        records: list[ItemRecord] = []
         await self._evaluator.evaluate(self._wanted, records.append)
         return sum(record["reward"] for record in records) / len(records)
 
