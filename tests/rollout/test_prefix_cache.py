@@ -63,7 +63,7 @@ async def test_a_dialogue_that_began_goes_on_before_others_begin(engine):
     evicted: 2.2 times what is needed was computed. Now it is 1.3 times."""
     lengths = await asyncio.gather(*(dialogue(engine, number) for number in range(NUM_DIALOGUES)))
     computed, repeated = engine.load.computed_tokens, engine.load.repeated_tokens
-    assert computed <= 1.7 * (sum(lengths) + len(SYSTEM))
+    assert computed <= 1.5 * (sum(lengths) + len(SYSTEM))
     assert repeated <= 0.1 * computed
 
 
