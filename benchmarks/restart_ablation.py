@@ -1,4 +1,4 @@
-"""What restarts are worth: sampled tokens until tasks that need several searches are solved.
+"""What restarts and the choice of tasks are worth: sampled tokens until tasks of several searches are solved.
 
     python -m benchmarks.restart_ablation --out runs/restarts [--seeds 6] [--arms roots ...] [--set key=value ...]
 
@@ -6,7 +6,7 @@ For each seed `configs/recipes/depth_cpu.toml` is cold-started once, mostly on w
 almost never right. Every arm goes on from a copy of that run, with the same tasks in the same order. The end point:
 tokens sampled so far, of all roots and forks, dropped ones too, when the roots' solve rate on `three_lookup` and
 `chain` over the last WINDOW train steps is at least TARGET. An arm that does not come there within its train steps is
-censored and counts with all it sampled, which is to its advantage.
+censored and counts with all it sampled, which is to its advantage. One that does is ended there.
 
 An arm that ended stands as a line in `benchmarks/measured/restart_ablation.jsonl` and is not run again.
 """
@@ -18,6 +18,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,14 +40,16 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "roots-of-four": ("rollout.group_size=4", "batch_groups=8"),
     "first-call": ("rollout.restarts.type=first_call",),
     "random": ("rollout.restarts.type=random",),
+    "learnable": ("envs.choice=learnable",),
 }
 BASELINE = "roots"
+LOOK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """An arm of a seed: sampled tokens, train steps and seconds of RL until the target, or in all where it was not
-    reached; solve rate of the hard families' roots over the last steps."""
+    reached; solve rate of the hard families' roots over its first WINDOW steps, and over its last."""
 
     seed: int
     arm: str
@@ -54,6 +57,7 @@ class Ended:
     steps: int
     wall_s: float
     reached: bool
+    first_rate: float
     last_rate: float
 
 
@@ -92,8 +96,8 @@ def _run(options: argparse.Namespace, seed: int, arm: str) -> Ended:
     if not (folder / "config.json").exists():
         overrides = [*shared, f"name={folder.name}", *ARMS[arm]]
         copy_before_rl(start, folder, load_run_config(RECIPE, overrides))
-    if not (folder / "summary.json").exists():
-        _agentflow("resume", str(folder))
+    if not (folder / "summary.json").exists() and not ended(folder, seed=seed, arm=arm).reached:
+        _go_on_until_reached(folder)
     return ended(folder, seed=seed, arm=arm)
 
 
@@ -101,16 +105,35 @@ def _agentflow(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "ray_jobs.cli", *arguments], check=True, cwd=ROOT)
 
 
+def _go_on_until_reached(folder: Path) -> None:
+    """Resume the run, and end it as soon as it has reached the target. Raises CalledProcessError where it fails."""
+    command = [sys.executable, "-m", "ray_jobs.cli", "resume", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        while process.poll() is None:
+            time.sleep(LOOK_EVERY_S)
+            if ended(folder, seed=0, arm=BASELINE).reached:
+                process.terminate()
+                process.wait()
+                return
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
 def ended(folder: Path, *, seed: int, arm: str) -> Ended:
     """Read off the ledger and the metrics of a run that ended."""
+    wall_s, first = 0.0, 0.0
+    at = Ended(seed=seed, arm=arm, tokens=0.0, steps=0, wall_s=0.0, reached=False, first_rate=0.0, last_rate=0.0)
+    if not (folder / "ledger.sqlite").exists():
+        return at
     seconds = {
         row["step"]: row["time/step_s"] for row in read_records(folder / "metrics.jsonl") if "policy/loss" in row
     }
-    wall_s, at = 0.0, Ended(seed=seed, arm=arm, tokens=0.0, steps=0, wall_s=0.0, reached=False, last_rate=0.0)
     for step, tokens, rate in _curve(folder / "ledger.sqlite"):
         wall_s += seconds.get(step, 0.0)
         reached = rate >= TARGET
-        at = replace(at, tokens=tokens, steps=step, wall_s=round(wall_s, 1), reached=reached, last_rate=round(rate, 4))
+        first = rate if step == WINDOW else first
+        at = replace(at, tokens=tokens, steps=step, wall_s=round(wall_s, 1), reached=reached)
+        at = replace(at, first_rate=round(first, 4), last_rate=round(rate, 4))
         if at.reached:
             break
     return at

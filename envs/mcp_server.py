@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-import socket
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from starlette.middleware import Middleware
 
 from configs.api_keys import find_key
 from configs.errors import UserError
-from envs.listener import listen
+from envs.listener import LOOPBACK, listen
 from envs.token_gate import TokenGate, new_token, with_token
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.mcp import UNAVAILABLE
@@ -129,7 +128,6 @@ if TYPE_CHECKING:
 
 Transport = Literal["stdio", "http"]
 
-LOOPBACK = "127.0.0.1"
 MAX_INPUT_CHARS = 100_000
 TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
 """Holds the token of the server over HTTP; where it is unset, every start has another one."""
@@ -242,8 +240,8 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
     """Serve until the client hangs up (stdio) or a signal comes (http), then close every session.
 
     With `port` 0 the system chooses one. Over http only who has the token is answered: that of TOKEN_VARIABLE, else a
-    new one, which then stands in the address that is printed on stderr. Raises ServerRefusedError when the address
-    cannot be bound, and ApiKeyError.
+    new one, which then stands in the address that is printed on stderr. Raises ListenError when the address
+    cannot be had, and ApiKeyError.
     """
     server = build_server(toolbox, transport=transport)
     if transport == "stdio":
@@ -251,7 +249,7 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
         return
     given = find_key(TOKEN_VARIABLE)
     token = given or new_token()
-    with _bound_socket(host, port) as listener:
+    with listen(host, port) as listener:
         _announce(host, listener.getsockname()[1], None if given else token)
         # "auto": off by default, and without it any web page could reach a loopback server under a name of its own.
         await server.run_http_async(
@@ -263,16 +261,6 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
             host_origin_protection="auto",
             middleware=[Middleware(TokenGate, token=token)],
         )
-
-
-def _bound_socket(host: str, port: int) -> socket.socket:
-    try:
-        return listen(host, port)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ServerRefusedError(
-            f"cannot listen on {host} port {port}: {reason}; choose another --host or --port"
-        ) from None
 
 
 def _announce(host: str, port: int, new_token: str | None) -> None:

@@ -52,7 +52,7 @@ def test_vllm_is_imported_by_one_file():
 
 def test_there_is_one_http_client_beside_those_of_hostile_pages_of_mcp_and_of_agents():
     addresses_only = "envs/tools/guard.py"
-    agents = {"rollout/agent/own.py", "rollout/agent/verifiers.py"}
+    agents = {f"rollout/agent/{name}.py" for name in ("own", "verifiers", "harbor")}
     others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", addresses_only}
     assert places_of(*HTTP) == {"envs/http.py"} | agents | others
 

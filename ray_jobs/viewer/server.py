@@ -2,7 +2,6 @@
 
 import html
 import json
-import socket
 import tempfile
 import threading
 import webbrowser
@@ -20,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from envs.listener import listen
+from envs.listener import LOOPBACK, listen
 from envs.token_gate import TokenGate
 from ray_jobs.viewer.lines import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
@@ -220,13 +219,12 @@ def _found(value: Found | None, kind: str) -> Found:
     return value
 
 
-LOOPBACK = "127.0.0.1"
 REFRESH_S = 0.5
 MOST_RUNS = 2
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
-    """Serve until interrupted. Raises ViewError for a folder that is no run's, or a port that is taken."""
+    """Serve until interrupted. Raises ViewError for a folder that is no run's, and ListenError."""
     import uvicorn
 
     from envs.token_gate import new_token, with_token
@@ -234,7 +232,7 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
     if len(folders) > MOST_RUNS:
         raise ViewError(f"{len(folders)} runs were given; one is shown or {MOST_RUNS} are compared, so leave some out")
     runs = [ViewedRun(folder) for folder in folders]
-    with _listener(port) as listener:
+    with listen(LOOPBACK, port) as listener:
         token = new_token()
         address = with_token(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", token)
         follow(runs)
@@ -275,13 +273,3 @@ def follow(runs: Sequence[ViewedRun]) -> threading.Event:
 
     threading.Thread(target=refresh, daemon=True, name="view-refresh").start()
     return stop
-
-
-def _listener(port: int) -> socket.socket:
-    try:
-        return listen(LOOPBACK, port)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ViewError(
-            f"cannot listen on {LOOPBACK} port {port}: {reason}; choose another --port, 0 for any"
-        ) from None

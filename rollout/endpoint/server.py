@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from envs.listener import listen
+from envs.listener import LOOPBACK, listen
 from rollout.endpoint.anthropic_messages import MESSAGES
 from rollout.endpoint.attempt import ENDED, Attempt, Call
 from rollout.endpoint.chat_completions import CHAT_COMPLETIONS
@@ -40,7 +40,7 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}/v1"
+        return f"http://{LOOPBACK}:{self._port}/v1"
 
     async def admit(self, attempt: Attempt) -> None:
         """Its key is good from now on."""
@@ -61,7 +61,7 @@ class Endpoint:
 
     async def _start(self) -> None:
         self.close()
-        listening = listen("127.0.0.1", 0)
+        listening = listen(LOOPBACK, 0)
         self._port = listening.getsockname()[1]
         config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=300)
         self._server = _Server(config)

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from endpoint_play import RULES
-from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
-
-from rollout.agent.own import OwnAgent
-from rollout.chat import ChatFormat
-from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import engine_writers
+from endpoint_play import play_agent
+from scripted import make_task, text_of
 
 pytest.importorskip("openenv")
 pytest.importorskip("verifiers")
@@ -65,34 +60,6 @@ async def served():
     await serving
 
 
-class Playing:
-    """An environment's `solve` as an agent solves."""
-
-    def __init__(self, environment):
-        self.environment = environment
-
-    async def answer(self, task, attempt, endpoint):
-        from openai import AsyncOpenAI
-
-        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=attempt.key)
-        return await self.environment.solve(task, client)
-
-
-async def play(environment, task, *texts):
-    endpoint, engine = Endpoint(), ScriptedEngine(texts)
-    agent = OwnAgent(
-        Playing(environment),
-        endpoint,
-        writer=engine_writers(engine, 0.7),
-        chat=ChatFormat(ScriptedTokenizer()),
-        rules=replace(RULES, max_context_tokens=20_000),
-        timeout_s=60,
-    )
-    trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
-    endpoint.close()
-    return trajectory, engine
-
-
 async def test_each_observation_is_asked_and_the_rewards_are_summed(monkeypatch):
     from rollout.agent.verifiers import VerifiersEnvironment
 
@@ -105,8 +72,8 @@ async def test_each_observation_is_asked_and_the_rewards_are_summed(monkeypatch)
         )
         assert [row["question"] for row in environment.tasks()] == ["openenv", "openenv [1]"]
         task = replace(make_task(), id="words-1")
-        trajectory, engine = await play(environment, task, "no", '{"text": "hsif"}')
-        half, _ = await play(environment, task, "hs", "no")
+        trajectory, engine = await play_agent(environment.solve, task, "no", '{"text": "hsif"}')
+        half, _ = await play_agent(environment.solve, task, "hs", "no")
     assert (trajectory.failure, trajectory.branches) == (None, ((0, 1),))
     assert '"word": "fish"' in text_of(engine.requests[0].prompt_token_ids)
     assert environment.score(task, trajectory.answer) == 1.0

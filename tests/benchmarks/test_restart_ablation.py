@@ -39,15 +39,20 @@ def make_run(folder):
 
 def test_tokens_are_those_of_all_roots_and_forks_until_the_hard_families_are_solved(tmp_path):
     assert ended(make_run(tmp_path / "arm"), seed=3, arm="roots") == Ended(
-        seed=3, arm="roots", tokens=650.0, steps=5, wall_s=50.0, reached=True, last_rate=round(8 / 12, 4)
+        seed=3, arm="roots", tokens=650.0, steps=5, wall_s=50.0, reached=True, first_rate=0.25, last_rate=0.6667
     )
+
+
+def test_an_arm_that_has_not_begun_has_reached_nothing(tmp_path):
+    assert not ended(tmp_path, seed=0, arm="roots").reached
 
 
 def test_arms_are_compared_seed_by_seed_and_what_was_not_reached_is_marked():
     """Twice and eight times fewer: four times, the mean of the logs."""
 
     def arm(name, seed, tokens, reached=True):
-        return Ended(seed=seed, arm=name, tokens=tokens, steps=9, wall_s=60.0, reached=reached, last_rate=0.6)
+        rates = {"first_rate": 0.0, "last_rate": 0.6}
+        return Ended(seed=seed, arm=name, tokens=tokens, steps=9, wall_s=60.0, reached=reached, **rates)
 
     rows = [arm("roots", 0, 8000.0), arm("roots", 1, 16000.0, reached=False), arm("random", 0, 4000.0)]
     said = table([*rows, arm("random", 1, 2000.0), arm("first-call", 1, 8000.0)]).splitlines()

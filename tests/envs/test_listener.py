@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from envs.listener import listen
+from envs.listener import ListenError, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -13,6 +13,8 @@ def test_a_reply_in_two_parts_does_not_wait_for_the_first_to_be_acknowledged(hos
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_port_that_is_taken_is_refused():
-    with listen("127.0.0.1", 0) as listening, pytest.raises(OSError, match="in use"):
+def test_a_port_that_is_taken_or_none_is_refused_in_one_line():
+    with listen("127.0.0.1", 0) as listening, pytest.raises(ListenError, match=r"in use.*; choose another --port"):
         listen("127.0.0.1", listening.getsockname()[1])
+    with pytest.raises(ListenError, match=r"cannot listen on .* port 70000: "):
+        listen("127.0.0.1", 70000)
