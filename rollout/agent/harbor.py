@@ -66,9 +66,9 @@ class HarborTasks:
         self._words = (found, "run", "--yes", "--quiet", "--agent", agent, "--model", f"openai/{model}", *options)
         self._variables = (*KNOWN, *variables)
         self._reward = reward
-        self._rows = [*_load(Path(folder).absolute(), "train" if held_out else None)]
+        self._rows = [*_load(Path(folder).expanduser().absolute(), "train" if held_out else None)]
         if held_out:
-            self._rows += _load(Path(held_out).absolute(), "eval")
+            self._rows += _load(Path(held_out).expanduser().absolute(), "eval")
 
     def tasks(self) -> Iterator[dict[str, object]]:
         """Tables with the instruction as the question. What is right the task's verifier knows alone: the answer here
