@@ -63,7 +63,9 @@ class HarborTasks:
         found = shutil.which(program)
         if found is None:
             raise OwnCodeError(f"there is no program '{program}'; Harbor comes by `uv tool install harbor`")
-        self._words = (found, "run", "--yes", "--quiet", "--agent", agent, "--model", f"openai/{model}", *options)
+        # The next attempt at a task needs its image again.
+        self._words = (found, "run", "--yes", "--quiet", "--no-delete", "--agent", agent, "--model", f"openai/{model}")
+        self._options = tuple(options)
         self._variables = (*KNOWN, *variables)
         self._reward = reward
         self._rows = [*_load(Path(folder).expanduser().absolute(), "train" if held_out else None)]
@@ -94,7 +96,7 @@ class HarborTasks:
     async def _trial(self, task: Path, trials: Path, *, base_url: str, key: str) -> str:
         """The end of what Harbor prints. Whatever it started ends with it."""
         process = await asyncio.create_subprocess_exec(
-            *(*self._words, "--path", str(task), "--jobs-dir", str(trials)),
+            *(*self._words, "--path", str(task), "--jobs-dir", str(trials), *self._options),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -155,5 +157,5 @@ def _rewards(jobs: Path, said: str) -> object:
     verdict, failure = result.get("verifier_result") or {}, result.get("exception_info") or {}
     if not verdict.get("rewards"):
         kind, message = failure.get("exception_type", "no verdict"), str(failure.get("exception_message", ""))
-        raise RuntimeError(f"{kind}: {' '.join(message.split())[:MAX_SAID]}")
+        raise RuntimeError(f"{kind}: {' '.join(message.split())[-MAX_SAID:]}")
     return verdict["rewards"]

@@ -15,7 +15,7 @@ from pathlib import Path
 def main():
     parser = ArgumentParser()
     parser.add_argument("word", choices=["run"])
-    for flag in ("--yes", "--quiet"):
+    for flag in ("--yes", "--quiet", "--no-delete"):
         parser.add_argument(flag, action="store_true", required=True)
     for name in ("--agent", "--model", "--path", "--jobs-dir", "--env"):
         parser.add_argument(name)
