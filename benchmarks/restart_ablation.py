@@ -4,9 +4,9 @@
 
 For each seed `configs/recipes/depth_cpu.toml` is cold-started once, mostly on wrong plans, so that several searches are
 almost never right. Every arm goes on from a copy of that run, with the same tasks in the same order. The end point:
-tokens sampled so far, of all roots and forks, dropped ones too, when the roots' solve rate on `three_lookup` and
-`chain` over the last WINDOW train steps is at least TARGET. An arm that does not come there within its train steps is
-censored and counts with all it sampled, which is to its advantage. One that does is ended there.
+tokens sampled so far, of all roots and forks, dropped ones too, when the roots' solve rate over the last WINDOW train
+steps, the mean of `three_lookup`'s and `chain`'s, is at least TARGET. An arm that does not come there within its train
+steps is censored and counts with all it sampled, which is to its advantage. One that does is ended there.
 
 An arm that ended stands as a line in `benchmarks/measured/restart_ablation.jsonl` and is not run again.
 """
@@ -32,7 +32,7 @@ RECIPE = ROOT / "configs" / "recipes" / "depth_cpu.toml"
 MEASURED = Path(__file__).parent / "measured" / "restart_ablation.jsonl"
 HARD = ("three_lookup", "chain")
 TARGET = 0.6
-WINDOW = 3
+WINDOW = 5
 SHARED = ("num_steps=40", "cold_start.wrong_share=0.95", "evaluation.num_untouched_tasks=0", "evaluation.num_tasks=40")
 
 ARMS: Mapping[str, tuple[str, ...]] = {
@@ -140,26 +140,35 @@ def ended(folder: Path, *, seed: int, arm: str) -> Ended:
 
 
 def _curve(ledger: Path) -> Iterator[tuple[int, float, float]]:
-    """Of each train step: its number, all tokens sampled by then, and the solve rate of the hard families' roots over
-    the last WINDOW steps, 0 where none of them ended."""
+    """Of each train step: its number, all tokens sampled by then, and the solve rate of roots over the last WINDOW
+    steps, the mean over the hard families; 0 where one of them had none, and before there were so many steps."""
     db = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
     rows = db.execute(
         "SELECT reported_step, family, num_right, num_scored, facts FROM groups WHERE reported_step IS NOT NULL "
         "ORDER BY reported_step"
     ).fetchall()
     db.close()
-    tokens, by_step = 0.0, dict.fromkeys(range(1, max((row[0] for row in rows), default=0) + 1), (0.0, 0))
-    sampled = dict.fromkeys(by_step, 0.0)
+    last_step = max((row[0] for row in rows), default=0)
+    sampled = dict.fromkeys(range(1, last_step + 1), 0.0)
+    ended = {family: dict.fromkeys(sampled, (0.0, 0)) for family in HARD}
     for step, family, right, scored, facts in rows:
         counted = json.loads(facts or "{}")
         sampled[step] += counted.get("sampled_tokens", 0.0) + counted.get("fork_tokens", 0.0)
         if family in HARD and scored:
-            by_step[step] = (by_step[step][0] + right, by_step[step][1] + scored)
-    for step in by_step:
-        tokens += sampled[step]
-        last = [by_step[one] for one in range(max(1, step - WINDOW + 1), step + 1)]
-        right, scored = (sum(one[part] for one in last) for part in (0, 1))
-        yield step, tokens, right / scored if step >= WINDOW and scored else 0.0
+            before = ended[family][step]
+            ended[family][step] = before[0] + right, before[1] + scored
+    tokens = 0.0
+    for step, of_step in sampled.items():
+        tokens += of_step
+        yield step, tokens, _rate(ended, range(step - WINDOW + 1, step + 1))
+
+
+def _rate(ended: Mapping[str, Mapping[int, tuple[float, int]]], steps: range) -> float:
+    """`ended`: right and scored attempts of each family, by step."""
+    if steps[0] < 1:
+        return 0.0
+    sums = [[sum(by_step[step][part] for step in steps) for part in (0, 1)] for by_step in ended.values()]
+    return statistics.mean(right / scored for right, scored in sums) if all(scored for _, scored in sums) else 0.0
 
 
 def table(rows: Sequence[Ended]) -> str:

@@ -22,7 +22,8 @@ def play(ledger, step, *groups):
 
 
 def make_run(folder):
-    """Over three steps the hard families solve 3 of 12 by step 3, then 8 of 12 by step 5."""
+    """Over five steps `chain` solves 7 of 16 by step 5, 11 of 16 by step 6, 14 of 16 by step 7; `three_lookup` 2 of 4,
+    2 of 4, 5 of 8."""
     folder.mkdir()
     ledger = Ledger(folder / "ledger.sqlite")
     play(ledger, 1, ("lookup", 4, 0.0), ("chain", 0, 50.0))
@@ -31,15 +32,17 @@ def make_run(folder):
     play(ledger, 4, ("chain", 2, 0.0))
     play(ledger, 5, ("chain", 4, 0.0))
     play(ledger, 6, ("chain", 4, 0.0))
+    play(ledger, 7, ("chain", 4, 0.0), ("three_lookup", 3, 0.0))
+    play(ledger, 8, ("chain", 4, 0.0))
     ledger.close()
-    rows = [{"step": step, "policy/loss": 0.0, "time/step_s": 10.0} for step in range(1, 7)]
+    rows = [{"step": step, "policy/loss": 0.0, "time/step_s": 10.0} for step in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def test_tokens_are_those_of_all_roots_and_forks_until_the_hard_families_are_solved(tmp_path):
     assert ended(make_run(tmp_path / "arm"), seed=3, arm="roots") == Ended(
-        seed=3, arm="roots", tokens=650.0, steps=5, wall_s=50.0, reached=True, first_rate=0.25, last_rate=0.6667
+        seed=3, arm="roots", tokens=950.0, steps=7, wall_s=70.0, reached=True, first_rate=0.4688, last_rate=0.75
     )
 
 
