@@ -33,7 +33,13 @@ MEASURED = Path(__file__).parent / "measured" / "restart_ablation.jsonl"
 HARD = ("three_lookup", "chain")
 TARGET = 0.6
 WINDOW = 5
-SHARED = ("num_steps=40", "cold_start.wrong_share=0.95", "evaluation.num_untouched_tasks=0", "evaluation.num_tasks=40")
+SHARED = (
+    "num_steps=40",
+    "cold_start.wrong_share=0.91",
+    "max_empty_batches=300",
+    "evaluation.num_untouched_tasks=0",
+    "evaluation.num_tasks=40",
+)
 
 ARMS: Mapping[str, tuple[str, ...]] = {
     "roots": (),
