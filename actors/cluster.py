@@ -106,10 +106,19 @@ def start_ray(config: ClusterConfig) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Whoever handles SIGTERM goes on doing so; Ray's own handler would end the process without a word."""
+    """Whoever handles SIGTERM goes on doing so, also with one that comes while Ray starts; Ray's own handler would end
+    the process without a word."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if callable(before) and threading.current_thread() is threading.main_thread():
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:
+            before(signal.SIGTERM, None)
+        raise
+    finally:
         signal.signal(signal.SIGTERM, before)
 
 

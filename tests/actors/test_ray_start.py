@@ -1,6 +1,7 @@
 """Ray gives its own processes 30 s to start, which a busy machine may need longer for."""
 
 import signal
+import sys
 
 import pytest
 import ray
@@ -37,6 +38,26 @@ def test_machine_on_which_ray_never_starts_is_one_line(starts):
     with pytest.raises(ClusterError, match="did not start within its 30 s, three times: this machine is too busy"):
         start_ray(ClusterConfig())
     assert starts["starts"] == 3
+
+
+def test_sigterm_while_ray_starts_does_what_it_did_before(monkeypatch):
+    """Ray's own handler ends the process without a word."""
+
+    def end(number, frame):
+        raise KeyboardInterrupt
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_ray(ClusterConfig())
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("found", [signal.SIG_DFL, lambda *_: None])
