@@ -17,6 +17,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
 """Nodes of a side of a block; rows are padded to a multiple."""
+LEAST_BLOCKS = 2
+"""Of a row. torch takes a length of one for a constant, and would compile a table of one block by itself."""
 TRIAL = (3, 5)
 """Blocks of the two rows with which a card is tried: of two lengths, since every microbatch has another."""
 LARGEST_ERROR = 0.03
@@ -24,8 +26,9 @@ LARGEST_ERROR = 0.03
 
 
 def padded_ends(ends: np.ndarray) -> np.ndarray:
-    """`ends` `[N]` with as many nodes more as a multiple of 128 wants. They read themselves and nobody reads them."""
-    num_nodes = -(-len(ends) // BLOCK) * BLOCK
+    """`ends` `[N]` with as many nodes more as a multiple of 128 wants, 256 at least. They read themselves and nobody
+    reads them."""
+    num_nodes = max(LEAST_BLOCKS, -(-len(ends) // BLOCK)) * BLOCK
     return np.concatenate([ends, np.arange(len(ends), num_nodes) + 1])
 
 
@@ -60,7 +63,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, 
 
 @cache
 def kernel() -> Callable[..., Any]:
-    """Compiled at its first use, once for all lengths."""
+    """Compiled at its first use and for all lengths."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import lzma
 import shutil
+import stat
 import sys
 import tarfile
 import zipfile
@@ -32,8 +33,13 @@ def _tar(path: Path, site: Path, target: str) -> None:
 
 
 def _wheel(path: Path, site: Path, target: str) -> None:
+    """With the programs among its files as programs, which `zipfile` leaves to others."""
     with zipfile.ZipFile(path) as wheel:
-        wheel.extractall(site, [name for name in wheel.namelist() if ".data/" not in name])
+        for member in wheel.infolist():
+            if ".data/" not in member.filename:
+                place = Path(wheel.extract(member, site))
+                if member.external_attr >> 16 & stat.S_IXUSR and place.is_file():
+                    place.chmod(0o755)
 
 
 def _half(path: Path, site: Path, target: str) -> None:

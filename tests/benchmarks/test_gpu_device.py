@@ -107,10 +107,15 @@ def test_a_measured_value_is_judged_by_its_bounds():
     assert set(gpu_device.STEPS) == {step for step in gpu_device.STEPS if expectations(step, CARDS[0], {})}
 
 
+PROGRAM = "ray/core/gcs_server"
+
+
 def wheel(path, files):
     with zipfile.ZipFile(path, "w") as opened:
         for place, text in files.items():
-            opened.writestr(place, text)
+            member = zipfile.ZipInfo(place)
+            member.external_attr = (0o100755 if place == PROGRAM else 0o100644) << 16
+            opened.writestr(member, text)
 
 
 @pytest.fixture
@@ -127,7 +132,7 @@ def wheels(tmp_path, monkeypatch):
     others = {"vllm/engine.py": "code", "vllm/_moe_C.abi3.so": "not needed"}
     wheel(folder / "vllm-1.0-cp38-abi3-any.whl", libraries | others)
     wheel(folder / "x_grammar-2.0-py3-none-any.whl", {"xgrammar/__init__.py": "one"})
-    wheel(folder / "ray-3.0-cp312-cp312-any.whl", {"ray/__init__.py": "two"})
+    wheel(folder / "ray-3.0-cp312-cp312-any.whl", {"ray/__init__.py": "two", PROGRAM: "#!/bin/sh"})
     return folder
 
 
@@ -146,6 +151,8 @@ def test_pieces_unpack_to_what_was_packed(wheels, tmp_path):
     assert (site / "vllm/engine.py").read_text() == "code"
     assert (site / "xgrammar/__init__.py").read_text() == "one"
     assert (site / "ray/__init__.py").read_text() == "two"
+    assert os.access(site / PROGRAM, os.X_OK)
+    assert not os.access(site / "ray/__init__.py", os.X_OK)
     assert not list(site.rglob("_moe_C*"))
     assert not list(site.glob("*.whl*"))
 

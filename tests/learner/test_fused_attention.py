@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import ancestors, make_learner, make_samples, sample, save_tiny_model
+from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import flex_attention_hop
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -103,6 +105,23 @@ def test_the_kernel_gives_what_blocks_give_and_their_gradients(on_cpu, seed, dty
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         assert torch.allclose(one.float(), other.float(), atol=bound * float(other.abs().max()), rtol=bound)
+
+
+@pytest.mark.parametrize(("heads", "compilations"), [(6, 1), (4, 2)])
+def test_rows_of_every_length_need_one_compilation_or_two(monkeypatch, heads, compilations):
+    """Those that fit into one block as well. torch gives up after eight, and a run would end. Two where the first row
+    has as many blocks as there are heads, which torch takes for the same number: 4 of 500 nodes."""
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(flex_attention.flex_attention, dynamic=True, fullgraph=True, backend=counter)
+    monkeypatch.setattr(fused_attention, "kernel", lambda: compiled)
+    # torch refuses gradients on a CPU before it compiles anything.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    for num_nodes in (500, 60, 1000, 128, 129):
+        ends = fused_attention.padded_ends(random_ends(num_nodes, 0))
+        inputs = [torch.randn(1, count, len(ends), 16).requires_grad_() for count in (heads, heads // 2, heads // 2)]
+        fused_attention.fused_attention(*inputs, fused_attention.interval_mask(ends, CPU), 0.25)
+    assert counter.frame_count == compilations
 
 
 @pytest.fixture(scope="module")
