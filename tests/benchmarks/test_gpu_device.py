@@ -13,7 +13,9 @@ import pytest
 from benchmarks import gpu_device, gpu_pack
 from benchmarks.gpu import unpack as unpacking
 from benchmarks.gpu.expected import CARDS, Expected, card_of, decode_step_s, expectations, learner_tokens_per_s
-from benchmarks.gpu.stage import found
+from benchmarks.gpu.run import run_config
+from benchmarks.gpu.stage import Stage, found
+from ray_jobs.plan.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,11 +81,35 @@ def test_without_a_card_every_step_is_skipped_and_says_why(tmp_path, monkeypatch
     assert "this machine has no card" in json.loads((tmp_path / "facts.json").read_text())["skipped"]
 
 
+def left(out, **record):
+    (out / "facts.json").write_text(json.dumps({"step": "facts", "rehearsed": True, **record}))
+
+
 def test_what_is_there_is_not_run_again(tmp_path, capsys):
-    record = {"step": "facts", "rehearsed": True, "skipped": "as I said"}
-    (tmp_path / "facts.json").write_text(json.dumps(record))
+    left(tmp_path, seconds=1.5, checks=[])
     assert gpu_device.main(["--out", str(tmp_path), "--steps", "facts", "--rehearsal"]) == 0
-    assert "SKIPPED, as I said" in capsys.readouterr().out
+    assert "facts (rehearsal): 1.5 s" in capsys.readouterr().out
+
+
+def test_what_was_skipped_is_run_again_once_what_it_lacked_may_be_there(tmp_path, monkeypatch):
+    left(tmp_path, skipped="ray cannot be imported")
+    monkeypatch.setattr(gpu_device, "run_apart", lambda name, *_: {"step": name, "rehearsed": True, "seconds": 2.0})
+    assert gpu_device.main(["--out", str(tmp_path), "--steps", "facts", "--rehearsal"]) == 0
+    assert gpu_device._done(tmp_path / "facts.json") is None
+
+
+def test_a_whole_run_on_a_card_shares_it_and_the_base_and_fits_an_a40(tmp_path):
+    config = run_config(Stage(out=ROOT, rehearsal=False))
+    assert config.shares_card
+    assert config.shares_base
+    assert not config.trains_prm
+    demo = {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    demo |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152, "tie_word_embeddings": True}
+    demo |= {"max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(demo))
+    plan, refusals = make_plan(config, card="A40", model_config=tmp_path / "config.json")
+    assert not refusals
+    assert sum(process.num_bytes for process in plan.processes) < 10 * 2**30
 
 
 def test_expected_numbers_of_an_a40_by_hand():
@@ -126,6 +152,8 @@ def wheels(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_pack, "PINS", (lock,))
     monkeypatch.setattr(gpu_pack, "NEEDED", ("x-grammar",))
     monkeypatch.setitem(gpu_pack.PIECES, "p2", replace(gpu_pack.PIECES["p2"], packages=("vllm", "x-grammar")))
+    with_half = gpu_pack.Piece(packages=("ray", "x-grammar"), make=gpu_pack.packed_half("ray", 2, "x-grammar"))
+    monkeypatch.setitem(gpu_pack.PIECES, "p4", with_half)
     folder = tmp_path / "wheels"
     folder.mkdir()
     libraries = {gpu_pack.EXTENSION: "extension" * 1000, gpu_pack.ATTENTION: "attention" * 1000}
@@ -155,6 +183,24 @@ def test_pieces_unpack_to_what_was_packed(wheels, tmp_path):
     assert not os.access(site / "ray/__init__.py", os.X_OK)
     assert not list(site.rglob("_moe_C*"))
     assert not list(site.glob("*.whl*"))
+
+
+def test_pieces_that_have_come_are_unpacked_once(wheels, tmp_path, monkeypatch):
+    pieces, seen = tmp_path / "pieces", []
+
+    def noted(piece, into):
+        seen.append(piece.name)
+        unpacking.unpack(piece, into)
+
+    monkeypatch.setattr(gpu_device, "unpack", noted)
+    gpu_pack.pack("p1", wheels, pieces)
+    site = gpu_device.unpacked(pieces)
+    gpu_pack.pack("p3", wheels, pieces)
+    gpu_pack.pack("p4", wheels, pieces)
+    assert gpu_device.unpacked(pieces) == site
+    assert seen == ["p1", "p3", "p4"]
+    assert (site / "ray/__init__.py").read_text() == "two"
+    assert (site / "xgrammar/__init__.py").read_text() == "one"
 
 
 def test_a_piece_that_did_not_come_whole_is_refused(wheels, tmp_path):
