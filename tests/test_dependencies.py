@@ -80,5 +80,15 @@ def test_set_up_for_a_cpu_asks_for_no_driver(tmp_path):
     assert "driver" not in set_up(tmp_path, "cpu", driver="535.183.01")
 
 
+@pytest.mark.parametrize(("extra", "refused"), [("gpu", True), ("cpu", False)])
+def test_set_up_for_a_card_refuses_a_python_without_headers(tmp_path, monkeypatch, extra, refused):
+    python = tmp_path / "python3.11"
+    python.write_text(f'#!/bin/sh\ncase "$2" in *sysconfig*) echo {tmp_path};; *) echo 3.11;; esac\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(python))
+    said = set_up(tmp_path, extra, driver="580.65.06")
+    assert (f"{tmp_path} has none; install python3.11-dev" in said) == refused
+
+
 def test_set_up_for_an_unknown_device_names_those_that_there_are(tmp_path):
     assert "EXTRA is cpu or gpu, not 'cuda'" in set_up(tmp_path, "cuda", driver="580.65.06")

@@ -26,7 +26,6 @@ TINY = (
     "rollout.engine.max_num_seqs=16",
     "rollout.engine.num_threads=1",
     "learner.num_threads=1",
-    "cold_start.num_demonstrations=16",
 )
 WINDOW = 4
 """Steps at the beginning and at the end whose rates are compared."""

@@ -4,8 +4,10 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -74,6 +76,7 @@ def _machine() -> Iterator[Finding]:
         what="C++ compiler",
         found=compiler or "none: install g++, or name one with CXX=...",
     )
+    yield _headers()
     disk = shutil.disk_usage(".").free / 2**30
     yield Finding(
         state="ok" if disk >= MIN_DISK_GIB else "warn", what="disk", found=f"{disk:.1f} GiB free here for runs"
@@ -89,6 +92,18 @@ def _machine() -> Iterator[Finding]:
     free = shutil.disk_usage("/dev/shm").free / 2**30
     yield Finding(state="ok" if free >= 1 else "warn", what="/dev/shm", found=f"{free:.1f} GiB free for Ray's objects")
     yield _card()
+
+
+def _headers() -> Finding:
+    """Triton compiles what loads its kernels against them; a CPU's engine gets on without."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.exists():
+        return Finding(state="ok", what="Python's headers", found=str(header.parent))
+    return Finding(
+        state="fail" if version_of("vllm") else "warn",
+        what="Python's headers",
+        found=f"none, which a card needs: install python{sys.version_info.major}.{sys.version_info.minor}-dev",
+    )
 
 
 def _card() -> Finding:

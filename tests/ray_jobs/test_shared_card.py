@@ -53,7 +53,9 @@ def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
 def test_the_holders_memory_can_be_exported_whatever_the_shell_says_of_its_allocator(monkeypatch, device, expected):
     monkeypatch.setattr(resources, "PlacementGroupSchedulingStrategy", lambda place: place)
     options = {}
-    holder = SimpleNamespace(options=lambda **given: options.update(given) or SimpleNamespace(remote=lambda build: build))
+    holder = SimpleNamespace(
+        options=lambda **given: options.update(given) or SimpleNamespace(remote=lambda build: build)
+    )
     monkeypatch.setattr(resources, "BaseWeightsActor", holder)
     resources.start_base(None, device, None, "base")
     assert options["runtime_env"]["env_vars"].get("PYTORCH_ALLOC_CONF") == expected
