@@ -298,7 +298,7 @@ class GroupBuffer:
     def _look_at_versions(self) -> None:
         published = self._ledger.published()
         self._oldest_version = oldest_trained_version(published, max_staleness=self._settings.max_staleness)
-        self._version_ages = version_ages(published, oldest_version=self._oldest_version)
+        self._version_ages = version_ages(published, oldest_version=self._oldest_version, same_again=self._in_rounds)
 
     def _tell(self) -> None:
         """Groups ended or were drawn again, or places are free: workers and the learner that wait go on."""
