@@ -158,8 +158,6 @@ class StoreActor:
     async def begin_again(self) -> None:
         """No worker lives that could know of the leases in the ledger: all their groups are queued again."""
         await self._buffer.release(None, "the run was cut off")
-        if self._config.pipeline_depth == 0:
-            self._ledger.undo_open_rounds()
 
     async def totals(self) -> tuple[GroupCounts, dict[str, float], dict[str, Any]]:
         """The counts, checked against the file; the facts added up over all groups; what went wrong."""

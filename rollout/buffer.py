@@ -76,7 +76,7 @@ class GroupBuffer:
         self._changed = asyncio.Event()
         self._admitter = Admitter(settings, ledger, policy_version=policy_version, choice=choice)
         self._queue = AdmissionQueue(self._admitter)
-        self._guard = StarvationGuard(settings.max_empty_batches * settings.batch_groups, ledger.num_without_signal())
+        self._guard = self._fresh_guard()
         if not ledger.published():
             ledger.publish(policy_version, 0)
         self._look_at_versions()
@@ -102,7 +102,9 @@ class GroupBuffer:
         """
         if self._closed:
             return Admission(closed=True)
+        tried = self._admitter.tries
         self._admitter.meet(status)
+        self._pass_suspects_on(tried)
         if lost := self._admitter.lost(status):
             return Admission(permits=tuple(lost))
         waiter = self._queue.join(status)
@@ -118,7 +120,9 @@ class GroupBuffer:
 
     async def prove(self, worker: int, policy_version: int) -> None:
         """The worker samples with this version, and it was checked."""
+        tried = self._admitter.tries
         self._admitter.proven[worker] = policy_version
+        self._pass_suspects_on(tried)
         self._queue.look_again(worker)
         self._queue.serve()
 
@@ -139,7 +143,7 @@ class GroupBuffer:
     async def release(self, worker: int | None, reason: str) -> Loss:
         """The worker is gone, with None all are: what they ran is queued again, and calls of theirs that wait are sent
         away, so that none of them takes work. An attempt that ended in the death of a worker counts only where the
-        group ran alone."""
+        group ran alone. At depth 0 their rounds are played again as a whole, as if they had not been cut off."""
         self._write_down()
         lost = self._admitter.runs_of(worker)
         with self._ledger.together():
@@ -149,6 +153,9 @@ class GroupBuffer:
                 loss = Loss(num_groups=len(lost))
             else:
                 loss = self._lose(worker, lost, reason)
+            if self._in_rounds and (lost or worker is None):
+                self._ledger.undo_open_rounds(None if worker is None else [ordinal for ordinal, _ in lost])
+                self._guard = self._fresh_guard()
         self._queue.send_away(worker, Admission())
         self._admitter.part_from(worker)
         self._queue.look_at_all()
@@ -230,9 +237,24 @@ class GroupBuffer:
 
     # --- rules -----------------------------------------------------------------------------------
 
+    @property
+    def _in_rounds(self) -> bool:
+        """The run is synchronous: it plays round after round, and trains between them."""
+        return self._settings.pipeline_depth == 0
+
+    def _fresh_guard(self) -> StarvationGuard:
+        """Of the groups that the ledger says have ended."""
+        bound = self._settings.max_empty_batches * self._settings.batch_groups
+        return StarvationGuard(bound, self._ledger.num_without_signal())
+
     def _max_attempts(self, lease: Lease) -> int:
         """Without those that do not count."""
         return self._settings.max_attempts + self._admitter.casualties.excused(lease[0])
+
+    def _pass_suspects_on(self, tried: int | None) -> None:
+        """Who was to try the suspects may run other groups, if another worker came that is to try them now."""
+        if tried is not None and tried != self._admitter.tries:
+            self._queue.look_again(tried)
 
     def _lose(self, worker: int, lost: Sequence[Lease], reason: str) -> Loss:
         casualties = self._admitter.casualties
@@ -251,11 +273,13 @@ class GroupBuffer:
     def _can_cut(self) -> bool:
         """A batch is full, or what there is must do."""
         counts = self.counts
-        in_round = self._settings.pipeline_depth == 0 and counts.running > 0
-        if counts.in_batch or not counts.ready or in_round:
+        if counts.in_batch or not counts.ready or (self._in_rounds and counts.running):
             return False
-        enough = counts.ready >= self._settings.batch_groups
-        return enough or self._guard.relaxes or self._no_more_will_come()
+        if counts.ready >= self._settings.batch_groups:
+            return True
+        # What is queued belongs to a round that was cut off.
+        relaxes = self._guard.relaxes and not (self._in_rounds and counts.queued)
+        return relaxes or self._no_more_will_come()
 
     def _starved(self) -> bool:
         """Not while a group with signal waits for the end of its round."""
@@ -274,7 +298,7 @@ class GroupBuffer:
     def _look_at_versions(self) -> None:
         published = self._ledger.published()
         self._oldest_version = oldest_trained_version(published, max_staleness=self._settings.max_staleness)
-        self._version_ages = version_ages(published, oldest_version=self._oldest_version)
+        self._version_ages = version_ages(published, oldest_version=self._oldest_version, same_again=self._in_rounds)
 
     def _tell(self) -> None:
         """Groups ended or were drawn again, or places are free: workers and the learner that wait go on."""

@@ -57,6 +57,7 @@ def chaos(
     seed: Annotated[int, Parameter(help="which faults happen, and when")] = 0,
     only: Annotated[tuple[str, ...], Parameter(metavar="FAULT", help="kill-rollout, hang-learner, ...")] = (),
     two_machines: Annotated[bool, Parameter(help="on a cluster of two nodes, one of which may go")] = False,
+    twin: Annotated[File, Parameter(metavar="FOLDER", help="of the same job at depth 0, left in peace")] = None,
 ) -> int:
     """Do random faults to a small job, and see whether it is sound."""
     path, changes = sorted_out(given)
@@ -69,7 +70,7 @@ def chaos(
     from ray_jobs.checks.chaos.run import run_chaos
 
     start = [sys.executable, "-m", "ray_jobs.cli", "train", str(path), *changes]
-    return run_chaos(config, start, num_faults=faults, seed=seed, only=only, two_machines=two_machines)
+    return run_chaos(config, start, num_faults=faults, seed=seed, only=only, two_machines=two_machines, twin=twin)
 
 
 def run_code(

@@ -293,17 +293,20 @@ class RunActors:
         return int(self.ask_learner("publish", self.store))
 
     def bring_up(self, index: int) -> None:
-        """Wait until a worker that was started is up and samples with the newest version."""
-        worker = self.worker(index)
-        ray.get(worker.ready.remote())
-        ray.get(worker.sync_weights.remote(self.newest_version()), timeout=SYNC_PATIENCE_S)
+        """Wait until a worker that was started is up and samples with the newest version. Raises AdapterMismatchError
+        when it does not."""
+        ray.get(self.worker(index).ready.remote())
+        self._sync_weights([self.worker(index)])
 
     def sync_weights(self) -> None:
         """Wait until every worker samples with the version that was published last. Raises AdapterMismatchError when
         one of them does not."""
+        self._sync_weights(self.workers)
+
+    def _sync_weights(self, workers: Iterable[Any]) -> None:
         newest = self.newest_version()
         try:
-            ray.get([worker.sync_weights.remote(newest) for worker in self.workers], timeout=SYNC_PATIENCE_S)
+            ray.get([worker.sync_weights.remote(newest) for worker in workers], timeout=SYNC_PATIENCE_S)
         except ray.exceptions.GetTimeoutError as error:
             raise AdapterMismatchError(
                 f"a rollout worker did not take up version {newest} within {SYNC_PATIENCE_S:.0f} s; resume the run"

@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import socket
 import sys
 import time
@@ -313,7 +312,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         source, own = model_path / TOKENIZER, self.path / TOKENIZER
         if source.exists() and not own.exists():
             with _writing(own):
-                shutil.copyfile(source, own)
+                write_whole(own, source.read_bytes())
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""

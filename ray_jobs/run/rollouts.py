@@ -10,9 +10,12 @@ import ray
 
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError, RunActors
+from rollout.store.adapters import AdapterMismatchError
 from rollout.types import Trajectory, TrajectoryGroup
 
 LOOK_AROUND_S = 0.5
+WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
+"""It died, or its engine does not sample with what was published."""
 
 
 class RayRollouts:
@@ -107,7 +110,7 @@ class RayRollouts:
                 self._actors.start_worker(index)
                 self._actors.bring_up(index)
                 return
-            except ray.exceptions.RayActorError as again:
+            except WORKER_LOST as again:
                 error = again
 
 

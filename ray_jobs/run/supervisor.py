@@ -13,7 +13,7 @@ from actors.cluster import reason_of
 from ray_jobs.metrics.bottleneck import WorkerReading
 from ray_jobs.run.actors import RunActors
 from ray_jobs.run.deaths import Death
-from ray_jobs.run.rollouts import PinnedRollouts
+from ray_jobs.run.rollouts import WORKER_LOST, PinnedRollouts
 from ray_jobs.run.run import Run
 from rollout.store.adapters import AdapterMismatchError
 
@@ -29,8 +29,6 @@ PLACE_PATIENCE_S = 5.0
 """The room that a dead worker had is free again within that, unless its machine went with it."""
 PROOF_PATIENCE_S = 300.0
 """A worker that has not proven a version so long after its publication is replaced."""
-
-WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
 
 
 class Crew:

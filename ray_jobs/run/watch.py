@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster import num_restarts
+from actors.cluster import num_restarts, reason_of
 from configs.cluster import LivenessConfig
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from rollout.engines.engine import Pulse
@@ -183,9 +183,9 @@ class Watch(AbstractContextManager["Watch"]):
             before = now
             try:
                 self.look(tick)
-            except Exception:
+            except Exception as error:
                 # The cluster may be short of answers itself; it is asked again.
-                logging.getLogger(__name__).exception("the watch could not look around")
+                logging.getLogger(__name__).warning("the watch could not look around: %s", reason_of(error))
 
     def look(self, tick: float) -> None:
         """So many seconds have gone by."""

@@ -82,6 +82,11 @@ class Admitter:
         """A worker asks."""
         self.proven[status.worker] = max(status.policy_version, self.proven.get(status.worker, -1))
 
+    @property
+    def tries(self) -> int | None:
+        """The worker that is to try the suspects; None where there are none."""
+        return min(self.proven, default=None) if self.casualties.suspects else None
+
     def part_from(self, worker: int | None) -> None:
         """A worker is gone, with None all are."""
         for lease in self.runs_of(worker):
@@ -165,7 +170,7 @@ class Admitter:
             return False
         if any(ordinal in suspects for ordinal, _ in self._by_worker.get(worker, ())):
             return True
-        return worker == min(self.proven) and bool(self.waiting_suspects())
+        return worker == self.tries and bool(self.waiting_suspects())
 
     def num_available(self) -> int:
         """Groups that may begin: queued ones, and new ones where places are left. A synchronous run plays round after

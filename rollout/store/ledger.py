@@ -292,10 +292,12 @@ class Ledger(LedgerMending, LedgerReading):
             query = f"DELETE FROM payloads WHERE ordinal IN ({which})"
             return self._db.execute(query, (step, step, at_most)).rowcount
 
-    def undo_open_rounds(self) -> None:
-        """Play rounds again of which some group has not ended: in a synchronous run the groups of a round are sampled
-        together, and only together they come out the same. Call it when nothing runs."""
-        open_rounds = "SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0"
+    def undo_open_rounds(self, of: Collection[int] | None = None) -> None:
+        """Play rounds again of which some group has not ended, with `of` only the rounds of these groups: in a
+        synchronous run the groups of a round are sampled together, and only together they come out the same. Call it
+        when none of them runs."""
+        named = "" if of is None else f" AND ordinal IN ({', '.join(map(str, of))})"
+        open_rounds = f"SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0{named}"
         undone = f"('ready', {_FILTERED}, 'running')"
         with self._transaction():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
@@ -331,7 +333,7 @@ class Ledger(LedgerMending, LedgerReading):
     def _after_the_last(self, now: float) -> float:
         """The time at which a group ends, later than all before it: the order must outlive a clock that is set back."""
         latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
-        return now if latest is None or now >= latest else float(latest) + 1e-6
+        return now if latest is None or now > latest else float(latest) + 1e-6
 
     def _is_shown(self, result: GroupResult) -> bool:
         """Whether to keep the bytes of a group that is not trained: not where there are enough since the last batch."""

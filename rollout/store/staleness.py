@@ -26,13 +26,14 @@ def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) 
     return oldest - max(0, published[oldest] - first)
 
 
-def version_ages(published: Mapping[int, int], *, oldest_version: int) -> dict[int, int]:
+def version_ages(published: Mapping[int, int], *, oldest_version: int, same_again: bool = False) -> dict[int, int]:
     """How many train steps lie between the newest weights and those of each version from `oldest_version` on; 0 for
     the very weights, under whatever number.
 
     `published`: the step after which each version was published, at least one. Of a version that it lacks between two
     others, a crash came before its step was noted: it is the step after the one before. A version whose step was taken
-    back, as by a newer one of an earlier step, is at least 1: the step was made again since, with another outcome.
+    back, as by a newer one of an earlier step, is at least 1: the step was made again since, with another outcome; with
+    `same_again`, as in a synchronous run, with the same.
     """
     first, last = min(published), max(published)
     steps = {first: published[first]}
@@ -40,7 +41,7 @@ def version_ages(published: Mapping[int, int], *, oldest_version: int) -> dict[i
         steps[version] = published.get(version, steps[version - 1] + 1)
     earliest, ages = steps[last], {}
     for version in range(last, max(first, oldest_version) - 1, -1):
-        ages[version] = max(abs(steps[last] - steps[version]), int(steps[version] > earliest))
+        ages[version] = max(abs(steps[last] - steps[version]), int(steps[version] > earliest and not same_again))
         earliest = min(earliest, steps[version])
     return ages
 

@@ -1,19 +1,23 @@
 """Simulated parts that do what must never go unnoticed. What happens only once is remembered by a file."""
 
 import asyncio
+import hashlib
 import json
 import os
 import time
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from scripted import decision, make_agent
 
-from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
+from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker, canary_logprobs
 from reward.types import StepScores
 from rollout.engines.engine import EngineError, Pulse
+from rollout.store.canary import Canary
 from rollout.worker import run_group
 
 GATE = "gate"
@@ -228,6 +232,48 @@ class WaitingWorker(WatchedWorker):
 
 def worker_with(engine: type[WatchedEngine], index: int, *, folder: Path, from_version: int = 2) -> WatchedWorker:
     return WaitingWorker(index, folder=folder, engine=engine(folder, from_version))
+
+
+class RoundWorker(WatchedWorker):
+    """What it samples depends on the weights, and on how many groups are sampled together."""
+
+    def begin_round(self, num_groups):
+        self.together = num_groups
+
+    async def _play(self, task, trajectory_id, **how):
+        drawn = f"{trajectory_id}|{self.together}|{hashlib.sha256(self.engine.adapter).hexdigest()}"
+        played = await super()._play(task, drawn, **how)
+        return replace(played, id=trajectory_id, group_id=trajectory_id.rpartition("/")[0])
+
+
+class RememberingLearner(SimulatedLearner):
+    """Its weights and its optimizer keep a trace of all that it was trained on, in order."""
+
+    def reset_optimizer(self, learning_rate, warmup_steps=0, num_steps=None):
+        self._torch.manual_seed(0)
+        super().reset_optimizer(learning_rate, warmup_steps, num_steps)
+        self._trace = self._torch.nn.Parameter(self._torch.zeros(8))
+        self.optimizer.add_param_group({"params": [self._trace], "lr": 0.5, "momentum": 0.9})
+
+    def train_step(self, batch):
+        seen = repr([(sample.trajectory_id, sample.token_ids) for sample in samples_of(batch)])
+        self._trace.grad = self._torch.tensor([float(byte) for byte in hashlib.sha256(seen.encode()).digest()[:8]])
+        return super().train_step(batch)
+
+    def adapter(self):
+        plain, trace = super().adapter(), self._trace.detach().numpy().tobytes()
+        data = plain.data + trace
+        canary = Canary(
+            token_ids=plain.canary.token_ids,
+            logprobs=canary_logprobs(data),
+            base_logprobs=plain.canary.base_logprobs,
+        )
+        return replace(plain, data=data, digest=hashlib.sha256(data).hexdigest(), canary=canary)
+
+    def load_adapter(self, adapter):
+        super().load_adapter(adapter)
+        with self._torch.no_grad():
+            self._trace.copy_(self._torch.tensor(array("f", adapter.data[4 * len(self._weights) :])))
 
 
 class GatedLearner(SimulatedLearner):

@@ -4,10 +4,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from faults import WatchedWorker
+from faults import RememberingLearner, RoundWorker, WatchedWorker
 from stage import local_ray, make_config, open_stage
 
-from benchmarks.simulated_parts import GroupShape
+from benchmarks.simulated_parts import GroupShape, SimulatedLearner
 from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import reinforce
 
@@ -20,8 +20,10 @@ MIXED = GroupShape(
 def main() -> None:
     folder = Path(sys.argv[1])
     config = make_config(folder, *sys.argv[2:])
-    build_worker = partial(WatchedWorker, folder=folder, shape=MIXED)
-    with local_ray(), open_stage(config, build_worker=build_worker) as stage:
+    in_rounds = config.pipeline_depth == 0
+    build_worker = partial(RoundWorker if in_rounds else WatchedWorker, folder=folder, shape=MIXED)
+    build_learner = RememberingLearner if in_rounds else SimulatedLearner
+    with local_ray(), open_stage(config, build_worker=build_worker, build_learner=build_learner) as stage:
         reinforce(stage.run)
 
 

@@ -1,14 +1,20 @@
 """The driver is killed, and with it everything: another process goes on where the folder says the run was."""
 
 import os
+import random
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 from stage import PATIENCE_S, ROOT, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
 
+from ray_jobs.checks.chaos.faults import FAULTS, Stage
+from ray_jobs.checks.chaos.job import Job
+from ray_jobs.checks.chaos.twin import differences
 from rollout.records import read_records
 from rollout.store.lifecycle import group_id
 
@@ -89,6 +95,73 @@ def test_synchronous_run_that_is_cut_off_chooses_what_an_undisturbed_one_chooses
     assert {group: recorded[group] for group in trained} == trained
     rows = list(read_records(undisturbed / "r" / "metrics.jsonl"))
     assert all(row["mix/lookup"] + row["mix/chain"] == pytest.approx(1.0) for row in rows)
+
+
+def full_disk(stage):
+    """The store's files take nothing more, as on a full disk; its run ends with one line."""
+    (pid,) = stage.job.alive()["store"]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    stage.job.process.wait(PATIENCE_S)
+
+
+def asked_to_end(stage):
+    """SIGTERM."""
+    stage.job.process.terminate()
+    stage.job.process.wait(PATIENCE_S)
+
+
+MIXED_CUT_OFFS = (
+    FAULTS["kill-driver"],
+    FAULTS["kill-rollout"],
+    FAULTS["kill-store"],
+    FAULTS["hang-rollout"],
+    FAULTS["kill-learner"],
+    full_disk,
+    FAULTS["pause-store"],
+    asked_to_end,
+    FAULTS["hang-learner"],
+    FAULTS["power"],
+)
+
+
+class Played(Job):
+    """A run with simulated parts, which goes on as it was begun."""
+
+    @property
+    def resume(self):
+        return self.start
+
+
+def play(folder, *options):
+    folder.mkdir()
+    job = Played(
+        start=[sys.executable, str(PLAY), str(folder), *options],
+        folder=folder / "r",
+        log=folder / "log.txt",
+        environment=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/actors:{ROOT}/tests/rollout"},
+    )
+    job.ensure_running()
+    return job
+
+
+def test_synchronous_run_ends_with_the_bytes_of_an_undisturbed_one_after_ten_cut_offs_of_mixed_kinds(tmp_path):
+    options = ("pipeline_depth=0", "num_steps=34", "learner.checkpoint_every=2")
+    soon = ("liveness.answer_s=12", "liveness.work_s=12", "liveness.start_s=240")
+    twin = play(tmp_path / "undisturbed", *options)
+    assert twin.process.wait(PATIENCE_S) == 0, twin.said().decode()[-2000:]
+    job = play(tmp_path / "cut_off", *options, *soon)
+    stage = Stage(job=job, rng=random.Random(0), max_workers=1)
+    for num, cut_off in enumerate(MIXED_CUT_OFFS):
+        wait_until(lambda: has_logged(tmp_path / "cut_off", 3 * num + 1) or not job.runs)  # noqa: B023
+        assert job.runs, job.said().decode()[-2000:]
+        time.sleep(stage.rng.uniform(0.0, 1.0))
+        cut_off(stage)
+        job.ensure_running()
+    assert job.process.wait(PATIENCE_S) == 0, job.said().decode()[-2000:]
+    check_nothing_lost(job.folder)
+    assert differences(job.folder, twin.folder) == []
+    assert job.num_starts == 5
+    assert len({row["attempt"] for row in groups_of(job.folder)}) > 1, "no round was cut off"
 
 
 def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):

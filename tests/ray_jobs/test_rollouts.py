@@ -15,6 +15,7 @@ from ray_jobs.run.actors import NoRoomError
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
 from ray_jobs.run.supervisor import Supervisor
+from rollout.store.adapters import AdapterMismatchError
 from rollout.types import Trajectory
 
 TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
@@ -52,6 +53,7 @@ class FakeActors:
         self.lost, self.brought_up = [], []
         self.watch = SimpleNamespace(deaths=Deaths(advice="mend it"))
         self.starter = None
+        self.faults = []
 
     @property
     def worker_indices(self):
@@ -77,6 +79,8 @@ class FakeActors:
     def bring_up(self, index):
         self.starter = threading.current_thread()
         time.sleep(self.start_s)
+        if self.faults:
+            raise self.faults.pop()
         self.brought_up.append(index)
 
 
@@ -118,6 +122,13 @@ async def test_the_only_worker_is_replaced_once_for_all_who_lost_it():
     await attempt_all(rollouts_over(actors))
     assert (actors.lost, actors.watch.deaths.total) == ([0], 1)
     assert actors.starter is not threading.current_thread()
+
+
+async def test_successor_that_does_not_take_up_the_newest_weights_is_replaced_as_well():
+    actors = FakeActors([FakeWorker(0.01, dies_over=("t0",))], [FakeWorker(0.01), FakeWorker(0.01)])
+    actors.faults = [AdapterMismatchError("a rollout worker did not take up version 3 within 300 s")]
+    assert await attempt_all(rollouts_over(actors)) == [task.id for task in TASKS]
+    assert (actors.lost, actors.brought_up) == ([0, 0], [0])
 
 
 async def test_without_room_for_another_the_others_go_on_alone():

@@ -214,6 +214,21 @@ def test_time_in_which_the_watch_was_stopped_counts_for_nobody(watch, cluster, m
     assert ticks == [1.0, watch_module.LONGEST_TICK_S]
 
 
+def test_cluster_that_cannot_be_asked_is_one_line_and_is_asked_again(watch, monkeypatch, caplog):
+    looks = []
+
+    def look(tick):
+        looks.append(tick)
+        raise ray.exceptions.RayError("the cluster\ndoes not answer")
+
+    monkeypatch.setattr(watch, "look", look)
+    monkeypatch.setattr(watch, "_ending", SimpleNamespace(wait=lambda _: len(looks) == 2))
+    watch._run()
+    assert [(one.getMessage(), one.exc_info) for one in caplog.records] == [
+        ("the watch could not look around: the cluster", None)
+    ] * 2
+
+
 def test_bounds_come_from_what_was_measured_and_never_fall_below_the_floor():
     patience = Patience(floor_s=60.0, first_s=600.0)
     assert patience.bound_s == 600.0

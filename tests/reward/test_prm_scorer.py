@@ -8,6 +8,7 @@ from envs.types import Task, ToolCall, ToolResult
 from reward.prm.model import PrmError
 from reward.prm.scorer import PrmScorer
 from reward.prm.step_text import step_texts
+from rollout.engines.engine import Pulse
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 
@@ -249,3 +250,19 @@ async def test_caller_that_gives_up_while_waiting_harms_no_other():
     first, gone, other = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(gone, asyncio.CancelledError)
     assert (first.raw, other.raw) == (expected(make_group("a")), expected(make_group("c")))
+
+
+async def test_pulse_tells_a_model_that_computes_from_one_that_hangs():
+    """Asked from the event loop, which goes round while the model's thread stands still."""
+    prm = FakeScorer()
+    scorer = PrmScorer(prm)
+    assert scorer.pulse == Pulse(done=0, num_open=0)
+    prm.hold()
+    scoring = asyncio.create_task(scorer.score_group(make_group("a")))
+    await asyncio.to_thread(prm.entered.wait, 10)
+    assert scorer.pulse == Pulse(done=0, num_open=3)
+    await asyncio.sleep(0.05)
+    assert scorer.pulse == Pulse(done=0, num_open=3)
+    prm.release()
+    await scoring
+    assert scorer.pulse == Pulse(done=3, num_open=0)

@@ -1,5 +1,7 @@
 """One group that kills its workers is found by running suspects one at a time; the others are trained."""
 
+import asyncio
+
 import pytest
 
 from rollout.buffer import GroupBuffer
@@ -16,8 +18,8 @@ def make_buffer(**changes):
     return GroupBuffer(BufferSettings(**values), Ledger(), clock=lambda: 0.0)
 
 
-async def admit(buffer, worker=0, running=()):
-    status = WorkerStatus(worker=worker, policy_version=0, running=running, free_places=4)
+async def admit(buffer, worker=0, running=(), free_places=4):
+    status = WorkerStatus(worker=worker, policy_version=0, running=running, free_places=free_places)
     return list((await buffer.admit(status, patience_s=0)).permits)
 
 
@@ -74,6 +76,22 @@ async def test_worker_that_runs_other_groups_ends_these_before_it_tries_a_suspec
     assert await admit(suspicious, worker=1, running=(other.lease,)) == []
     await end(suspicious, other)
     assert [permit.ordinal for permit in await admit(suspicious, worker=1)] == [1]
+
+
+@pytest.mark.parametrize("comes", ["asks", "proves"])
+async def test_worker_that_was_to_try_the_suspects_goes_on_when_another_one_comes_for_them(suspicious, comes):
+    buffer = suspicious
+    for _ in range(3):
+        (suspect,) = await admit(buffer)
+        await end(buffer, suspect)
+    (other,) = await admit(buffer, worker=1, free_places=1)
+    await die(buffer, worker=0)
+    status = WorkerStatus(worker=1, policy_version=0, running=(other.lease,), free_places=3)
+    waiting = asyncio.create_task(buffer.admit(status))
+    await asyncio.sleep(0)
+    assert not waiting.done()  # it ends what it runs before it tries the last one
+    await (admit(buffer) if comes == "asks" else buffer.prove(0, 0))
+    assert [permit.ordinal for permit in (await asyncio.wait_for(waiting, 1)).permits] == [5]
 
 
 async def test_group_that_kills_its_workers_fails_and_the_others_do_not(suspicious):

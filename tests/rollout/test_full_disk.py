@@ -13,7 +13,7 @@ from learner.checkpoint import CheckpointError, newest_checkpoint, save_checkpoi
 from ray_jobs.cli import _for_the_user
 from ray_jobs.pages.report import write_report
 from ray_jobs.run.folder import RunFolder, RunFolderError
-from rollout.records import append_record, read_records
+from rollout.records import TOKENIZER, append_record, read_records
 from rollout.store.adapters import AdapterStore, AdapterStoreError, PublishedAdapter
 from rollout.store.disk import sweep_partials, write_whole
 
@@ -108,6 +108,17 @@ def test_report_leaves_the_one_before(tmp_path):
     assert caught.value.filename == str(report)
     assert report.read_bytes() == before
     assert not list(folder.path.glob("*.partial"))
+
+
+def test_copy_of_the_tokenizer_is_whole_or_not_there(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / TOKENIZER).write_bytes(bytes(5000))
+    with RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"])) as folder:
+        with full_at(1000), pytest.raises(RunFolderError, match=rf"cannot write '.*{TOKENIZER}': .*; free some space"):
+            folder.keep_tokenizer(tmp_path / "model")
+        assert not list(folder.path.glob("tokenizer*"))
+        folder.keep_tokenizer(tmp_path / "model")
+        assert (folder.path / TOKENIZER).stat().st_size == 5000
 
 
 def test_halves_of_writers_that_died_are_swept(tmp_path):

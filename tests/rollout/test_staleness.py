@@ -37,6 +37,12 @@ def test_age_of_a_version_is_the_train_steps_since_it():
     assert version_ages({5: 0}, oldest_version=-3) == {5: 0}
 
 
+def test_step_that_a_synchronous_run_makes_again_makes_nothing_older():
+    made_again = {0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 3}
+    assert version_ages(made_again, oldest_version=2, same_again=True) == {2: 1, 3: 0, 4: 1, 5: 0}
+    assert version_ages(made_again, oldest_version=2) == {2: 1, 3: 1, 4: 1, 5: 0}
+
+
 def test_weights_that_were_published_again_are_no_older_under_their_first_number():
     assert version_ages({0: 0, 1: 1, 2: 2, 3: 2, 4: 2}, oldest_version=0) == {0: 2, 1: 1, 2: 0, 3: 0, 4: 0}
     assert version_ages({0: 0, 1: 1, 2: 2, 3: 2, 4: 3}, oldest_version=2) == {2: 1, 3: 1, 4: 0}

@@ -18,6 +18,7 @@ from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.faults import FAULTS, Stage
 from ray_jobs.checks.chaos.job import Job
 from ray_jobs.checks.chaos.machines import Machines
+from ray_jobs.checks.chaos.twin import differences
 
 MEAN_PAUSE_S = 8.0
 MAX_WAIT_S = 900.0
@@ -26,6 +27,8 @@ MAX_SILENCE_S = 60.0
 """The console says something at least so often, while the machine is not stopped."""
 ANYWHERE = 0.2
 """So many of the faults wait for no phase: they may hit a start, the cold start or an evaluation."""
+LASTING = ("poison", "workers")
+"""After these a job ends otherwise than its twin."""
 HEAD_CPUS, SECOND_CPUS = 4, 2
 
 
@@ -34,12 +37,24 @@ class ChaosError(UserError):
 
 
 def run_chaos(
-    config: RunConfig, start: Sequence[str], *, num_faults: int, seed: int, only: Sequence[str], two_machines: bool
+    config: RunConfig,
+    start: Sequence[str],
+    *,
+    num_faults: int,
+    seed: int,
+    only: Sequence[str],
+    two_machines: bool,
+    twin: Path | None = None,
 ) -> int:
     """Run the job that `start` begins under so many random faults (of these kinds, of all by default), and print what
-    was found as JSON. Returns 0 when it is sound. Raises ChaosError when the job cannot go on."""
+    was found as JSON. `twin`: the folder of the same job, left in peace, whose end this one must have; then no fault
+    happens by default that changes it. Returns 0 when it is sound. Raises ChaosError when the job cannot go on."""
     if unknown := sorted({*only} - {*FAULTS}):
         raise ChaosError(f"there are the faults {', '.join(FAULTS)}; got {', '.join(unknown)}")
+    if twin and config.pipeline_depth:
+        raise ChaosError(f"only a job with pipeline_depth=0 has a twin; this one has {config.pipeline_depth}")
+    if twin and not (twin / "summary.json").exists():
+        raise ChaosError(f"'{twin}' is not the folder of a job that has ended; run it first, with the same settings")
     console, began = Console(stderr=True), time.monotonic()
     folder = config.run_path.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -50,8 +65,10 @@ def run_chaos(
             max_workers=max(config.rollout.num_workers, config.rollout.max_workers or 0),
             machines=machines,
         )
-        done = _shoot(stage, console, num_faults, only or list(FAULTS))
+        done = _shoot(stage, console, num_faults, only or [kind for kind in FAULTS if not (twin and kind in LASTING)])
     found = audit(folder, num_poisoned=len(stage.poisoned))
+    if twin:
+        stage.complaints.extend(differences(folder, twin))
     checks = {
         **found.pop("checks"),
         "no_silent_minute": job.longest_silence_s <= MAX_SILENCE_S,
