@@ -32,8 +32,7 @@ from ray_jobs.pages.report import write_report
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
-from ray_jobs.phases.prm import watch_prm
-from ray_jobs.phases.train_prm import learn_prm
+from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
