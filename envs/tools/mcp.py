@@ -229,7 +229,6 @@ async def _greet(
 ) -> tuple["Client[ClientTransport]", dict[str, dict[str, object]]]:
     """A connected client, and the parameters of each tool. Raises MCPError where the server refuses."""
     from fastmcp import Client
-    from fastmcp.client.transports import ClientTransport
     from mcp.shared.exceptions import MCPError
 
     from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
