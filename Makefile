@@ -49,7 +49,6 @@ docs: setup
 	@echo "site/index.html"
 
 pages: setup
-	@$(BIN)/python -m ray_jobs.metrics.pages
 	@$(BIN)/python docs/generated.py
 
 lock:

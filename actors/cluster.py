@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import ray
 from ray._private import ray_constants, services, state
@@ -19,13 +19,27 @@ from configs.cluster import ClusterConfig
 from configs.errors import UserError
 from configs.wording import reason
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.metrics import Gauge
+
 SHOWN = 200
 
 
-def num_restarts(actor: Any) -> int:
+def num_restarts(actor: object) -> int:
     """How often Ray has started an actor again; 0 for one that it does not know yet. Works with one that hangs."""
-    row = state.actors(actor._actor_id.hex())
+    row = state.actors(_handle(actor)._actor_id.hex())
     return int(row["NumRestarts"]) if row else 0
+
+
+def kill(actor: object, *, no_restart: bool = True) -> None:
+    """End an actor's process, also where that does nothing any more that it is asked for."""
+    ray.kill(_handle(actor), no_restart=no_restart)
+
+
+def _handle(actor: object) -> "ActorHandle[object]":
+    """Every actor is one of these, whatever `actors.handles` calls it."""
+    return cast("ActorHandle[object]", actor)
 
 
 def reason_of(error: BaseException) -> str:
@@ -64,7 +78,7 @@ def set_gauges(values: Mapping[str, float], descriptions: Mapping[str, str], **t
 
 
 @cache
-def _gauge(metric: str, description: str, tag_keys: tuple[str, ...]) -> Any:
+def _gauge(metric: str, description: str, tag_keys: tuple[str, ...]) -> "Gauge":
     from ray.util.metrics import Gauge
 
     return Gauge(gauge_name(metric), description, tag_keys)

@@ -1,16 +1,19 @@
 """A worker's way to bring groups back to the store."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rollout.store.lifecycle import GroupResult, Lease
+
+if TYPE_CHECKING:
+    from actors.handles import StoreHandle
 
 
 class Courier:
     """One call at a time, with all that came back during the one before: the busier the store is, the fewer calls it
     gets."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: "StoreHandle") -> None:
         self._store = store
         self._waiting: list[tuple[Lease, GroupResult, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -19,6 +19,9 @@ from reward.stored import scored_group_of
 from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
+
+if TYPE_CHECKING:
+    from actors.handles import StoreHandle
 
 
 class LearnerCalls:
@@ -47,7 +50,9 @@ class LearnerCalls:
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
         self._learner.set_reference()
 
-    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> CreditedStep:
+    def train_step(
+        self, batch: Batch, payloads: "tuple[ray.ObjectRef[tuple[bytes, ...]]]", *, prm_weight: float
+    ) -> CreditedStep:
         """`payloads` refers to the batch's groups as bytes, wrapped so that Ray passes it on unresolved. `prm_weight`
         is the recipe's, or what alarms have left of it."""
         config = self._config
@@ -79,7 +84,7 @@ class LearnerCalls:
             },
         )
 
-    def publish(self, store: Any) -> int:
+    def publish(self, store: "StoreHandle") -> int:
         """Hand the current adapter to the store; returns its version. Of several ranks one does."""
         adapter = self._learner.adapter()
         if self._learner.writes:

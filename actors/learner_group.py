@@ -4,12 +4,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Concatenate, NoReturn
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.cluster import kill
 from actors.learner import LearnerCalls
 from configs.own import search_in
 from configs.run import RunConfig
@@ -21,17 +22,22 @@ from rollout.buffer import Batch
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
 
+if TYPE_CHECKING:
+    from actors.handles import Answer, RankHandle, StoreHandle, Takes
+    from learner.data_parallel import MeetingPoint
+
 GRACE_S = 15.0
 """How long after the first failure the others are waited for: a rank that dies makes the others fail over it."""
 
 
-@ray.remote
-class LearnerRankActor(LearnerCalls):
+class LearnerRank(LearnerCalls):
+    """One of several processes that are one learner."""
+
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         search_in(config.code_path)
         self._config = config
         self._ranks = ranks
-        self._meeting: Any = None
+        self._meeting: MeetingPoint | None = None
 
     def __repr__(self) -> str:
         return f"Learner rank {self._ranks.rank}" if hasattr(self, "_ranks") else "Learner rank, not made"
@@ -53,6 +59,11 @@ class LearnerRankActor(LearnerCalls):
 
 
 @ray.remote
+class LearnerRankActor(LearnerRank):
+    """One rank in a process of its own."""
+
+
+@ray.remote
 class LearnerGroupActor:
     """Owns the ranks and asks all of them for whatever it is asked for. It computes nothing, so it can always see that
     one of them has died; then it ends its process, and with it those of the others, which wait for the dead one."""
@@ -66,7 +77,7 @@ class LearnerGroupActor:
         env: Mapping[str, str],
     ) -> None:
         size = config.learner.num_workers
-        self._members = [
+        self._members: list[RankHandle] = [
             LearnerRankActor.options(
                 num_cpus=claim["CPU"],
                 num_gpus=claim.get("GPU", 0),
@@ -76,42 +87,46 @@ class LearnerGroupActor:
             for rank in range(size)
         ]
         address = ray.get(self._members[0].meet.remote())
-        self._all("join", address, build_learner)
+        self._all(LearnerRank.join, address, build_learner)
 
     def __repr__(self) -> str:
         return f"Learner of {len(self._members)} ranks" if hasattr(self, "_members") else "Learner of ranks, not made"
 
     def ready(self) -> bool:
-        return bool(self._all("ready"))
+        return self._all(LearnerCalls.ready)
 
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
-        return self._all("imitate_step", demonstrations, learning_rate)
+        return self._all(LearnerCalls.imitate_step, demonstrations, learning_rate)
 
     def begin_imitation(self) -> None:
-        self._all("begin_imitation")
+        self._all(LearnerCalls.begin_imitation)
 
     def begin_reinforcement(self) -> None:
-        self._all("begin_reinforcement")
+        self._all(LearnerCalls.begin_reinforcement)
 
-    def train_step(self, batch: Batch, payloads: tuple[Any], *, prm_weight: float) -> CreditedStep:
-        return self._all("train_step", batch, payloads, prm_weight=prm_weight)
+    def train_step(
+        self, batch: Batch, payloads: "tuple[ray.ObjectRef[tuple[bytes, ...]]]", *, prm_weight: float
+    ) -> CreditedStep:
+        return self._all(LearnerCalls.train_step, batch, payloads, prm_weight=prm_weight)
 
-    def publish(self, store: Any) -> int:
-        return self._all("publish", store)
+    def publish(self, store: "StoreHandle") -> int:
+        return self._all(LearnerCalls.publish, store)
 
     def load_checkpoint(self, folder: Path) -> None:
-        self._all("load_checkpoint", folder)
+        self._all(LearnerCalls.load_checkpoint, folder)
 
     def renumber(self, policy_version: int) -> None:
-        self._all("renumber", policy_version)
+        self._all(LearnerCalls.renumber, policy_version)
 
     def save_checkpoint(self, folder: Path, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
-        return self._all("save_checkpoint", folder, trained)
+        return self._all(LearnerCalls.save_checkpoint, folder, trained)
 
-    def _all(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _all(
+        self, method: "Callable[Concatenate[LearnerRank, Takes], Answer]", *args: "Takes.args", **kwargs: "Takes.kwargs"
+    ) -> "Answer":
         """What the first rank returns, once all have. Raises what a rank raises; ends the process where one is dead."""
-        shared = [ray.put(one) for one in arguments]
-        asked = [getattr(one, method).remote(*shared, **options) for one in self._members]
+        shared = [ray.put(one) for one in args]
+        asked = [getattr(one, method.__name__).remote(*shared, **kwargs) for one in self._members]
         waited = asked
         failures: list[Exception] = []
         while waited:
@@ -137,4 +152,4 @@ class LearnerGroupActor:
 
     def _end_members(self) -> None:
         for one in self._members:
-            ray.kill(one)
+            kill(one)

@@ -1,9 +1,9 @@
 """The process reward model as an actor: trained once, then asked about every group with signal."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -16,6 +16,9 @@ from reward.prm.training import LabelledStep, train_prm
 from reward.types import PrmError, StepScores
 from rollout.engines.engine import Pulse
 from rollout.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from actors.handles import PrmHandle
 
 
 @ray.remote(max_restarts=-1)
@@ -55,7 +58,7 @@ class PrmActor:
         for loss in train_prm(self._prm, steps, seed=self._seed):
             yield loss
 
-    async def save(self, folder: Path, facts: dict[str, Any]) -> str:
+    async def save(self, folder: Path, facts: Mapping[str, object]) -> str:
         self._prm.save(folder, **facts)
         return self._prm.digest
 
@@ -85,21 +88,18 @@ class PrmActor:
 class RemotePrm:
     """The actor as training and measuring know it: each call waits for its answer."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: "PrmHandle") -> None:
         self._actor = actor
 
     def train(self, steps: Sequence[LabelledStep]) -> Iterator[float]:
         for loss in self._actor.train.remote(steps):
             yield ray.get(loss)
 
-    def save(self, folder: Path, facts: dict[str, Any]) -> str:
-        digest: str = ray.get(self._actor.save.remote(folder, facts))
-        return digest
+    def save(self, folder: Path, facts: Mapping[str, object]) -> str:
+        return ray.get(self._actor.save.remote(folder, facts))
 
     def load(self, folder: Path) -> str:
-        digest: str = ray.get(self._actor.load.remote(folder))
-        return digest
+        return ray.get(self._actor.load.remote(folder))
 
     def score(self, steps: Iterable[StepText]) -> list[float | None]:
-        scores: list[float | None] = ray.get(self._actor.score.remote(list(steps)))
-        return scores
+        return ray.get(self._actor.score.remote(list(steps)))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -20,20 +20,26 @@ from reward.judging import GroupJudge, OutcomeReward, failed_result, group_resul
 from reward.restarts import Restarter
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
-from rollout.concurrency import Workload
+from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, Pulse
 from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
+    from actors.handles import PrmHandle, StoreHandle
     from envs.sandbox import SandboxState
 
 
 @ray.remote
 class RolloutWorkerActor:
     def __init__(
-        self, config: RunConfig, index: int, store: Any, prm: Any | None, build_worker: Callable[[], Worker]
+        self,
+        config: RunConfig,
+        index: int,
+        store: "StoreHandle",
+        prm: "PrmHandle | None",
+        build_worker: Callable[[], Worker],
     ) -> None:
         search_in(config.code_path)
         self._config = config
@@ -102,7 +108,7 @@ class RolloutWorkerActor:
         """Take no more work; `run` ends when what runs has ended."""
         self._draining = True
 
-    async def workload(self) -> Any:
+    async def workload(self) -> WorkerReading:
         """What this worker did since it was asked last."""
         return self._workload.reading(self._index, self._worker.engine.load, len(self._running))
 
@@ -177,8 +183,7 @@ class RolloutWorkerActor:
 
     async def _scored(self, group: TrajectoryGroup) -> StepScores:
         assert self._prm is not None
-        scores: StepScores = await self._prm.score_group.remote(group, self._prm_digest)
-        return scores
+        return await self._prm.score_group.remote(group, self._prm_digest)
 
     async def _judged(self, permit: Permit) -> GroupResult:
         started = time.monotonic()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import ray
 
@@ -51,7 +51,14 @@ class AdapterOffer:
     """`ref` holds the bytes in the object store; it is wrapped so that Ray passes it on unresolved."""
 
     published: PublishedAdapter
-    ref: tuple[Any]
+    ref: "tuple[ray.ObjectRef[bytes]]"
+
+
+class Troubles(TypedDict):
+    """Groups that were begun anew, and why groups failed or were begun anew."""
+
+    requeued: int
+    reasons: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +166,9 @@ class StoreActor:
         """No worker lives that could know of the leases in the ledger: all their groups are queued again."""
         await self._buffer.release(None, "the run was cut off")
 
-    async def totals(self) -> tuple[GroupCounts, dict[str, float], dict[str, Any]]:
+    async def totals(self) -> tuple[GroupCounts, dict[str, float], Troubles]:
         """The counts, checked against the file; the facts added up over all groups; what went wrong."""
-        troubles = {"requeued": self._ledger.num_requeued(), "reasons": self._ledger.reasons()}
+        troubles = Troubles(requeued=self._ledger.num_requeued(), reasons=self._ledger.reasons())
         return self._ledger.verify(), self._ledger.reported(), troubles
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """A worker's end of the store: load what is published, prove it, let rollouts wait for it."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -9,9 +9,12 @@ from rollout.engines.engine import PolicyEngine
 from rollout.store.adapters import PublishedAdapter
 from rollout.store.canary import Reading
 
+if TYPE_CHECKING:
+    from actors.handles import StoreHandle
+
 
 class WeightFollower:
-    def __init__(self, engine: PolicyEngine, store: Any, worker: int) -> None:
+    def __init__(self, engine: PolicyEngine, store: "StoreHandle", worker: int) -> None:
         self._engine = engine
         self._store = store
         self._worker = worker

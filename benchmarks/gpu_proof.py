@@ -89,7 +89,7 @@ def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[st
     from ray_jobs.phases.cold_start import cold_start
     from ray_jobs.phases.collect import collect
     from ray_jobs.phases.label import label
-    from ray_jobs.phases.train_prm import learn_prm
+    from ray_jobs.phases.prm import learn_prm
     from ray_jobs.run.preflight import check_before_start
     from ray_jobs.run.run import open_run
     from ray_jobs.train import reinforce

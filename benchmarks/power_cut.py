@@ -12,7 +12,7 @@ import io
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -90,8 +90,8 @@ class Parts:
         self.learner = InProcess(Learner(config), self._loop)
         self.workers = (InProcess(self._worker, self._loop),)
 
-    def ask_learner(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.learner, method).remote(*arguments)
+    def ask_learner(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return getattr(self.learner, method.__name__).remote(*arguments)
 
     def sync_weights(self) -> None:
         """The worker is always believed."""
@@ -137,8 +137,8 @@ class Rollouts:
     def get(self, value: Any, what: str) -> Any:
         return value
 
-    def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._parts.learner, method).remote(*arguments, **options)
+    def learn(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return getattr(self._parts.learner, method.__name__).remote(*arguments, **options)
 
     def readings(self) -> list[Any]:
         return []

@@ -32,9 +32,9 @@ _KNOWN_START = re.compile(
 _RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z]){4})[\w-]{32,}(?![^\s'\"&])")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
-
 _URL = TypeAdapter(HttpUrl)
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""This machine, as a URL names it."""
 
 
 def _plain(base_url: str) -> str:
@@ -113,7 +113,7 @@ def exposed_key(text: str) -> str | None:
 
 def on_this_machine(address: str) -> bool:
     """Raises pydantic's ValidationError for what is no address."""
-    return _URL.validate_python(address).host in _LOOPBACK
+    return _URL.validate_python(address).host in LOOPBACK_HOSTS
 
 
 def in_clear_text(address: str) -> bool:

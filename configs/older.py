@@ -25,7 +25,7 @@ MOVED = {
 """Keys of before, and where their value is now."""
 
 
-def as_today(values: Mapping[str, Any], model: type[Config]) -> Table:
+def as_today(values: Mapping[str, object], model: type[Config]) -> Table:
     """The same settings under today's keys. A run folder of before holds every key: there, what has no effect on its
     type is left out. Raises ValueError for a key of before beside the one that replaced it."""
     whole = "objective" in _at(values, "learner") and "labeller" in _at(values, "label")
@@ -49,15 +49,15 @@ def _copied(value: Any) -> Any:
     return {key: _copied(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
 
-def _at(values: Mapping[str, Any], path: str) -> Table:
+def _at(values: Mapping[str, object], path: str) -> Table:
     """The table at a dotted path; an empty one where there is none."""
-    table: Any = values
+    table: object = values
     for key in path.split("."):
         table = table.get(key) if isinstance(table, dict) else None
     return table if isinstance(table, dict) else {}
 
 
-def _put(values: Table, old: str, new: str, value: Any) -> None:
+def _put(values: Table, old: str, new: str, value: object) -> None:
     path, _, key = new.rpartition(".")
     table = values
     for part in path.split("."):

@@ -37,7 +37,7 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
     module, _, name = source.partition(":")
     search_in(None)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found: object = getattr(importlib.import_module(module), name)
     except Exception as error:
         # A module of somebody else may fail in any way while it is imported.
         said = f"{type(error).__name__}: {error}{_taken(module, error)}"
@@ -47,7 +47,7 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
     return found
 
 
-def check_call(function: Callable[..., Any], source: str, *, key: str, takes: str, **settings: Any) -> None:
+def check_call(function: Callable[..., Any], source: str, *, key: str, takes: str, **settings: object) -> None:
     """Whether it can be called with what `takes` lists, such as "task, answer". Raises OwnCodeError."""
     given = [name for name in takes.split(", ") if name]
     try:
@@ -62,7 +62,7 @@ def check_call(function: Callable[..., Any], source: str, *, key: str, takes: st
         return
 
 
-def own_function(source: str, *, key: str, takes: str, **settings: Any) -> Callable[..., Any]:
+def own_function(source: str, *, key: str, takes: str, **settings: object) -> Callable[..., Any]:
     """As `load_own`, a function that can be called as `check_call` says. Raises OwnCodeError."""
     function = load_own(source, key=key)
     check_call(function, source, key=key, takes=takes, **settings)

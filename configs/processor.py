@@ -19,7 +19,7 @@ def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
     """bfloat16 on a GPU, and on a processor that multiplies it in hardware at full speed: Intel's with AMX, AMD's with
     AVX-512. Elsewhere float32: measured at the sizes of the demo's layers, bfloat16 is 1.8 times as slow on an Intel
     with AVX-512 alone, and 5 to 40 times without AVX-512."""
-    return "bfloat16" if device == "cuda" else _of_processor(CPU_INFO)
+    return "bfloat16" if device == "cuda" else _of_processor()
 
 
 def lacks_avx512() -> bool:
@@ -28,8 +28,8 @@ def lacks_avx512() -> bool:
     return bool(flags) and "avx512f" not in flags
 
 
-def _of_processor(info: Path) -> Precision:
-    said = _said(info)
+def _of_processor() -> Precision:
+    said = _said(CPU_INFO)
     flags = said.get("flags", "").split()
     amd = "AuthenticAMD" in said.get("vendor_id", "")
     return "bfloat16" if "amx_bf16" in flags or (amd and "avx512_bf16" in flags) else "float32"

@@ -74,7 +74,7 @@ def describe(detail: Any, model: type[BaseModel]) -> str:
     return f"{key}: {_message(detail)}{got}"
 
 
-def _first_setting(key: str, given: Any) -> str:
+def _first_setting(key: str, given: object) -> str:
     """The dotted name of the first setting that was given below `key`, or `key` where it is one itself."""
     for name, value in given.items() if isinstance(given, dict) else ():
         return _first_setting(f"{key}.{name}", value)
@@ -148,7 +148,7 @@ def _of_another_type(key: str, types: Mapping[str, type[Config]]) -> str:
     return f"type = '{chosen}' has {listed(own, 'and') if own else 'no settings'}, {listed(has)} has it"
 
 
-def _is_model(annotation: Any) -> bool:
+def _is_model(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
@@ -162,7 +162,8 @@ def _message(detail: Any) -> str:
     return str(detail["msg"]).removeprefix("Value error, ")
 
 
-def _bound(value: Any) -> str:
+def _bound(value: object) -> str:
     """0 and 1,000,000, not 0.0 and 1e+06."""
-    whole = isinstance(value, int | float) and value == int(value)
-    return f"{int(value):,}" if whole else str(value)
+    if isinstance(value, int | float) and value == int(value):
+        return f"{int(value):,}"
+    return str(value)

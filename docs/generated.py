@@ -1,4 +1,4 @@
-"""What the code knows best and the pages show: settings, recipes, commands and the demo's numbers.
+"""What the code knows best and the pages show: settings, recipes, commands, metrics and the demo's numbers.
 
 A page has a place for it, from `<!-- generated: settings -->` or `<!-- recipe: NAME -->` to `<!-- end -->`. What
 `make pages` writes between the two is committed, so that the pages are whole where they are read as files; a test fails
@@ -12,7 +12,7 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -46,7 +46,8 @@ def filled(markdown: str) -> str:
 def _content(kind: str, name: str) -> str:
     if kind == "recipe":
         return recipe(name)
-    return {"settings": settings, "recipes": recipes, "commands": commands, "numbers": numbers}[name]()
+    lists = {"settings": settings, "recipes": recipes, "commands": commands, "metrics": metrics, "numbers": numbers}
+    return lists[name]()
 
 
 def settings() -> str:
@@ -190,6 +191,40 @@ def commands_of(app: App) -> Iterator[str]:
         if not name.startswith("-"):
             yield name
             yield from (f"{name} {below}" for below in commands_of(app[name]))
+
+
+def metrics() -> str:
+    """Every metric, histogram and text of a run, from their tables."""
+    return "\n".join(_metrics())
+
+
+def _metrics() -> Iterator[str]:
+    from ray_jobs.metrics.bottleneck import LIMITS
+    from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
+    from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
+
+    for question, charts in CHARTS.items():
+        shown = [BY_NAME[name] for names in charts.values() for name in names]
+        yield f"## {question}"
+        yield from _table(("metric", "unit", "what it says"), [(f"`{one.name}`", one.unit, one.says) for one in shown])
+    yield "## What are the workers doing?\n"
+    yield "Gauges only, which each worker sets as it happens, with the tags `run` and `worker`."
+    yield from _table(("metric", "unit", "what it says"), [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
+    yield "## The numbers of util/bottleneck"
+    limits = [(str(index), limit.replace("_", " ")) for index, limit in enumerate(LIMITS)]
+    yield from _table(("number", "what limits"), limits)
+    for title, where, rows in (
+        ("Histograms", "In TensorBoard, over the trajectories that the step trained.", HISTOGRAMS),
+        ("Texts", "In TensorBoard.", TEXTS),
+    ):
+        yield f"## {title}\n\n{where}"
+        yield from _table(("name", "what it counts or shows"), [(f"`{name}`", says) for name, says in rows.items()])
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"\n| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
 
 
 def numbers() -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from starlette.middleware import Middleware
@@ -149,7 +149,7 @@ def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions |
     own = Sessions(toolbox) if sessions is None else sessions
 
     @contextlib.asynccontextmanager
-    async def lifespan(server: Any) -> AsyncIterator[None]:
+    async def lifespan(server: object) -> AsyncIterator[None]:
         try:
             yield
         finally:

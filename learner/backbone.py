@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,10 @@ from configs.learner import Attention
 from learner.fused_attention import interval_mask, padded_ends, works
 from learner.packing import PackedRow
 from learner.tree_attention import attend_by_block, plan_attention, register
+from rollout.chat import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 TRAINED, REFERENCE = "default", "reference"
 """The adapters' names in PEFT."""
@@ -61,10 +65,10 @@ class Backbone:
             target_modules=list(lora_targets),
             task_type="CAUSAL_LM",
         )
-        self.model: Any = get_peft_model(base, lora)
+        self.model = get_peft_model(base, lora)
         if with_reference:
             self.model.add_adapter(REFERENCE, lora)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        self.tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.hidden_size = int(base.config.hidden_size)
         self.vocab_size = int(base.config.vocab_size)
         self.head_weight = base.lm_head.weight.detach().to(self.base_dtype)
@@ -76,13 +80,15 @@ class Backbone:
         if gradient_checkpointing:
             self._checkpoint_layers(base)
 
-    def _load_base(self, model_path: Path, num_layers: int | None, weights: Mapping[str, Tensor] | None) -> Any:
+    def _load_base(
+        self, model_path: Path, num_layers: int | None, weights: Mapping[str, Tensor] | None
+    ) -> "PreTrainedModel":
         """On the device; only the first `num_layers` of it, None for all."""
         from transformers import AutoModelForCausalLM
 
         kind = {"dtype": self.base_dtype, "attn_implementation": register()}
         if weights is None:
-            base: Any = AutoModelForCausalLM.from_pretrained(model_path, **kind)
+            base = AutoModelForCausalLM.from_pretrained(model_path, **kind)
         else:
             base = _built_on(weights, model_path, kind)
         base.config.use_cache = False
@@ -90,7 +96,7 @@ class Backbone:
             base.model.layers = base.model.layers[:num_layers]
         return base.to(self.device)
 
-    def _choose(self, attention: Attention, sizes: Any) -> Literal["fused", "blocks"]:
+    def _choose(self, attention: Attention, sizes: "PreTrainedConfig") -> Literal["fused", "blocks"]:
         """`auto` is the fused kernel on a card that can make it."""
         if attention != "auto":
             return attention
@@ -108,7 +114,7 @@ class Backbone:
         num_nodes, ends = len(row.token_ids), row.ends()
         if self.attention == "fused":
             ends = padded_ends(ends)
-            plan: dict[str, Any] = {"tree_mask": interval_mask(ends, self.device)}
+            plan: dict[str, object] = {"tree_mask": interval_mask(ends, self.device)}
         else:
             plan = {"tree_blocks": plan_attention(ends, self.device), "tree_recompute": self._recompute}
         token_ids, positions = (np.resize(array, len(ends)) for array in (row.token_ids, row.positions))
@@ -163,7 +169,7 @@ class Backbone:
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def _checkpoint_layers(self, base: Any) -> None:
+    def _checkpoint_layers(self, base: "PreTrainedModel") -> None:
         """Each decoder layer keeps its input only. A layer computed again needs the precision of the first time, which
         is over by then."""
         options = {
@@ -189,13 +195,13 @@ class Backbone:
             yield
 
 
-def _built_on(weights: Mapping[str, Tensor], model_path: Path, kind: Mapping[str, Any]) -> Any:
+def _built_on(weights: Mapping[str, Tensor], model_path: Path, kind: Mapping[str, object]) -> "PreTrainedModel":
     """The model with these tensors for its own parameters; nothing is copied."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
-        base: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
+        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
     strange = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
     base.tie_weights()
     empty = [name for name, parameter in base.named_parameters() if parameter.is_meta]

@@ -155,7 +155,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def write_manifest(folder: Path, **facts: Any) -> None:
+def write_manifest(folder: Path, **facts: object) -> None:
     """The hash of every file in `folder`, and the facts given."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=2))

@@ -129,7 +129,7 @@ class ShardedAdamW:
             for moment in self._moments(flat).values():
                 moment.zero_()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         step = self._moments(self._flats()[0])["step"]
@@ -185,7 +185,7 @@ class ShardedAdamW:
         return self._zero.optimizer.state[flat]
 
 
-def _settings(config: LearnerConfig, num_trained: int) -> dict[str, Any]:
+def _settings(config: LearnerConfig, num_trained: int) -> dict[str, object]:
     """What DeepSpeed is told; `num_trained` counts the adapter's weights."""
     return {
         "train_micro_batch_size_per_gpu": 1,

@@ -62,7 +62,7 @@ class Optimizer(Protocol):
         """Forget the moments."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The moments as one process has them, in the format of `torch.optim.AdamW`."""
         ...
 

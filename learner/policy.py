@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,19 +13,23 @@ from configs.learner import Attention, ModelConfig
 from learner.backbone import Backbone
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
+from rollout.chat import Tokenizer
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
 
 
 class GrammarMasks:
     """Compiles each grammar once and replays sampled tokens through it."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         import xgrammar
 
         self._xgrammar = xgrammar
         self._vocab_size = vocab_size
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
         self._compiler = xgrammar.GrammarCompiler(info)
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[str, CompiledGrammar] = {}
 
     def allowed(self, grammar: str, token_ids: np.ndarray) -> torch.Tensor:
         """Bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.

@@ -1,12 +1,15 @@
 """Trajectories to training samples: the engine's own tokens and log-probs, laid out on one axis."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from learner.types import GrammarSpan, TrainingSample
 from rollout.types import Trajectory, TrajectoryGroup, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def build_samples(
@@ -113,7 +116,7 @@ def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
     return [0] * len(versions) if version_ages is None else [version_ages.get(version, -1) for version in versions]
 
 
-def trained_logprobs(rows: Sequence[TrainingSample], logprobs: Any) -> dict[str, np.ndarray]:
+def trained_logprobs(rows: Sequence[TrainingSample], logprobs: "Tensor") -> dict[str, np.ndarray]:
     """The log-probs of each sample's trained tokens, by its name, as float32 `[num_loss_tokens]`. `logprobs` is a
     tensor `[B, T]`, on any device."""
     values = logprobs.detach().float().cpu().numpy()

@@ -7,11 +7,11 @@ Registered with transformers under the name `ATTENTION`; the plan travels with t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from learner.fused_attention import fused_attention
@@ -59,9 +59,9 @@ def tree_attention(
     *,
     scaling: float,
     tree_blocks: Sequence[AttentionBlock] = (),
-    tree_mask: Any = None,
+    tree_mask: BlockMask | None = None,
     tree_recompute: bool = False,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`; returns `[1, N, heads, d]`. With a `tree_mask`
     (`fused_attention.interval_mask`) in one kernel, else block by block.

@@ -21,10 +21,10 @@ Outside of the RL loop `ray_jobs/run/rollouts.py` replaces workers.
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ray
 
+from actors.learner import LearnerCalls
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
 from ray_jobs.evaluation.held_out import evaluate, evaluate_step
@@ -32,8 +32,7 @@ from ray_jobs.pages.report import write_report
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
-from ray_jobs.phases.prm import watch_prm
-from ray_jobs.phases.train_prm import learn_prm
+from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
@@ -65,7 +64,7 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
     print_summary(summary, Path(shown(write_report(run.folder.path))))
 
 
-def reinforce(run: Run) -> Mapping[str, Any]:
+def reinforce(run: Run) -> Mapping[str, object]:
     """The RL loop: rollouts run `pipeline_depth` batches ahead of it, each step makes one policy version."""
     config, actors = run.config, run.actors
     training = continue_training(run)
@@ -101,9 +100,9 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     batched = time.perf_counter()
     groups = StepGroups(payloads)
     prm_weight = training.monitor.prm_weight
-    result = rollouts.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
+    result = rollouts.learn(LearnerCalls.train_step, batch, (payloads,), prm_weight=prm_weight)
     trained = time.perf_counter()
-    rollouts.learn("publish", actors.store)
+    rollouts.learn(LearnerCalls.publish, actors.store)
     published = time.perf_counter()
     times = StepTimes(
         wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
@@ -130,7 +129,7 @@ def keep(run: Run, rollouts: Supervisor) -> None:
     store, checkpoints = run.actors.store, run.folder.checkpoints
     run.folder.sync()
     trained = ray.get(store.sync.remote())
-    rollouts.learn("save_checkpoint", checkpoints, trained)
+    rollouts.learn(LearnerCalls.save_checkpoint, checkpoints, trained)
     run.folder.settle()
     ray.get(store.forget.remote(oldest_kept_step(checkpoints)))
 
@@ -153,7 +152,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     if new_learner:
         load_cold_start(run)
     if checkpoint:
-        run.actors.ask_learner("load_checkpoint", checkpoint.folder)
+        run.actors.ask_learner(LearnerCalls.load_checkpoint, checkpoint.folder)
     version = run.actors.publish_anew() if checkpoint or new_learner else run.actors.newest_version()
     step, trained = (checkpoint.step, checkpoint.trained) if checkpoint else (0, NOTHING_TRAINED)
     run.tell(*ray.get(run.actors.store.rewind.remote(step, version, trained)))

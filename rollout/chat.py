@@ -10,7 +10,7 @@ bridge. Nothing that was sampled is ever tokenised again.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from configs.errors import UserError
 from rollout.types import Message
@@ -23,6 +23,30 @@ _BETWEEN = "\n\n"
 """Between the system's words and the user's, where they share a turn."""
 
 Messages: TypeAlias = list[dict[str, str]]
+
+
+class Encoding(Protocol):
+    """A tokenized text."""
+
+    @property
+    def input_ids(self) -> Sequence[int]: ...
+
+
+class Tokenizer(Protocol):
+    """What is asked of a Hugging Face tokenizer."""
+
+    chat_template: str | None
+    eos_token_id: int | None
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> Encoding: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self, conversation: Messages, *, tokenize: bool, add_generation_prompt: bool, enable_thinking: bool
+    ) -> object: ...
 
 
 class ChatTemplateError(UserError):
@@ -63,13 +87,14 @@ class ServedChat:
 class ChatFormat:
     """Token pieces of a Hugging Face tokenizer's chat template."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = pieces = chat_pieces(tokenizer)
         self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self._pieces = [self._fixed(piece) for piece in (pieces.before_system, pieces.before_user, pieces.generation)]
         self._bridge = [self._fixed(piece) for piece in (pieces.before_next, pieces.next_generation)]
+        assert tokenizer.eos_token_id is not None, "`chat_pieces` has seen to that"
         self.eos_token_id = int(tokenizer.eos_token_id)
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
@@ -130,7 +155,7 @@ class ChatFormat:
         return tuple(ids)
 
 
-def chat_pieces(tokenizer: Any) -> ChatPieces:
+def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
     """The fixed text of a Hugging Face tokenizer's chat template, with thinking off. Raises ChatTemplateError."""
     if tokenizer.chat_template is None:
         raise ChatTemplateError("it has no chat template")
@@ -147,7 +172,7 @@ def chat_pieces(tokenizer: Any) -> ChatPieces:
         return _pieces(render, opening, lone_user)
 
 
-def _render(tokenizer: Any, messages: Messages) -> str:
+def _render(tokenizer: Tokenizer, messages: Messages) -> str:
     """Raises ChatTemplateError."""
     try:
         return str(
@@ -158,7 +183,7 @@ def _render(tokenizer: Any, messages: Messages) -> str:
         raise ChatTemplateError(f"its template says: {' '.join(str(error).split())}") from error
 
 
-def _pieces_of(tokenizer: Any, roles: Sequence[str]) -> list[str]:
+def _pieces_of(tokenizer: Tokenizer, roles: Sequence[str]) -> list[str]:
     """The fixed text around messages of these roles. Where the template has no place for the system's words they head
     the user's that follow. Raises ChatTemplateError."""
     marks = [f"\x01{index}\x01" for index in range(len(roles))]

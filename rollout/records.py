@@ -217,7 +217,7 @@ def head_of(line: bytes) -> dict[str, Any]:
     return dict(json.loads(line if end < 0 else line[:end] + b"}"))
 
 
-def line_of(record: Mapping[str, Any]) -> bytes:
+def line_of(record: Mapping[str, object]) -> bytes:
     """With its end. Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark."""
     return _dumped(record) + b"\n"
 
@@ -256,16 +256,16 @@ HALF = b"\\ud"
 """Stands in every half of a surrogate pair, and in next to nothing else."""
 
 
-def exact_line(record: Mapping[str, Any]) -> bytes:
+def exact_line(record: Mapping[str, object]) -> bytes:
     """With its end; as `line_of`, but half a surrogate pair is kept, by its number."""
     return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-def _dumped(value: Any) -> bytes:
+def _dumped(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
+def append_record(path: Path, record: Mapping[str, object]) -> None:
     """One line, flushed before it returns. A line that a crash cut off before is taken away first, so that the new
     one does not become its end. Raises OSError, which names the file."""
     with named(path), path.open("ab+") as file:

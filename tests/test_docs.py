@@ -150,6 +150,13 @@ def test_what_the_loops_page_finds_in_a_file_stands_there():
         assert re.search(rf"^\s*(async def|def|class) {name}\b", code, re.MULTILINE), (place, name)
 
 
+def test_the_way_of_one_group_is_as_long_as_its_page_says():
+    way = (DOCS / "the-loop.md").read_text().partition("## The way of one group")[2]
+    carried = "".join(row.split("|")[-2] for row in way.splitlines() if row.startswith("|"))
+    files, types = set(re.findall(r"\]\(\.\./([\w/]+\.py)\)", way)), set(re.findall(r"`(\w+)`", carried))
+    assert f"These are {len(files)} files and {len(types)} types." in way
+
+
 def test_settings_named_in_the_text_exist():
     components = "|".join(RunConfig.model_fields)
     known = {*settings_of(RunConfig), *RunConfig.model_fields}

@@ -1,19 +1,22 @@
 """Tasks that a function of one's own returns or the hub has, and the scorer that a recipe gives to all tasks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from configs.envs import OwnDatasetConfig
 from configs.learner import TeacherConfig
 from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
 from configs.wording import listed
-from envs.datasets.hub import hub_rows
-from envs.datasets.own import check_distinct, is_answer, question_of
+from envs.benchmarks.readers import plain_rows
+from envs.datasets.own import QUESTIONS, check_distinct, is_answer, question_of
 from envs.datasets.split import purpose_of, question_key, split_of
 from envs.types import Task
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 Part = Literal["train", "eval", "demonstrations", "prm"]
 PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
@@ -21,6 +24,8 @@ PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
 _NAMES = listed(PARTS)
 
 _FIELDS = ("id", "answer", "split", "scorer")
+_OURS = ("split", "scorer")
+"""What a row of one's own may say, and a column of anybody's data set may not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +108,9 @@ def _check_apart(found: Mapping[Part, list[Task]], source: str) -> None:
                 )
 
 
-def _rows(name: str, config: OwnDatasetConfig) -> list[Any]:
+def _rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
     if config.is_hub:
-        return hub_rows(name, config)
+        return _hub_rows(name, config)
     key = f"envs.datasets.{name}.source"
     function = own_function(config.source, key=key, takes="")
     try:
@@ -121,7 +126,7 @@ def _rows(name: str, config: OwnDatasetConfig) -> list[Any]:
     return rows
 
 
-def _task(name: str, config: OwnDatasetConfig, row: Any, number: int) -> Task:
+def _task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task:
     place = f"{config.source}, row {number}"
     if isinstance(row, Task):
         return replace(row, dataset=name, scorer=row.scorer or config.scorer)
@@ -159,3 +164,50 @@ def _learning(question: str, with_teacher: bool) -> Part:
     if purpose == "demonstrations" and with_teacher:
         return "demonstrations"
     return "prm" if purpose == "prm" else "train"
+
+
+def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
+    """The rows of the split that is trained on, then those that are held out, marked as `split` = "eval". `id`,
+    `question` and `answer` are as the setting says, the other columns as they are. Raises ValueError, which names the
+    setting, where there is no network, no such data set, configuration, split or column."""
+    splits = [split for split in (config.split, config.eval_split) if split is not None]
+    return [
+        {**row, **({"split": "eval"} if split == config.eval_split else {})}
+        for split in splits
+        for row in _rows_of(name, config, split)
+    ]
+
+
+def _rows_of(name: str, config: OwnDatasetConfig, split: str) -> list[dict[str, object]]:
+    place = f"envs.datasets.{name}"
+    table = _table(place, config, split)
+    question = config.question or next((name for name in QUESTIONS if name in table.column_names), QUESTIONS[0])
+    for setting, column in (("question", question), ("answer", config.answer)):
+        if column not in table.column_names:
+            raise ValueError(
+                f"{place}.{setting} = '{column}' is no column of '{config.hub_id}', which has "
+                f"{', '.join(table.column_names)}; name one"
+            )
+    found = []
+    taken = (*_OURS, *QUESTIONS, question, config.answer)
+    for number, row in enumerate(plain_rows(table), start=1):
+        further = {name: value for name, value in row.items() if name not in taken}
+        asked = {question if question in QUESTIONS else "prompt": row.get(question)}
+        found.append({**further, **asked, "answer": row.get(config.answer), "id": f"{split}-{number}"})
+    return found
+
+
+def _table(place: str, config: OwnDatasetConfig, split: str) -> "Table":
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        # As they are stored: pictures and sounds are not decoded.
+        return load_dataset(config.hub_id, config.config, split=split).with_format("arrow")[:]
+    except Exception as error:
+        why = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        said = " ".join(f"{type(why).__name__}: {why}".split())[:300]
+        raise ValueError(
+            f"{place}: the split '{split}' of '{config.hub_id}' cannot be loaded: {said}; check the names and the "
+            "network, and for a gated data set the login of the hub"
+        ) from error

@@ -48,7 +48,7 @@ def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
     return found
 
 
-def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task:
+def _task(dataset: str, row: Mapping[str, object], place: str, number: int) -> Task:
     question, field = question_of(row, place)
     answers = row.get("answer")
     texts = answers if isinstance(answers, list) and dataset == "own_text" else [answers]
@@ -66,7 +66,7 @@ def _task(dataset: str, row: Mapping[str, Any], place: str, number: int) -> Task
     )
 
 
-def question_of(row: Mapping[str, Any], place: str) -> tuple[str, str]:
+def question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
     """A row's question, and the column that it is in.
 
     A `prompt` or `messages` may be a conversation in OpenAI's form, of one message of the user. A system's message and
@@ -114,7 +114,7 @@ def _check_apart(halves: Mapping[Split, list[Task]], path: Path) -> None:
             )
 
 
-def _halves(rows: list[Mapping[str, Any]], tasks: list[Task], path: Path) -> list[Split]:
+def _halves(rows: list[Mapping[str, object]], tasks: list[Task], path: Path) -> list[Split]:
     named = [row.get("split") for row in rows]
     if all(name is None for name in named):
         return [split_of(question_key(task.question)) for task in tasks]

@@ -102,7 +102,7 @@ class SandboxSettings:
             raise ValueError(f"max_code_bytes must be in 1..{MAX_CODE_BYTES}, got {self.max_code_bytes}")
 
 
-def encode_settings(settings: SandboxSettings) -> dict[str, Any]:
+def encode_settings(settings: SandboxSettings) -> dict[str, object]:
     """As JSON knows it."""
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(settings).items()}
 

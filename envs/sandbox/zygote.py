@@ -13,7 +13,8 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import NoReturn
 
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
@@ -268,7 +269,7 @@ def _standard_files() -> Iterator[str]:
 
 def _import_everything() -> None:
     """Libraries that load a part of themselves at first use do it here, once for all processes."""
-    modules: dict[str, Any] = {name: importlib.import_module(name) for name in sorted(ALLOWED_IMPORTS)}
+    modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in sorted(ALLOWED_IMPORTS)}
     numpy, sympy = modules["numpy"], modules["sympy"]
     numpy.linalg.inv(numpy.random.default_rng(0).random((2, 2)))
     equation = sympy.sympify("x**2 - 2")

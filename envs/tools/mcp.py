@@ -5,7 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from configs.errors import UserError
@@ -61,6 +61,8 @@ class McpKey:
 
 if TYPE_CHECKING:
     from fastmcp import Client
+    from fastmcp.client.client import CallToolResult
+    from fastmcp.client.transports import ClientTransport
 
 UNAVAILABLE = "unavailable"
 """Category, in a result's `_meta.error`, by which our own server says that the caller's input was not to blame."""
@@ -176,9 +178,9 @@ class _BrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    client: "Client[Any]"
+    client: "Client[ClientTransport]"
     tool: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
 
     async def call(self, text: str) -> ToolResult:
         from mcp.shared.exceptions import MCPError
@@ -224,21 +226,23 @@ async def _connect(address: McpAddress, key: McpKey | None, limits: McpLimits) -
 
 async def _greet(
     address: McpAddress, key: McpKey | None, limits: McpLimits, mode: str
-) -> tuple["Client[Any]", dict[str, Any]]:
+) -> tuple["Client[ClientTransport]", dict[str, dict[str, object]]]:
     """A connected client, and the parameters of each tool. Raises MCPError where the server refuses."""
     from fastmcp import Client
     from mcp.shared.exceptions import MCPError
 
     from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
 
-    transport: Any
+    transport: BoundedHttp | BoundedStdio
     if address.url:
         headers = {"Authorization": f"Bearer {key.value}"} if key else {}
         transport = BoundedHttp(address.url, headers=headers, max_bytes=limits.max_message_bytes)
     else:
         variables = {key.variable: key.value} if key else {}
         transport = BoundedStdio(address.command, variables=variables, max_bytes=limits.max_message_bytes)
-    client = Client(transport, mode=mode, log_handler=_ignore, init_timeout=limits.time_limit_s)
+    client: Client[ClientTransport] = Client(
+        transport, mode=mode, log_handler=_ignore, init_timeout=limits.time_limit_s
+    )
     try:
         await client.__aenter__()
         return client, {tool.name: tool.input_schema for tool in await client.list_tools(max_pages=10)}
@@ -249,7 +253,7 @@ async def _greet(
         raise _broken(client, error) from None
 
 
-async def _close(client: "Client[Any]") -> None:
+async def _close(client: "Client[ClientTransport]") -> None:
     try:
         async with asyncio.timeout(_CLOSING_S):
             await client.close()
@@ -257,20 +261,21 @@ async def _close(client: "Client[Any]") -> None:
         pass
 
 
-async def _ignore(message: Any) -> None:
+async def _ignore(message: object) -> None:
     """A server's log lines are an outsider's text: they reach no log of ours."""
 
 
-def _broken(client: "Client[Any]", error: Exception) -> _BrokenError:
+def _broken(client: "Client[ClientTransport]", error: Exception) -> _BrokenError:
     """Without the server's own words."""
     fault = getattr(client.transport, "fault", None)
     return _BrokenError(fault or f"the connection broke ({type(error).__name__})", is_fault=fault is not None)
 
 
-def _arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any] | ToolResult:
+def _arguments(text: str, schema: Mapping[str, object]) -> dict[str, object] | ToolResult:
     """The planner's one text as the arguments of a tool with this schema, or what was wrong with it."""
-    properties: Mapping[str, Any] = schema.get("properties") or {}
-    needed = [name for name in schema.get("required") or properties if name in properties]
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, dict) else {}
+    needed = [name for name in (required if isinstance(required, list) else ()) or properties if name in properties]
     if len(needed) == 1 and _takes_text(properties[needed[0]]):
         return {needed[0]: text}
     if not properties:
@@ -285,15 +290,15 @@ def _arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any] | ToolRes
     return ToolResult(text=f"The tool takes a JSON object with the fields {fields}.", error="bad_arguments")
 
 
-def _takes_text(field: Any) -> bool:
+def _takes_text(field: object) -> bool:
     return _type_of(field) in ("string", "any")
 
 
-def _type_of(field: Any) -> str:
+def _type_of(field: object) -> str:
     return str(field.get("type", "any")) if isinstance(field, dict) else "any"
 
 
-def _text_of(answer: Any) -> str:
+def _text_of(answer: "CallToolResult") -> str:
     """The text of a result; what is no text is named."""
     parts = []
     for block in answer.content:

@@ -5,8 +5,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
@@ -16,6 +16,9 @@ from mcp import ClientSession
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 # Its warnings quote servers, and a server may quote the key that it was sent.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
@@ -65,7 +68,9 @@ class BoundedStdio(ClientTransport):
             with anyio.CancelScope(shield=True):
                 await _end(process)
 
-    async def _read(self, process: asyncio.subprocess.Process, arriving: Any) -> None:
+    async def _read(
+        self, process: asyncio.subprocess.Process, arriving: "MemoryObjectSendStream[SessionMessage | Exception]"
+    ) -> None:
         assert process.stdout is not None
         async with arriving:
             try:
@@ -113,6 +118,7 @@ class _BoundedResponses(httpx2.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             self._refuse("it sent a compressed response that nobody asked for")
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream, self._max_bytes, self._refuse)
         return response
 
@@ -122,7 +128,7 @@ class _BoundedResponses(httpx2.AsyncHTTPTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: Any, max_bytes: int, refuse: Any) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int, refuse: Callable[[str], object]) -> None:
         self._stream = stream
         self._max_bytes = max_bytes
         self._refuse = refuse
@@ -139,7 +145,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _write(process: asyncio.subprocess.Process, leaving: Any) -> None:
+async def _write(process: asyncio.subprocess.Process, leaving: "MemoryObjectReceiveStream[SessionMessage]") -> None:
     assert process.stdin is not None
     async with leaving:
         with contextlib.suppress(ConnectionError):

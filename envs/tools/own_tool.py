@@ -101,7 +101,7 @@ class FunctionTool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Argument:
     schema: Schema
-    type: TypeAdapter[Any]
+    type: TypeAdapter[object]
     has_default: bool
 
     def read(self, name: str, value: object) -> object:

@@ -245,7 +245,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             raise HostUnknownError(host)
         return await self._network.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
-    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_unix_socket(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
         raise PageRefusedError("address", "its host is a socket of this machine")
 
     async def sleep(self, seconds: float) -> None:

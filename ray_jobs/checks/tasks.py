@@ -1,8 +1,8 @@
 """The tasks of a recipe: whether they are there, can be scored, and are apart where they must be."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.errors import did_you_mean
 from configs.run import RunConfig
@@ -99,15 +99,15 @@ def _own_tasks(names: set[str], path: Path | None, own: "OwnSources") -> "Iterat
     from envs.datasets.own import OWN, own_tasks
 
     for name in sorted(names.intersection((*OWN, *own.datasets))):
-        found: Mapping[Any, list[Task]]
+        found: Iterable[list[Task]]
         if name in own.datasets:
-            found = module_tasks(name, own.datasets[name], own.with_teacher)
+            found = module_tasks(name, own.datasets[name], own.with_teacher).values()
         else:
-            found = own_tasks(name, path)
-        yield from (own.scored(task) for part in found.values() for task in part)
+            found = own_tasks(name, path).values()
+        yield from (own.scored(task) for part in found for task in part)
 
 
-def _shown(mix: dict[str, Any]) -> str:
+def _shown(mix: Mapping[str, object]) -> str:
     return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"
 
 

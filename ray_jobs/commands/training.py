@@ -93,6 +93,6 @@ def label(
 def train_prm(*given: Given) -> None:
     """Train a process reward model on the labels, and measure it."""
     config = run_config(given)
-    from ray_jobs.phases.train_prm import run_train_prm
+    from ray_jobs.phases.prm import run_train_prm
 
     run_train_prm(config)

@@ -4,14 +4,29 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from envs.types import Task
 from ray_jobs.evaluation.folder import ItemRecord
-from ray_jobs.phases.rollouts import Attempts
 from reward.answer_judge import JUDGED, AnswerJudge
 from reward.scorers import partial_credit, score_answer
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
+
+
+class Attempts(Protocol):
+    """A policy that attempts tasks: a `Solver` in this process, or the `RayRollouts` of a run."""
+
+    @property
+    def max_open(self) -> int:
+        """Attempts that may be open at a time; more of them only wait."""
+        ...
+
+    async def attempt(
+        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
+    ) -> Trajectory:
+        """One attempt, with random numbers of its own. A broken engine or tool ends it as `infrastructure`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

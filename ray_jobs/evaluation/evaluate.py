@@ -17,7 +17,7 @@ from envs.benchmarks.registry import BENCHMARKS, load_benchmark
 from envs.datasets.sampler import never_trained_on
 from envs.types import Task
 from ray_jobs.checks.keys import check_key
-from ray_jobs.evaluation.attempts import Evaluator, Wanted
+from ray_jobs.evaluation.attempts import Attempts, Evaluator, Wanted
 from ray_jobs.evaluation.folder import (
     SUMMARY,
     BenchmarkRates,
@@ -34,7 +34,6 @@ from ray_jobs.evaluation.held_out import evaluation_tasks
 from ray_jobs.evaluation.identity import digest_of, identity_of
 from ray_jobs.pages.evaluation import write_evaluation_page
 from ray_jobs.phases.local import open_worker
-from ray_jobs.phases.rollouts import Attempts
 from ray_jobs.run.begun import run_of, started_in
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.model_folder import resolve_model

@@ -110,7 +110,7 @@ def _merge(policy: Source, model_path: Path, target: Path) -> Path:
     return target
 
 
-def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOptions) -> dict[str, Any]:
+def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOptions) -> dict[str, object]:
     gguf = folder / f"model-{options.quantization}.gguf"
     write_gguf(merged, gguf, options.quantization, name=f"agentflow {config.name}")
     chat = build_chat(merged)
@@ -146,7 +146,7 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
         return [opening(tools, task, rollout.max_steps, prompt=rollout.prompt) for task in tasks]
 
 
-def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, Any]) -> None:
+def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, object]) -> None:
     manifest = {
         "schema": SCHEMA,
         "source": {

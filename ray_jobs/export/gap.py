@@ -4,10 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from xgrammar.contrib.hf import LogitsProcessor
 
 Prompt = tuple[int, ...]
 
@@ -58,18 +62,18 @@ def measure_gap(
 
 
 @contextmanager
-def loaded_model(path: Path) -> Iterator[Any]:
+def loaded_model(path: Path) -> "Iterator[PreTrainedModel]":
     """A model folder or a GGUF file, weights in float32."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    source: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    source: dict[str, object] = {"pretrained_model_name_or_path": path}
     if path.suffix == ".gguf":
         source = {
             "pretrained_model_name_or_path": path.parent,
             "gguf_file": path.name,
             "quantization_config": GgufConfig(dequantize=True),
         }
-    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     yield model.eval()
 
 
@@ -81,18 +85,18 @@ class _Form:
         from transformers import AutoConfig, AutoTokenizer
 
         vocab_size = int(AutoConfig.from_pretrained(model_path).vocab_size)
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
         self._compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
 
-    def processor(self) -> Any:
+    def processor(self) -> "LogitsProcessor":
         from xgrammar.contrib.hf import LogitsProcessor
 
         return LogitsProcessor(self._compiled)
 
 
 @torch.inference_mode()
-def greedy_answer(model: Any, prompt: Prompt, max_new_tokens: int, form: _Form | None = None) -> Prompt:
+def greedy_answer(model: "PreTrainedModel", prompt: Prompt, max_new_tokens: int, form: _Form | None = None) -> Prompt:
     """The token ids that the model writes after the prompt, its end included; under a grammar where one is given."""
     ids = torch.tensor([prompt])
     output = model.generate(
@@ -107,7 +111,7 @@ def greedy_answer(model: Any, prompt: Prompt, max_new_tokens: int, form: _Form |
 
 
 @torch.inference_mode()
-def _logprobs(model: Any, prompt: Prompt, answer: Prompt) -> Tensor:
+def _logprobs(model: "PreTrainedModel", prompt: Prompt, answer: Prompt) -> Tensor:
     """`[len(answer), V]`: the distribution from which each token of the answer was taken."""
     logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits.float(), dim=-1)

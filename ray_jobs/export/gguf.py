@@ -1,16 +1,20 @@
 """GGUF files and Modelfiles: a policy for Ollama and llama.cpp."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from configs.wording import reason
 from learner.export import WEIGHTS, ExportError
 from rollout.chat import ChatPieces
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 def go_template(pieces: ChatPieces) -> str:
@@ -26,7 +30,7 @@ def go_template(pieces: ChatPieces) -> str:
     return f"{{{{ range $i, $m := .Messages }}}}{system}{user}{assistant}{{{{ end }}}}"
 
 
-def render_modelfile(gguf_name: str, template: str, parameters: dict[str, Any]) -> str:
+def render_modelfile(gguf_name: str, template: str, parameters: Mapping[str, object]) -> str:
     """Raises ValueError for a template that a Modelfile cannot hold."""
     if '"""' in template:
         raise ValueError('a chat template with """ in it cannot stand in a Modelfile')
@@ -57,7 +61,7 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
     import gguf
     from transformers import AutoConfig, AutoTokenizer
 
-    config: Any = AutoConfig.from_pretrained(model_path)
+    config = AutoConfig.from_pretrained(model_path)
     architecture = _architecture(config)
     tensors = list(_tensors(model_path, config, architecture, quantization))
     writer = gguf.GGUFWriter(target, architecture)
@@ -88,10 +92,10 @@ class _Tensor:
     source: str
     name: str
     shape: tuple[int, ...]
-    type: Any
+    type: "GGMLQuantizationType"
     heads: int | None
 
-    def announce(self, writer: Any) -> None:
+    def announce(self, writer: "GGUFWriter") -> None:
         from gguf.quants import quant_shape_to_byte_shape
 
         plain = {"F32": np.float32, "F16": np.float16}.get(self.type.name)
@@ -115,7 +119,7 @@ class _Tensor:
         return np.asarray(quantize(values, self.type))
 
 
-def _architecture(config: Any) -> str:
+def _architecture(config: "PreTrainedConfig") -> str:
     kind = str(config.model_type)
     if kind not in ARCHITECTURES:
         raise ExportError(
@@ -131,7 +135,7 @@ def _architecture(config: Any) -> str:
     return kind
 
 
-def _tensors(model_path: Path, config: Any, architecture: str, quantization: str) -> Iterator[_Tensor]:
+def _tensors(model_path: Path, config: "PreTrainedConfig", architecture: str, quantization: str) -> Iterator[_Tensor]:
     import gguf
     from safetensors import safe_open
 
@@ -154,7 +158,7 @@ def _tensors(model_path: Path, config: Any, architecture: str, quantization: str
                 )
 
 
-def _type(name: str, shape: tuple[int, ...], quantization: str) -> Any:
+def _type(name: str, shape: tuple[int, ...], quantization: str) -> "GGMLQuantizationType":
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if len(shape) < 2:
@@ -165,13 +169,13 @@ def _type(name: str, shape: tuple[int, ...], quantization: str) -> Any:
     return chosen if shape[-1] % GGML_QUANT_SIZES[chosen][0] == 0 else GGMLQuantizationType.F16
 
 
-def _interleaved_heads(source: str, config: Any) -> int | None:
+def _interleaved_heads(source: str, config: "PreTrainedConfig") -> int | None:
     if ".q_proj." in source:
         return int(config.num_attention_heads)
     return int(config.num_key_value_heads) if ".k_proj." in source else None
 
 
-def _add_shape(writer: Any, config: Any) -> None:
+def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig") -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -187,7 +191,9 @@ def _add_shape(writer: Any, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def _add_tokenizer(writer: Any, model_path: Path, tokenizer: Any, vocab_size: int) -> None:
+def _add_tokenizer(
+    writer: "GGUFWriter", model_path: Path, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
+) -> None:
     from gguf import TokenType
 
     try:

@@ -13,7 +13,7 @@ from ray_jobs.metrics.bottleneck import LIMITS, Limit
 from ray_jobs.run.model_folder import PreflightError
 from ray_jobs.run.preflight import check_recipe
 
-Changes = Mapping[str, Any]
+Changes = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from ray_jobs.pages.charts import Bar, LineChart, Mark
 from ray_jobs.pages.prm import prm_quality
 from ray_jobs.pages.render import write_page
 from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
-from ray_jobs.run.summary import POLICIES, held_out_rates
+from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
 from reward.paired import wilson_interval
 from rollout.records import StepRecord, TrajectoryRecord, read_records
 
-Row = Mapping[str, Any]
+Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class _Run:
     the last group that the PRM scored; `held_out` are the rows of the evaluations while training."""
 
     summary: Mapping[str, Any]
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     provenance: Mapping[str, Any]
     steps: Sequence[Row]
     held_out: Sequence[Row]
@@ -91,9 +91,8 @@ def _answer(summary: Mapping[str, Any]) -> tuple[str, str]:
 def _marks(summary: Mapping[str, Any]) -> list[Mark]:
     """The held-out rates before the first and after the last train step."""
     return [
-        Mark(label=f"held out, {at.policy} RL", step=at.step, rate=at.rate, interval=(at.low, at.high), kind=at.policy)
-        for at in held_out_rates(summary)
-        if at.step is not None
+        Mark(label=f"held out, {at.policy} RL", step=step, rate=at.rate, interval=(at.low, at.high), kind=at.policy)
+        for step, at in rates_by_step(summary)
     ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import ray
 
+from actors.learner import LearnerCalls
 from configs.errors import UserError
 from configs.learner import FileConfig, OwnDemonstrationsConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks
@@ -32,8 +33,8 @@ def cold_start(run: Run) -> Mapping[str, object]:
 def load_cold_start(run: Run) -> None:
     """The cold-started policy into the learner, ready for RL."""
     (checkpoint,) = run.folder.cold_start.glob("v*")
-    run.actors.ask_learner("load_checkpoint", checkpoint)
-    run.actors.ask_learner("begin_reinforcement")
+    run.actors.ask_learner(LearnerCalls.load_checkpoint, checkpoint)
+    run.actors.ask_learner(LearnerCalls.begin_reinforcement)
 
 
 def _imitate(run: Run) -> Mapping[str, object]:
@@ -44,22 +45,21 @@ def _imitate(run: Run) -> Mapping[str, object]:
         scores = {} if isinstance(settings, FileConfig) else scores_of(played)
         demonstrations = _kept(run, played, scores)
         phase.facts.update(_facts(demonstrations, scores, settings))
-        run.actors.ask_learner("begin_imitation")
+        run.actors.ask_learner(LearnerCalls.begin_imitation)
         batches = _batches(demonstrations, settings, run.config.seed)
         phase.progress.expect(len(batches))
         for step, batch in enumerate(batches):
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
             rate = settings.learning_rate * (1 - step / len(batches))
-            result = run.actors.ask_learner("imitate_step", batch, rate)
+            result = run.actors.ask_learner(LearnerCalls.imitate_step, batch, rate)
             run.log_metrics(step, result.metrics)
             phase.progress.advance(loss=result.metrics["cold_start/loss"])
-        run.actors.ask_learner("save_checkpoint", run.folder.cold_start)
+        run.actors.ask_learner(LearnerCalls.save_checkpoint, run.folder.cold_start)
     return phase.facts
 
 
 def _played(run: Run) -> list[Trajectory]:
-    played: list[Trajectory] = ray.get(run.actors.workers[0].demonstrate.remote(cold_start_tasks(run.config)))
-    return played
+    return ray.get(run.actors.workers[0].demonstrate.remote(cold_start_tasks(run.config)))
 
 
 def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:

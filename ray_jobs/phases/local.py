@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
-from ray_jobs.phases.rollouts import Rollouts
+from ray_jobs.evaluation.attempts import Attempts
 from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import resolve_model
@@ -22,7 +22,9 @@ from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
 from rollout.solver import Solver
 
 if TYPE_CHECKING:
+    from envs.types import Task
     from reward.prm.training import LabelledStep
+    from rollout.types import Trajectory, TrajectoryGroup
     from rollout.worker import Worker
 
 
@@ -45,6 +47,18 @@ def quiet_loading() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+class Rollouts(Attempts, Protocol):
+    """A policy whose trajectories can be labelled and trained on: a `Worker` in this process, or `RayRollouts`."""
+
+    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "TrajectoryGroup":
+        """Siblings of one task, at `collect.temperature`."""
+        ...
+
+    async def continue_from(self, trajectory: "Trajectory", num_turns: int, count: int) -> "Sequence[Trajectory]":
+        """`count` new ends of a trajectory after its first `num_turns` planner turns."""
+        ...
 
 
 class LocalRun:

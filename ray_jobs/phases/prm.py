@@ -1,19 +1,68 @@
-"""What the RL loop asks of its process reward model: whether it still sees through junk."""
+"""The process reward model of a run: trained on labelled steps, measured on tasks it never saw, and watched while the
+loop asks it, for whether it still sees through junk."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import ray
 
-from ray_jobs.phases.train_prm import highest
-from ray_jobs.run.run import Run
+from configs.run import RunConfig
+from ray_jobs.pages.prm import write_prm_page
+from ray_jobs.phases.label import NothingCollectedError, label_agreement, read_collected, split_checks
+from ray_jobs.phases.local import LocalRun, local_run
+from ray_jobs.run.folder import write_json
+from reward.labels.labels import StepLabel, read_labels
+from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import step_texts
+from reward.prm.training import num_batches, prm_data
 from reward.stored import StoredGroup
 from rollout.records import trajectory_of
+from rollout.types import Trajectory
+
+if TYPE_CHECKING:
+    from ray_jobs.run.run import Run
 
 
-def watch_prm(run: Run, payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:
+def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
+    """Train the PRM on the tasks that are not held out, save it, and write down how good it is on the others."""
+    config = run.config.prm
+    if run.finished("train_prm") is not None:
+        run.prm.load(run.folder.prm)
+        return
+    main, checks = split_checks(run.config.label, labels)
+    data = prm_data(collected, main, held_out_share=config.held_out_share)
+    total = num_batches(data.train, num_epochs=config.num_epochs, batch_tasks=config.batch_tasks)
+    prm = run.prm
+    with run.phase("train_prm", total=total) as phase:
+        for step, loss in enumerate(prm.train(data.train)):
+            run.log_metrics(step, {"train_prm/loss": loss})
+            phase.progress.advance(loss=loss)
+        digest = prm.save(run.folder.prm, {"num_steps": len(data.train)})
+        quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
+        quality |= {"digest": digest, "labels": label_agreement(run.config.label, main, checks)}
+        write_json(run.folder.quality, quality)
+        phase.facts.update(digest=digest, num_steps=len(data.train))
+    run.console.note(
+        f"PRM on tasks it never saw: Spearman within group {_shown(quality['spearman_within_group'])}, AUROC of the "
+        f"outcome {_shown(quality['auroc_outcome'])}, highest canary {_shown(_highest(quality['canaries'].values()))}"
+    )
+
+
+def run_train_prm(config: RunConfig) -> None:
+    """From `collected/` and `labels.jsonl` of the run folder to `prm/`, `prm_quality.json` and `prm_quality.html`."""
+    with local_run(config) as run:
+        folder = run.folder
+        collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
+        if not split_checks(config.label, labels)[0]:
+            raise NothingCollectedError(f"'{folder.labels}' holds no labels; run `agentflow label` first")
+        learn_prm(run, collected, labels)
+    run.console.note(f"PRM: {folder.prm}; use it with reward.credit.prm_path={folder.prm}")
+    run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
+
+
+def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms: the PRM's weight and, once a window, the highest score of junk decisions in a context of
     each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
     if run.actors.prm is None or run.config.reward.prm is None:
@@ -25,6 +74,14 @@ def watch_prm(run: Run, payloads: Iterable[bytes], step: int, prm_weight: float)
         # A PRM that died is being started again; its canaries wait for the next window.
         with suppress(ray.exceptions.RayActorError):
             found = ray.get([run.actors.prm.score_canaries.remote(first) for first in firsts])
-            worst = highest(score for scores in found for score in scores.values())
+            worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}
     return metrics
+
+
+def _highest(scores: Iterable[float | None]) -> float | None:
+    return max((score for score in scores if score is not None), default=None)
+
+
+def _shown(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"

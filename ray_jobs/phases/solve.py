@@ -1,11 +1,9 @@
 """The agent and its parts without training: solve one question, serve the tools, run one file in the sandbox."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,18 +21,12 @@ from rollout.types import StopReason, Trajectory, Turn
 
 
 def run_serve_tools(config: RunConfig, *, transport: Transport, host: str, port: int) -> None:
-    """Returns when the client hangs up (stdio) or at SIGTERM (http), with every session and sandbox ended."""
-    if transport == "http":
-        # The HTTP server, once it has ended, raises the signal again, whose default would skip the toolbox's end.
-        signal.signal(signal.SIGTERM, _end)
+    """Returns when the client hangs up (stdio), with every session and sandbox ended; so they are as well when the
+    command is told to end."""
     with Toolbox(config.envs) as toolbox:
         if toolbox.sandbox and toolbox.sandbox.without:
             print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
         asyncio.run(serve(toolbox, transport=transport, host=host, port=port))
-
-
-def _end(signal_number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 class CodeFileError(UserError):

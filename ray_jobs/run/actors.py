@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.cluster import reason_of
+from actors.cluster import kill, reason_of
+from actors.learner import LearnerCalls
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
 from actors.store import StoreActor
@@ -39,6 +40,12 @@ from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.store.adapters import AdapterMismatchError
 from rollout.store.casualties import Loss
 from rollout.worker import Worker
+
+if TYPE_CHECKING:
+    from actors.handles import BaseHandle, Call, LearnerHandle, PrmHandle, StoreHandle, WorkerHandle
+
+Takes = ParamSpec("Takes")
+Answer = TypeVar("Answer")
 
 SYNC_PATIENCE_S = 300.0
 CLOSE_PATIENCE_S = 90.0
@@ -81,12 +88,12 @@ class RunActors:
         self._build_learner = build_learner
         self._build_worker = build_worker
         self._placements: dict[int, PlacementGroup] = {}
-        self._by_index: dict[int, Any] = {}
+        self._by_index: dict[int, WorkerHandle] = {}
         self._nodes: dict[int, str] = {}
         self._lives: Counter[str] = Counter()
         self.watch = watch or Watch(config.liveness, resume=f"`agentflow resume {shlex.quote(str(folder.path))}`")
-        self.prm: Any = None
-        self.store: Any = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
+        self.prm: PrmHandle | None = None
+        self.store: StoreHandle = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
             config, folder.path
         )
         self.watch.follow("store", self.store, kind="store", floor_s=config.liveness.answer_s, restarts=True)
@@ -94,10 +101,10 @@ class RunActors:
         self._learner_place = place_learner(config)
         self.base = self._start_base(build_base) if build_base else None
         self._base_lost = self.base.until_lost.remote() if self.base else None
-        self.learner: Any = self._start_learner()
+        self.learner = self._start_learner()
 
     @property
-    def workers(self) -> tuple[Any, ...]:
+    def workers(self) -> "tuple[WorkerHandle, ...]":
         return tuple(self._by_index.values())
 
     @property
@@ -121,11 +128,11 @@ class RunActors:
         return tuple(self._by_index)
 
     @property
-    def by_index(self) -> dict[int, Any]:
+    def by_index(self) -> "dict[int, WorkerHandle]":
         """The workers of this moment, whatever starts and ends others meanwhile."""
         return dict(self._by_index)
 
-    def worker(self, index: int) -> Any:
+    def worker(self, index: int) -> "WorkerHandle":
         return self._by_index[index]
 
     def start_prm(self, base: Path) -> None:
@@ -134,14 +141,15 @@ class RunActors:
         settings = prm_settings(trained) if trained else self._config.prm
         on_card = settings.device == "cuda"
         in_place = on_card and self._config.shares_card
-        self.prm = PrmActor.options(
+        prm: PrmHandle = PrmActor.options(
             name=self._name("prm"),
             num_cpus=0,
             num_gpus=self._config.card.prm if on_card else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_place) if in_place else "DEFAULT",
             runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
         ).remote(settings, base, self._config.seed, self._prm_folder)
-        self.watch.follow("PRM", self.prm, kind="PRM", floor_s=self._config.liveness.work_s, restarts=True)
+        self.prm = prm
+        self.watch.follow("PRM", prm, kind="PRM", floor_s=self._config.liveness.work_s, restarts=True)
 
     def reserve(self, indices: Iterable[int]) -> None:
         """Ask for room for these workers on the cluster's machines, each on one of them. It is asked for once and the
@@ -162,7 +170,7 @@ class RunActors:
         for index in [one for one in self._placements if one >= wanted and one not in self._by_index]:
             remove_placement_group(self._placements.pop(index))
 
-    def start_worker(self, index: int) -> Any:
+    def start_worker(self, index: int) -> "WorkerHandle":
         """A worker in a placement group of its own: a group cannot grow, and workers come and go. Only the first may
         stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
         `cluster.patience_s`."""
@@ -216,14 +224,13 @@ class RunActors:
     def stop_worker(self, index: int) -> None:
         """End a worker's process and free its place."""
         self.watch.leave(_worker_name(index))
-        ray.kill(self._by_index.pop(index))
+        kill(self._by_index.pop(index))
         self._leave(index)
 
     def part_from(self, index: int, reason: str) -> Loss:
         """End a worker, let go or lost; what it ran is run again."""
         self.stop_worker(index)
-        loss: Loss = ray.get(self.store.release.remote(index, reason))
-        return loss
+        return ray.get(self.store.release.remote(index, reason))
 
     def lose_worker(self, index: int, error: Exception) -> Death:
         """Part from a worker that died, or is given up."""
@@ -235,14 +242,23 @@ class RunActors:
     def restart_learner(self) -> None:
         """Another learner in the place of this one, up. Raises NoRoomError where its machine is lost and no other has
         room within `cluster.patience_s`, and RayActorError where the new one dies as well."""
-        ray.kill(self.learner)
+        kill(self.learner)
         self.learner = self._start_learner()
         self._wait_for_learner()
 
-    def ask_learner(self, method: str, *arguments: Any) -> Any:
+    def ask_learner(
+        self, method: Callable[Concatenate[LearnerCalls, Takes], Answer], *args: Takes.args, **kwargs: Takes.kwargs
+    ) -> Answer:
         """What a method of the learner returns; it has a time limit."""
-        with self.watch.call("learner", self.learner, method.replace("_", " ")):
-            return ray.get(getattr(self.learner, method).remote(*arguments))
+        with self.watch.call("learner", self.learner, in_words(method)):
+            return ray.get(self.learner_call(method, *args, **kwargs))
+
+    def learner_call(
+        self, method: Callable[Concatenate[LearnerCalls, Takes], Answer], *args: Takes.args, **kwargs: Takes.kwargs
+    ) -> "ray.ObjectRef[Answer]":
+        """The same as a reference, for whoever waits for other things as well."""
+        call: Call[Takes, Answer] = getattr(self.learner, method.__name__)
+        return call.remote(*args, **kwargs)
 
     def _wait_for_learner(self) -> None:
         """A place that was there may be lost with its machine while the learner starts in it."""
@@ -285,12 +301,12 @@ class RunActors:
 
     def newest_version(self) -> int:
         """The version that was published last, -1 where none was."""
-        return int(ray.get(self.store.next_version.remote())) - 1
+        return ray.get(self.store.next_version.remote()) - 1
 
     def publish_anew(self) -> int:
         """Publish the learner's weights under a version number that was never used; returns it."""
-        self.ask_learner("renumber", ray.get(self.store.next_version.remote()))
-        return int(self.ask_learner("publish", self.store))
+        self.ask_learner(LearnerCalls.renumber, ray.get(self.store.next_version.remote()))
+        return self.ask_learner(LearnerCalls.publish, self.store)
 
     def bring_up(self, index: int) -> None:
         """Wait until a worker that was started is up and samples with the newest version. Raises AdapterMismatchError
@@ -303,7 +319,7 @@ class RunActors:
         one of them does not."""
         self._sync_weights(self.workers)
 
-    def _sync_weights(self, workers: Iterable[Any]) -> None:
+    def _sync_weights(self, workers: "Iterable[WorkerHandle]") -> None:
         newest = self.newest_version()
         try:
             ray.get([worker.sync_weights.remote(newest) for worker in workers], timeout=SYNC_PATIENCE_S)
@@ -343,10 +359,10 @@ class RunActors:
         life = f"#{self._lives[role]}" if self._lives[role] > 1 else ""
         return f"agentflow:{self._config.name}:{role}{life}"
 
-    def _start_base(self, build: BuildBase) -> Any:
+    def _start_base(self, build: BuildBase) -> "BaseHandle":
         return start_base(build, self._config.learner.device, self._learner_place, self._name("base-weights"))
 
-    def _start_learner(self) -> Any:
+    def _start_learner(self) -> "LearnerHandle":
         build = partial(self._build_learner, base=self.base) if self.base else self._build_learner
         return start_learner(self._config, build, self._learner_place, self._name("learner"))
 
@@ -379,6 +395,11 @@ def start_actors(
     return actors
 
 
+def in_words(method: Callable[..., object]) -> str:
+    """What a call of this is named to a person."""
+    return method.__name__.replace("_", " ")
+
+
 def _worker_name(index: int) -> str:
     return f"rollout worker {index}"
 
@@ -387,13 +408,15 @@ def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, 
     return {name: resources.get(name, 0.0) for name in names}
 
 
-def _build_learner(config: RunConfig, model_path: Path, ranks: Ranks | None = None, base: Any = None) -> Learner:
+def _build_learner(
+    config: RunConfig, model_path: Path, ranks: Ranks | None = None, base: "BaseHandle | None" = None
+) -> Learner:
     model, shared = _model_here(config.model.path, model_path), _exported(base)
     weights = shared.parts() if shared else None
     return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks, base_weights=weights)
 
 
-def _build_worker(config: RunConfig, model_path: Path, index: int, base: Any = None) -> Worker:
+def _build_worker(config: RunConfig, model_path: Path, index: int, base: "BaseHandle | None" = None) -> Worker:
     return Worker(config, _model_here(config.model.path, model_path), index=index, base=_exported(base))
 
 
@@ -402,12 +425,12 @@ def _build_base(config: RunConfig, model_path: Path) -> BaseWeights:
     return BaseWeights(model, device=learner.device, precision=learner.precision)
 
 
-def _exported(base: Any) -> ExportedBase | None:
+def _exported(base: "BaseHandle | None") -> ExportedBase | None:
     """Of the base weights' holder, for this process; None without one."""
     return ray.get(base.export.remote()) if base else None
 
 
-def _sees(_: Any, folder: Path, fingerprint: str) -> bool:
+def _sees(_: object, folder: Path, fingerprint: str) -> bool:
     """Whether the folder is there, and is the driver's: another machine may have one of the same name."""
     return fingerprint_of(folder) == fingerprint
 

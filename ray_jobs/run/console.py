@@ -98,7 +98,7 @@ class PhaseProgress:
         self._total = total
         self._bar.update(self._task, total=total)
 
-    def advance(self, num: int = 1, **fields: float | str) -> None:
+    def advance(self, num: int = 1, /, **fields: float | str) -> None:
         self._done += num
         now = time.monotonic()
         said = [f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items()]
@@ -136,7 +136,7 @@ class PhaseRecord:
     off."""
 
     progress: PhaseProgress
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     seconds_before: float = 0.0
 
 
@@ -225,7 +225,7 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
         table.add_column(column, justify="left" if column == "policy" else "right")
     measured = {f"eval_{one.policy}": one for one in held_out_rates(summary)}
     for phase, policy in POLICIES.items():
-        table.add_row(policy, *_rate_cells(measured.get(phase)))
+        table.add_row(policy, *_rate_cells(measured.get(phase), _planned(summary, phase)))
     console.print(table)
     if means := summary.get("mean_scores"):
         said = ", ".join(f"{value:.3f} {name} RL" for name, value in means.items())
@@ -239,7 +239,7 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
         _print_plain(console, f"{does}: {command}")
 
 
-def sentence(done: str, facts: Mapping[str, Any]) -> str:
+def sentence(done: str, facts: Mapping[str, object]) -> str:
     """The facts of a phase in one line."""
     said = (f"{name.removeprefix('num_').replace('_', ' ')} {value}" for name, value in facts.items() if value != [])
     return f"{done}: {', '.join(said)}"
@@ -257,11 +257,19 @@ def _field(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
-def _rate_cells(measured: HeldOut | None) -> tuple[str, str, str]:
+def _rate_cells(measured: HeldOut | None, planned: int) -> tuple[str, str, str]:
     if measured is None:
-        return "not measured", "", "0"
+        return "not measured", "", f"0 of {planned}" if planned else "0"
     interval = f"{100 * measured.low:.1f} to {100 * measured.high:.1f}%"
     return f"{100 * measured.rate:.1f}%", interval, str(measured.num_tasks)
+
+
+def _planned(summary: Mapping[str, Any], phase: str) -> int:
+    """Tasks that a policy was asked, also those that could not be scored; how many the untouched model was is not
+    written down."""
+    if phase == "eval_untouched":
+        return int(summary.get("num_untouched_tasks", 0))
+    return int(summary.get("num_eval_tasks", 0)) + len(summary.get("left_out_eval_tasks", ()))
 
 
 def _work_line(summary: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from configs.errors import UserError
@@ -215,12 +214,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         folder.rewind(sys.maxsize)
         return folder
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -286,7 +280,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._board.add_histograms(step, distributions.histograms())
             self._board.add_texts(step, texts.texts())
 
-    def log_trajectories(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def log_trajectories(self, records: Iterable[Mapping[str, object]]) -> None:
         """After what was logged before."""
         self.catch_up()
         with _writing(self.path / TRAJECTORIES):
@@ -314,7 +308,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             with _writing(own):
                 write_whole(own, source.read_bytes())
 
-    def finish_phase(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
+    def finish_phase(self, name: str, seconds: float, facts: Mapping[str, object]) -> None:
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
         self.catch_up()
         with _writing(self.path):
@@ -324,7 +318,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         write_json(self.path / PHASES, self.finished_phases)
         self.settle()
 
-    def rewind(self, step: int) -> list[dict[str, Any]]:
+    def rewind(self, step: int) -> list[dict[str, float]]:
         """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
         again, and must not stand there twice. The folder stays locked. Returns the metrics that stay of the train
         steps."""
@@ -351,11 +345,11 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def _stays(self, row: Mapping[str, Any], step: int) -> bool:
         return row["phase"] in self.finished_phases if row["step"] is None else row["step"] <= step
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, object]) -> None:
         write_json(self.path / "summary.json", summary)
 
 
-def _is_train_step(row: Mapping[str, Any]) -> bool:
+def _is_train_step(row: Mapping[str, object]) -> bool:
     return "policy/loss" in row
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import ray
 
@@ -126,7 +125,7 @@ class Training:
         return self.monitor.observe(self.num_steps, row)
 
     @property
-    def progress_fields(self) -> dict[str, Any]:
+    def progress_fields(self) -> dict[str, float | str]:
         shown = {
             "solve_rate": "rollout/solve_rate",
             "kept": "rollout/groups_kept_share",
@@ -147,7 +146,7 @@ class Training:
         self.told = now.limit
         return f"speed: {now.text}; {now.hint}"
 
-    def facts(self, actors: RunActors, num_restarts: int) -> dict[str, Any]:
+    def facts(self, actors: RunActors, num_restarts: int) -> dict[str, object]:
         """The RL phase in numbers, with what only the store knows."""
         counts, totals, troubles = ray.get(actors.store.totals.remote())
         acknowledged = ray.get(actors.store.acknowledgements.remote())

@@ -54,7 +54,7 @@ _PACKAGES = [
 ]
 
 
-def provenance(*, seed: int, **facts: Any) -> dict[str, Any]:
+def provenance(*, seed: int, **facts: object) -> dict[str, Any]:
     """How the numbers came to be: command, code, machine and versions, besides what the caller knows."""
     # A copy that is installed inside a foreign repository must not name that one's commit.
     tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None

@@ -1,7 +1,7 @@
 """What the actors of a run take of a cluster, and how its learner is started."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
@@ -12,6 +12,11 @@ from actors.learner import LearnerActor
 from actors.learner_group import LearnerGroupActor
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.run import RunConfig
+
+if TYPE_CHECKING:
+    from actors.handles import BaseHandle, LearnerHandle
+    from learner.learner import Learner
+    from rollout.engines.base_weights import BaseWeights
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
 """For glibc: what is freed stays with the process, instead of being fetched from the kernel again page by page."""
@@ -44,7 +49,9 @@ def place_learner(config: RunConfig) -> PlacementGroup:
     return placement_group(bundles, "STRICT_PACK", _soft_target_node_id=ray.get_runtime_context().get_node_id())
 
 
-def start_learner(config: RunConfig, build_learner: Callable[..., Any], place: PlacementGroup, name: str) -> Any:
+def start_learner(
+    config: RunConfig, build_learner: "Callable[..., Learner]", place: PlacementGroup, name: str
+) -> "LearnerHandle":
     """The learner as one actor of this name: itself, or the group that asks its ranks."""
     bundle, *others = learner_resources(config)
     env = training_env(config.learner.num_threads, config.learner.device)
@@ -61,7 +68,7 @@ def start_learner(config: RunConfig, build_learner: Callable[..., Any], place: P
     ).remote(config, build_learner)
 
 
-def start_base(build_base: Callable[[], Any], device: str, place: PlacementGroup, name: str) -> Any:
+def start_base(build_base: "Callable[[], BaseWeights]", device: str, place: PlacementGroup, name: str) -> "BaseHandle":
     """The base weights' holder, beside those that read it. Its allocator must not grow segments in place, whatever the
     shell says: to map these another process needs rights that a container does not give."""
     fixed_segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} if device == "cuda" else {}

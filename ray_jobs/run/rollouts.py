@@ -3,8 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
@@ -12,6 +12,11 @@ from envs.types import Task
 from ray_jobs.run.actors import NoRoomError, RunActors
 from rollout.store.adapters import AdapterMismatchError
 from rollout.types import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from actors.handles import WorkerHandle
+
+Answer = TypeVar("Answer")
 
 LOOK_AROUND_S = 0.5
 WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
@@ -38,34 +43,34 @@ class RayRollouts:
         return self._open_each * max(1, len(self._actors.worker_indices))
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
-        group: TrajectoryGroup = await self._ask("collect_group", task, group_id, group_size)
-        return group
+        return await self._ask(lambda worker: worker.collect_group.remote(task, group_id, group_size))
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        ends: list[Trajectory] = await self._ask("continue_from", trajectory, num_turns, count)
-        return ends
+        return await self._ask(lambda worker: worker.continue_from.remote(trajectory, num_turns, count))
 
     async def attempt(
         self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
     ) -> Trajectory:
-        options = {"group_id": group_id, "temperature": temperature, "seed": seed}
-        trajectory: Trajectory = await self._ask("attempt", task, trajectory_id, **options)
-        return trajectory
+        return await self._ask(
+            lambda worker: worker.attempt.remote(
+                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed
+            )
+        )
 
-    async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def _ask(self, call: "Callable[[WorkerHandle], Awaitable[Answer]]") -> Answer:
         """What a worker answers. Raises CrashLoopError when workers die again and again, and NoRoomError where none is
         left and the cluster has no room for another one."""
         while True:
             index, worker = await self._freest()
             self._open[index] += 1
             try:
-                return await getattr(worker, method).remote(*arguments, **options)
+                return await call(worker)
             except ray.exceptions.RayActorError as error:
                 await self._lost(index, worker, error)
             finally:
                 self._open[index] -= 1
 
-    async def _freest(self) -> tuple[int, Any]:
+    async def _freest(self) -> "tuple[int, WorkerHandle]":
         """Waits where every worker is being replaced."""
         while self._ended_by is None:
             if ready := self._ready():
@@ -73,15 +78,15 @@ class RayRollouts:
             await asyncio.sleep(LOOK_AROUND_S)
         raise self._ended_by
 
-    def _ready(self) -> dict[int, Any]:
+    def _ready(self) -> "dict[int, WorkerHandle]":
         """The workers that may be asked, by their index."""
         return {index: worker for index, worker in self._actors.by_index.items() if index not in self._starting}
 
-    async def _lost(self, index: int, worker: Any, error: Exception) -> None:
+    async def _lost(self, index: int, worker: "WorkerHandle", error: Exception) -> None:
         """Returns when what it had open may be asked again."""
         await asyncio.to_thread(self._replace, index, worker, error)
 
-    def _replace(self, index: int, dead: Any, error: Exception) -> None:
+    def _replace(self, index: int, dead: "WorkerHandle", error: Exception) -> None:
         """Start another worker in the place of one that died, up and with the newest weights; of many callers that lost
         the same one the first does it, and the others wait."""
         with self._replacing:
@@ -121,7 +126,7 @@ class PinnedRollouts(RayRollouts):
     def __init__(self, actors: RunActors, *, open_each: int, note: Callable[[str], None], policy_version: int) -> None:
         super().__init__(actors, open_each=open_each, note=note)
         self.policy_version = policy_version
-        self._dead: dict[int, Any] = {}
+        self._dead: dict[int, WorkerHandle] = {}
 
     def end(self, error: BaseException) -> None:
         """Nobody will be replaced any more: whoever asks or waits is given this error."""
@@ -130,14 +135,15 @@ class PinnedRollouts(RayRollouts):
     async def attempt(
         self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
     ) -> Trajectory:
-        options = {"group_id": group_id, "temperature": temperature, "seed": seed}
-        trajectory: Trajectory = await self._ask(
-            "attempt", task, trajectory_id, **options, policy_version=self.policy_version
+        version = self.policy_version
+        return await self._ask(
+            lambda worker: worker.attempt.remote(
+                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed, policy_version=version
+            )
         )
-        return trajectory
 
-    def _ready(self) -> dict[int, Any]:
+    def _ready(self) -> "dict[int, WorkerHandle]":
         return {index: worker for index, worker in self._actors.by_index.items() if self._dead.get(index) is not worker}
 
-    async def _lost(self, index: int, worker: Any, error: Exception) -> None:
+    async def _lost(self, index: int, worker: "WorkerHandle", error: Exception) -> None:
         self._dead[index] = worker

@@ -56,6 +56,7 @@ class Run:
     @property
     def prm(self) -> RemotePrm:
         """The process reward model that the run trains."""
+        assert self.actors.prm is not None
         return RemotePrm(self.actors.prm)
 
     @contextmanager

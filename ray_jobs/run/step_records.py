@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
 
 import ray
 
@@ -20,7 +19,7 @@ class StepGroups(Iterable[bytes]):
     """The groups that a reference to their bytes stands for, fetched in a thread from the moment that this is made,
     while the learner trains on them. Who asks for them waits until that is done."""
 
-    def __init__(self, payloads: Any) -> None:
+    def __init__(self, payloads: "ray.ObjectRef[tuple[bytes, ...]]") -> None:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
         self._payloads = thread.submit(ray.get, payloads)
         thread.shutdown(wait=False)

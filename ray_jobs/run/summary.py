@@ -44,15 +44,20 @@ def held_out_rates(summary: Mapping[str, Any]) -> list[HeldOut]:
     return found
 
 
+def rates_by_step(summary: Mapping[str, Any]) -> list[tuple[int, HeldOut]]:
+    """Those of `held_out_rates` that belong to a train step, which is the first of each pair."""
+    return [(one.step, one) for one in held_out_rates(summary) if one.step is not None]
+
+
 def summarize(
     run: "Run",
     *,
     untouched: "Evaluation",
     before: "Evaluation",
     after: "Evaluation",
-    cold_start: Mapping[str, Any],
+    cold_start: Mapping[str, object],
     training: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Before is the policy that RL begins with, after the trained one, on the tasks that both could be scored on."""
     phases = {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}
     phases = {"start": run.console.phase_seconds["start"], **phases}
@@ -74,7 +79,7 @@ def summarize(
     return summary
 
 
-def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, Any]:
+def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
     """None for what cannot be told where no task was scored in both."""
     comparison = before.compared_with(after)
     left_out = ["/".join(map(str, key)) for key in dict.fromkeys([*before.unscored, *after.unscored])]
@@ -89,7 +94,7 @@ def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, Any]:
     }
 
 
-def _work(phases: Mapping[str, float], training: Mapping[str, Any]) -> dict[str, Any]:
+def _work(phases: Mapping[str, float], training: Mapping[str, Any]) -> dict[str, object]:
     """What was done, in how many seconds: `phases` by name, `training` the facts of the RL phase."""
     facts, train_wall_s = dict(training), phases["reinforce"]
     sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
@@ -123,7 +128,7 @@ def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
     return {name: fmean(found) for name, found in scores.items() if found}
 
 
-def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, object]]:
     """`trained` is whether training drew from the data set too. Without those of which no task was scored in both."""
     names = dict.fromkeys(item.key.benchmark for item in before.items)
     found = {name: before.compared_with(after, dataset=name) for name in names}

@@ -5,18 +5,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import ray
 
 from actors.cluster import reason_of
+from actors.learner import LearnerCalls
 from ray_jobs.metrics.bottleneck import WorkerReading
-from ray_jobs.run.actors import RunActors
+from ray_jobs.run.actors import RunActors, in_words
 from ray_jobs.run.deaths import Death
 from ray_jobs.run.rollouts import WORKER_LOST, PinnedRollouts
 from ray_jobs.run.run import Run
 from rollout.store.adapters import AdapterMismatchError
 
+Takes = ParamSpec("Takes")
 Result = TypeVar("Result")
 RunRef: TypeAlias = "ray.ObjectRef[None]"
 AnyRef: TypeAlias = "ray.ObjectRef[Any]"
@@ -107,12 +109,14 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                     self._ended(run, closing=True)
         self._actors.release_unused(0)
 
-    def learn(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def learn(
+        self, method: Callable[Concatenate[LearnerCalls, Takes], Result], *args: Takes.args, **kwargs: Takes.kwargs
+    ) -> Result:
         """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
-        learner, what = self._actors.learner, method.replace("_", " ")
+        learner, what = self._actors.learner, in_words(method)
         try:
             with self._watch.call("learner", learner, what):
-                return self.get(getattr(learner, method).remote(*arguments, **options), f"the learner's {what}")
+                return self.get(self._actors.learner_call(method, *args, **kwargs), f"the learner's {what}")
         except ray.exceptions.RayActorError as error:
             raise LearnerLostError(str(error)) from error
 

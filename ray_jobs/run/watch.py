@@ -9,14 +9,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
-from actors.cluster import num_restarts, reason_of
+from actors.cluster import kill, num_restarts, reason_of
 from configs.cluster import LivenessConfig
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from rollout.engines.engine import Pulse
+
+if TYPE_CHECKING:
+    from actors.handles import Beating
 
 TIMES_MEDIAN = 20
 REMEMBERED = 64
@@ -57,11 +60,11 @@ class _Part:
     starts. `silent_s` counts from the question, `stalled_s` from the last progress with something open."""
 
     name: str
-    actor: Any
+    actor: "Beating"
     patience: Patience
     start_s: float
     restarts: bool
-    beat: Any = None
+    beat: "ray.ObjectRef[Pulse] | None" = None
     pulse: Pulse | None = None
     silent_s: float = 0.0
     stalled_s: float = 0.0
@@ -74,7 +77,7 @@ class _Call:
     """A call of a part that answers nothing else meanwhile."""
 
     part: str
-    actor: Any
+    actor: object
     what: str
     patience: Patience
     waited_s: float = 0.0
@@ -126,7 +129,7 @@ class Watch(AbstractContextManager["Watch"]):
 
     # --- called by whoever starts and asks actors -------------------------------------------------
 
-    def follow(self, name: str, actor: Any, *, kind: str, floor_s: float, restarts: bool = False) -> None:
+    def follow(self, name: str, actor: "Beating", *, kind: str, floor_s: float, restarts: bool = False) -> None:
         """From now on ask this actor for its `heartbeat`. `kind`: parts of one kind answer alike. `restarts`: Ray
         starts it again when it dies, so that its deaths are told and counted here."""
         patience, start_s = self._measured.beats(kind, floor_s), max(floor_s, self.settings.start_s)
@@ -140,7 +143,7 @@ class Watch(AbstractContextManager["Watch"]):
             self._parts.pop(name, None)
 
     @contextmanager
-    def call(self, part: str, actor: Any, what: str) -> Iterator[None]:
+    def call(self, part: str, actor: object, what: str) -> Iterator[None]:
         """The body waits for a call of an actor. It is killed where that takes too long; then the call raises."""
         call = _Call(part=part, actor=actor, what=what, patience=self._measured.calls(f"{part} {what}"))
         with self._lock:
@@ -227,7 +230,7 @@ class Watch(AbstractContextManager["Watch"]):
         took_s, since_s = part.silent_s, part.silent_s + part.rested_s
         beat, part.beat, part.silent_s, part.rested_s = part.beat, None, 0.0, 0.0
         try:
-            pulse: Pulse = ray.get(beat)
+            pulse = ray.get(beat)
         except ray.exceptions.RayError:
             # It died, or its engine did and it ends itself: others see to that.
             part.pulse, part.stalled_s = None, 0.0
@@ -255,14 +258,13 @@ class Watch(AbstractContextManager["Watch"]):
                 self.deaths.add(Death(part=part.name, reason=reason))
         except CrashLoopError:
             # Whoever waits for it learns that it is dead, and from `Deaths.check` why.
-            ray.kill(part.actor)
+            kill(part.actor)
             self.leave(part.name)
 
-    def _kill(self, name: str, actor: Any, reason: str, *, restarts: bool = False) -> None:
+    def _kill(self, name: str, actor: object, reason: str, *, restarts: bool = False) -> None:
         self._note(f"the {name} hangs: {reason}; it is killed")
         self._killed[name] = f"it hung: {reason}"
-        # Ray ends a process also where that does nothing any more that it is asked for.
-        ray.kill(actor, no_restart=not restarts)
+        kill(actor, no_restart=not restarts)
 
 
 def _bound_s(part: _Part) -> float:

@@ -151,7 +151,7 @@ class TrajectoryIndex:
         self.rows.append(row)
 
 
-def _readable(parse: Callable[[bytes], Any], line: bytes, key: str) -> Row | None:
+def _readable(parse: Callable[[bytes], object], line: bytes, key: str) -> Row | None:
     """What `parse` makes of a line; None where that is no JSON object with `key`: a full disk tears lines."""
     try:
         value = parse(line)
@@ -186,7 +186,7 @@ def _row(head: Mapping[str, Any]) -> Row:
     }
 
 
-def _short(text: Any) -> str | None:
+def _short(text: object) -> str | None:
     return None if text is None else str(text)[:_SHORT]
 
 

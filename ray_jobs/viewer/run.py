@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from ray_jobs.run.summary import held_out_rates
+from ray_jobs.run.summary import rates_by_step
 from ray_jobs.viewer.ledger import LedgerRows
 from ray_jobs.viewer.lines import MetricRows, Row, TrajectoryIndex
 from ray_jobs.viewer.tokens import TokenTexts
@@ -96,7 +96,7 @@ class ViewedRun:
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
             "num_eval_tasks": summary.get("num_eval_tasks"),
-            "held_out": [asdict(one) for one in held_out_rates(summary) if one.step is not None],
+            "held_out": [asdict(one) for _, one in rates_by_step(summary)],
             "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
             "bottleneck": (summary.get("bottleneck") or {}).get("text"),
@@ -271,7 +271,7 @@ def _group_fits(group: Row, wanted: Wanted) -> bool:
     )
 
 
-def _type_of(setting: Any) -> Any:
+def _type_of(setting: object) -> object:
     """What a recipe chose; runs of earlier releases have it as a text."""
     return setting.get("type") if isinstance(setting, dict) else setting
 

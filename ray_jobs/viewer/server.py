@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from configs.api_keys import LOOPBACK_HOSTS
 from envs.listener import LOOPBACK, listen
 from envs.token_gate import TokenGate
 from ray_jobs.viewer.lines import Row
@@ -26,7 +27,6 @@ from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
 STATIC = Path(__file__).with_name("static")
 Found = TypeVar("Found")
-LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -86,7 +86,7 @@ class LoopbackOnly:
             await send(message)
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) == 1 and _hostname(hosts[0]) in LOOPBACK_NAMES:
+        if len(hosts) == 1 and _hostname(hosts[0]) in LOOPBACK_HOSTS:
             await self._app(scope, receive, guarded)
         else:
             refusal = _json({"error": "this server answers only to 127.0.0.1 and localhost"}, status=421)

@@ -57,7 +57,7 @@ def _ordered(
     records: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Row]], members: list[int], depth: int
 ) -> list[int]:
     """Attempts that agree stand side by side; among branches the one with more right attempts comes first."""
-    branches: dict[Any, list[int]] = {}
+    branches: dict[object, list[int]] = {}
     for number in members:
         branches.setdefault(steps[number][depth]["move"] if depth < len(steps[number]) else None, []).append(number)
 

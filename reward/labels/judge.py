@@ -253,7 +253,7 @@ class StepJudge:
             details=self._details(blind, hindsight, sum((bill for _, bill in paid), start=Bill())),
         )
 
-    def _details(self, blind: list[Verdict], hindsight: Verdict, bill: Bill) -> dict[str, Any]:
+    def _details(self, blind: list[Verdict], hindsight: Verdict, bill: Bill) -> dict[str, object]:
         return {
             "model": self._config.model,
             "temperature": self._config.temperature,

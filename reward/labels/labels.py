@@ -35,7 +35,7 @@ class StepLabel:
     score_hindsight: float | None = None
     votes: tuple[float, ...] = ()
     spread: float = 0.0
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: StepText, *, labeller: str, score: float, **further: Any) -> "StepLabel":

@@ -91,7 +91,7 @@ class ProcessRewardModel:
                     scores[row.index] = score
         return scores
 
-    def trainable_parameters(self) -> list[dict[str, Any]]:
+    def trainable_parameters(self) -> list[dict[str, object]]:
         """Two groups: the adapter, and the head at ten times its step size."""
         rate = self.config.learning_rate
         return [
@@ -99,7 +99,7 @@ class ProcessRewardModel:
             {"params": list(self.head.parameters()), "lr": 10 * rate},
         ]
 
-    def save(self, folder: Path, **facts: Any) -> None:
+    def save(self, folder: Path, **facts: object) -> None:
         """Write adapter, head and a manifest; the folder appears whole or not at all. Sets `digest`.
 
         `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.

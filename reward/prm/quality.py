@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -94,6 +94,9 @@ def _runs(keys: Iterable[Hashable]) -> list[slice]:
 
 NUM_CANARY_CONTEXTS = 8
 
+Report: TypeAlias = dict[str, object]
+"""Numbers by name, for JSON."""
+
 Score = Callable[[Sequence[StepText]], Sequence[float | None]]
 
 
@@ -165,7 +168,7 @@ def _largest_change(left: Sequence[float | None], right: Sequence[float | None])
 
 
 Key = TypeVar("Key", bound=Hashable)
-Measure = Callable[..., dict[str, Any]]
+Measure = Callable[..., Report]
 Range = tuple[float, float]
 _BINS = 10
 _PICKS = (2, 4)
@@ -178,7 +181,7 @@ RIGHT = 0.5
 
 def quality_report(
     train_steps: Sequence[ScoredStep], held_out: Sequence[ScoredStep], *, seed: int, num_bootstrap: int = 500
-) -> dict[str, Any]:
+) -> Report:
     """Judge the scores of `held_out`; `train_steps` only fit the baselines.
 
     A number `x` has its 95% interval, clustered by task, beside it as `x_ci95`, and what a baseline reaches as
@@ -215,7 +218,7 @@ def agreement(
     task_of: Callable[[Key], str] | None = None,
     seed: int = 0,
     num_bootstrap: int = 500,
-) -> dict[str, Any]:
+) -> Report:
     """How far two labellers agree on the steps that both scored: `n`, Spearman and mean absolute difference,
     with 95% intervals. Give `task_of` where steps share tasks, else the intervals are too narrow."""
     keys = sorted(a.keys() & b.keys(), key=repr)
@@ -229,7 +232,7 @@ def agreement(
     }
 
 
-def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure: Measure) -> dict[str, Any]:
+def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure: Measure) -> Report:
     by_group = [(spearman(table.labels[run], pred[run]), run) for run in table.groups]
     defined = [(value, run) for value, run in by_group if value is not None]
     pairs = np.array([concordance(table.labels[run], pred[run]) for run in table.groups], dtype=float)
@@ -250,7 +253,7 @@ def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure
     }
 
 
-def _calibration(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
+def _calibration(table: ScoredTable, score: Array, measure: Measure) -> Report:
     return {
         **measure("mae", mae, table.tasks, table.labels, score),
         **measure("bias", bias, table.tasks, table.labels, score, within=_SIGNED),
@@ -259,7 +262,7 @@ def _calibration(table: ScoredTable, score: Array, measure: Measure) -> dict[str
     }
 
 
-def _habits(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
+def _habits(table: ScoredTable, score: Array, measure: Measure) -> Report:
     """Other ways to sum up a trajectory, and two habits to watch: following length, and judging the end only."""
     length = np.array([float(step.num_chars) for step in table.steps])
     judged, long = table.tasks_of(table.judged), [run for run in table.trajectories if run.stop - run.start > 1]
@@ -273,7 +276,7 @@ def _habits(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any
     }
 
 
-def _gain(table: ScoredTable, score: Array, n: int, measure: Measure) -> dict[str, Any]:
+def _gain(table: ScoredTable, score: Array, n: int, measure: Measure) -> Report:
     ranked = table.aggregate(score, np.mean)
     enough = [run for run in table.siblings if run.stop - run.start >= n]
     picks = [best_of_n(ranked[run], table.right[run], n) for run in enough]
@@ -289,9 +292,9 @@ def _gain(table: ScoredTable, score: Array, n: int, measure: Measure) -> dict[st
     }
 
 
-def _by_action(table: ScoredTable, score: Array, measure: Measure) -> dict[str, Any]:
+def _by_action(table: ScoredTable, score: Array, measure: Measure) -> Report:
     """Of the actions that both right and wrong steps have."""
-    found = {}
+    found: Report = {}
     for action in sorted({step.action for step in table.steps}):
         rows = [place for place, step in enumerate(table.steps) if step.action == action]
         right = table.labels[rows] > RIGHT
@@ -312,7 +315,7 @@ def _measured(
     seed: int,
     num_draws: int,
     within: Range = _UNIT,
-) -> dict[str, Any]:
+) -> Report:
     value = statistic(*columns) if tasks else None
     if value is None:
         return {name: None, f"{name}_ci95": None}

@@ -5,9 +5,12 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING
 
 from reward.scorers.process import CheckingProcess, serve_checks
+
+if TYPE_CHECKING:
+    from sympy import Expr
 
 MAX_CHARS = 200
 MAX_DEPTH = 16
@@ -52,7 +55,7 @@ def unwrapped(text: str) -> str:
     return plain
 
 
-def parse_number(text: str) -> Any:
+def parse_number(text: str) -> "Expr":
     """The value as a SymPy expression without symbols. Raises NotANumberError."""
     if len(text) > MAX_CHARS:
         raise NotANumberError(f"more than {MAX_CHARS} characters")
@@ -72,7 +75,7 @@ def _closes_last(inside: str) -> bool:
     return depth == 0 and "$" not in inside
 
 
-def _num_digits(base: Any) -> float:
+def _num_digits(base: "Expr") -> float:
     """What a power of `base` grows by with its exponent, in digits; 0 for 1 and -1. An irrational base counts as one
     digit at least: that of a sum grows in terms."""
     if base.is_Rational:
@@ -99,20 +102,20 @@ class _Parser:
         self._next = 0
         self._depth = 0
 
-    def value(self) -> Any:
+    def value(self) -> "Expr":
         value = self._sum()
         if self._next != len(self._tokens):
             raise NotANumberError("there is more than one expression")
         return value
 
-    def _sum(self) -> Any:
+    def _sum(self) -> "Expr":
         value = self._product()
         while (sign := self._take("+", "-")) is not None:
             other = self._product()
             value = value + other if sign == "+" else value - other
         return value
 
-    def _product(self) -> Any:
+    def _product(self) -> "Expr":
         value = self._power()
         while True:
             if (sign := self._take("*", "/")) is not None:
@@ -123,14 +126,14 @@ class _Parser:
             else:
                 return value
 
-    def _power(self) -> Any:
+    def _power(self) -> "Expr":
         if (sign := self._take("+", "-")) is not None:
             value = self._power()
             return value if sign == "+" else -value
         base = self._operand()
         return self._raised(base, self._power()) if self._take("^") else base
 
-    def _raised(self, base: Any, exponent: Any) -> Any:
+    def _raised(self, base: "Expr", exponent: "Expr") -> "Expr":
         """base ** exponent; for a root, a fraction. Raises OverflowError for an exponent that no float holds."""
         if exponent.is_finite and base.is_finite and base != 0:
             digits = abs(float(exponent)) * _num_digits(base)
@@ -138,7 +141,7 @@ class _Parser:
                 raise NotANumberError(f"a power of some {digits:.3g} digits; at most {MAX_DIGITS} are computed")
         return base**exponent
 
-    def _operand(self) -> Any:
+    def _operand(self) -> "Expr":
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NotANumberError(f"brackets nest deeper than {MAX_DEPTH}")
@@ -152,7 +155,7 @@ class _Parser:
         self._depth -= 1
         return value
 
-    def _named(self, name: str) -> Any:
+    def _named(self, name: str) -> "Expr":
         if name == "pi":
             return self._sympy.pi
         if name == "frac":
@@ -162,7 +165,7 @@ class _Parser:
         inside = self._operand()
         return self._raised(inside, 1 / order)
 
-    def _inside(self, opening: str, only: str = "({[") -> Any:
+    def _inside(self, opening: str, only: str = "({[") -> "Expr":
         closing = {"(": ")", "{": "}", "[": "]"}.get(opening if opening in only else "")
         if closing is None:
             raise NotANumberError(f"expected a number, found {opening!r}")
@@ -208,10 +211,10 @@ def score_math(text: str, gold: str) -> float:
     return float(_CHECKER.ask({"text": text, "gold": gold}) is True)
 
 
-def same_number(question: Mapping[str, Any]) -> bool:
+def same_number(question: Mapping[str, object]) -> bool:
     """The check itself; may hang."""
     try:
-        difference = parse_number(question["text"]) - parse_number(question["gold"])
+        difference = parse_number(str(question["text"])) - parse_number(str(question["gold"]))
         return bool(difference == 0 or difference.equals(0))
     except (NotANumberError, ArithmeticError, TypeError, ValueError, RecursionError):
         return False

@@ -57,7 +57,7 @@ class Decision:
         return _written(values)
 
 
-def _written(value: Mapping[str, Any]) -> str:
+def _written(value: Mapping[str, object]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -87,7 +87,7 @@ def planner_grammar(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> st
     )
 
 
-def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dict[str, Any]:
+def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dict[str, object]:
     """The same decision as a JSON schema, for servers that constrain by one."""
     text = {"type": "string"}
     objects = [schemas[action] for action in actions if action in schemas]
@@ -139,7 +139,7 @@ def _check_object(decision: Decision) -> None:
         raise FormatError(f"action_input of {decision.action} must be an object")
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len({key for key, _ in pairs}) != len(pairs):
         raise FormatError("a field stands twice")
     return dict(pairs)

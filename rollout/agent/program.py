@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from configs.errors import UserError
 
@@ -46,7 +45,7 @@ class Program:
         if not words or shutil.which(self._words[0], path=self._path) is None:
             raise ProgramError(f"agent.command: there is no program '{words[0] if words else ''}'")
 
-    async def run(self, task: Mapping[str, Any], variables: Mapping[str, str], *, mark: str) -> str:
+    async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, mark: str) -> str:
         """The last line that it prints, with `task` as JSON on its input and no more than `variables` to know. Whatever
         it started ends with it: its process group, and all that has `mark` in its environment. Raises ProgramError."""
         with tempfile.TemporaryDirectory(prefix="agentflow-attempt-", ignore_cleanup_errors=True) as folder:

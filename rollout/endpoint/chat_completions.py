@@ -110,18 +110,23 @@ def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, obje
 
 
 def _choice(given: Mapping[str, object]) -> Choice:
-    match given.get("tool_choice", "auto"):
+    match given.get("tool_choice"):
         case {"function": {"name": name}}:
             return Choice(kind="named", name=name)
+    return choice_by_word(given)
+
+
+def choice_by_word(given: Mapping[str, object]) -> Choice:
+    """Where no function is named. `single` is the field that keeps calls to one at most, where it says so. Raises
+    Refused."""
+    single = "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
+    match given.get("tool_choice", "auto"):
         case "auto" | "none" | "required" as kind:
-            return Choice(kind=kind, single=single_call(given))
+            return Choice(kind=kind, single=single)
         case choice:
-            raise Refused(f"tool_choice = {choice!r} is none of auto, none, required", param="tool_choice")
-
-
-def single_call(given: Mapping[str, object]) -> str | None:
-    """The field that keeps calls to one at most, where it says so."""
-    return "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
+            raise Refused(
+                f"tool_choice = {choice!r} is none of auto, none, required, and names no function", param="tool_choice"
+            )
 
 
 def _form(given: Mapping[str, object]) -> str | None:

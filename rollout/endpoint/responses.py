@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.chat_completions import refusal, single_call
+from rollout.endpoint.chat_completions import choice_by_word, refusal
 from rollout.endpoint.dialect import Dialect, named_event
 from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, fields_of, plain_text
 from rollout.endpoint.request import (
@@ -138,13 +138,10 @@ def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, obje
 
 
 def _choice(given: Mapping[str, object]) -> Choice:
-    match given.get("tool_choice", "auto"):
+    match given.get("tool_choice"):
         case {"type": "function", "name": name}:
             return Choice(kind="named", name=name)
-        case "auto" | "none" | "required" as kind:
-            return Choice(kind=kind, single=single_call(given))
-        case _:
-            raise Refused("tool_choice must be auto, none, required or a function", param="tool_choice")
+    return choice_by_word(given)
 
 
 def _form(given: Mapping[str, object]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.processor import Precision
 from rollout.engines.engine import BASE_VERSION
@@ -17,7 +17,10 @@ from rollout.engines.vllm_parts import MAX_LORAS, lora_request
 from rollout.memory.episodic import MemoryFolder
 
 if TYPE_CHECKING:
+    from safetensors import safe_open
     from torch import Tensor
+
+    from rollout.engines.vllm_parts import LLMEngine, LoRARequest
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -105,7 +108,7 @@ class AdapterMerger:
         return factors
 
 
-def weights_in(model_path: Path) -> Iterator[tuple[str, Any]]:
+def weights_in(model_path: Path) -> "Iterator[tuple[str, safe_open]]":
     """The name of every weight of a model folder, and the open safetensors file that holds it."""
     from safetensors import safe_open
 
@@ -130,7 +133,7 @@ class WrittenAdapter:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    request: Any
+    request: "LoRARequest"
     folder: Path
 
 
@@ -138,7 +141,7 @@ class NativeAdapters:
     """Each version has a name, a number and a folder of its own, none of which is ever used again: vLLM keys its prefix
     cache by name and folder, and takes a number that it knows for weights that it has."""
 
-    def __init__(self, llm: Any, merger: AdapterMerger) -> None:
+    def __init__(self, llm: "LLMEngine", merger: AdapterMerger) -> None:
         self._llm = llm
         self._merger = merger
         self._places: list[MemoryFolder] = []
@@ -178,7 +181,7 @@ class NativeAdapters:
             raise RuntimeError(f"vLLM refused adapter version {version}")
         self._held[version] = _Held(request=request, folder=written.folder)
 
-    def request(self, version: int) -> Any | None:
+    def request(self, version: int) -> "LoRARequest | None":
         """What a request that samples with `version` is given; None for the base model, and for nothing else: an
         adapter that is missing is an error."""
         return None if version == BASE_VERSION else self._held[version].request

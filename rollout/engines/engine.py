@@ -55,7 +55,7 @@ class GenerationRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     messages: tuple[Message, ...] = ()
-    json_schema: Mapping[str, Any] | None = None
+    json_schema: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

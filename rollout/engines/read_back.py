@@ -108,7 +108,7 @@ def together(parts: Sequence[ReadBack]) -> ReadBack:
     return ReadBack(given=hashlib.sha256(given.encode()).hexdigest(), held=hashlib.sha256(held.encode()).hexdigest())
 
 
-def _read_back(given: Any, held: Any, *, num_read: int, missing: Iterable[str]) -> ReadBack:
+def _read_back(given: "hashlib._Hash", held: "hashlib._Hash", *, num_read: int, missing: Iterable[str]) -> ReadBack:
     """What was given and found nowhere is not held."""
     given.update(" ".join(sorted(missing)).encode())
     return ReadBack(given=given.hexdigest(), held=held.hexdigest()) if num_read else ReadBack(given="", held="")

@@ -5,12 +5,12 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
@@ -30,7 +30,12 @@ from rollout.engines.vllm_parts import (
 from rollout.types import Completion, VersionSwitch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rollout.engines.base_weights import ExportedBase
+    from rollout.engines.vllm_parts import RequestOutput, Result, SamplingParams
+
+MergedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ class _Dialogue:
     number: int
     told: tuple[int, ...] = ()
 
-    def repeated(self, output: Any, block: int) -> int:
+    def repeated(self, output: "RequestOutput", block: int) -> int:
         """Tokens of this request that were computed for the one before. The cache is cut into blocks: what is less than
         one is always computed again."""
         prompt, before = output.prompt_token_ids, self.told
@@ -264,7 +269,12 @@ class VllmEngine:
         self._open_request(token_ids, scoring_params, entry, priority=FIRST)
 
     def _open_request(
-        self, token_ids: Sequence[int], params: Callable[[], Any], entry: OpenRequest, *, priority: int
+        self,
+        token_ids: Sequence[int],
+        params: "Callable[[], SamplingParams]",
+        entry: "OpenRequest[Result]",
+        *,
+        priority: int,
     ) -> None:
         if not entry.future.set_running_or_notify_cancel():
             return
@@ -338,7 +348,7 @@ class VllmEngine:
             self._native.drop_unused(self._used_versions())
         self._version = BASE_VERSION
 
-    def _reload(self, weights: Any, version: int) -> None:
+    def _reload(self, weights: MergedWeights, version: int) -> None:
         """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
         and the cache hold was computed with the old weights."""
         try:

@@ -1,17 +1,27 @@
 """What is vLLM's of the engine: how it is built, what it is asked, what comes back. The one file that imports vLLM."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from configs.learner import ModelConfig
 from configs.processor import lacks_avx512
 from configs.rollout import EngineConfig
 from rollout.engines.engine import GenerationRequest
 from rollout.types import Completion, VersionSwitch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from vllm.config import ModelConfig as VllmModelConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -27,14 +37,17 @@ SHARED_BASE = "agentflow_shared_base"
 """vLLM's name for our way to load a model."""
 
 
+Result = TypeVar("Result")
+
+
 @dataclass(slots=True)
-class OpenRequest:
-    """A request inside vLLM, and where its completion goes."""
+class OpenRequest(Generic[Result]):
+    """A request inside vLLM, and where its result goes."""
 
     trajectory_id: str
-    future: Future[Any]
+    future: Future[Result]
     policy_version: int
-    result: Callable[[Any, "OpenRequest"], Any]
+    result: "Callable[[RequestOutput, OpenRequest[Result]], Result]"
     switches: list[VersionSwitch] = field(default_factory=list)
 
 
@@ -45,12 +58,12 @@ def kv_block(device: Literal["cpu", "cuda"]) -> int:
     return 16 if device == "cuda" or lacks_avx512() else 32
 
 
-def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: bool = False) -> dict[str, Any]:
+def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: bool = False) -> dict[str, object]:
     """What vLLM is told beyond what every engine has."""
     # A step is scheduled while the card computes the one before. Not where weights are replaced in place, which must
     # find no step under way, nor in lockstep, where every step is to have the same requests in every run.
     ahead = (config.device, config.adapter_mode) == ("cuda", "native") and not in_lockstep
-    options: dict[str, Any] = {"async_scheduling": ahead}
+    options: dict[str, object] = {"async_scheduling": ahead}
     if config.adapter_mode == "native":
         options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_cpu_loras": MAX_LORAS}
         options["max_loras"] = MAX_LORAS
@@ -91,8 +104,8 @@ def build_llm(
     seed: int,
     *,
     in_lockstep: bool = False,
-    base_weights: Mapping[str, Any] | None = None,
-) -> Any:
+    base_weights: "Mapping[str, Tensor] | None" = None,
+) -> "LLMEngine":
     """`base_weights`: tensors by vLLM's names, on the device and in the engine's type, which are read where they lie;
     None loads them from the model's files. Raises ValueError where they are not this model's."""
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
@@ -100,7 +113,7 @@ def build_llm(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    llm: Any = LLMEngine.from_engine_args(
+    llm = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model_path),
             dtype=config.precision,
@@ -140,7 +153,7 @@ def _cpu_kv_block() -> int:
     return block
 
 
-def _register_loader(base_weights: Mapping[str, Any]) -> str:
+def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
     """Have vLLM build its next model on these tensors; returns the name of the way to load it."""
     import torch
     from torch.overrides import TorchFunctionMode
@@ -150,27 +163,33 @@ def _register_loader(base_weights: Mapping[str, Any]) -> str:
     class EmptyOnMeta(TorchFunctionMode):
         """What is allocated to be loaded takes no memory. Tables that a model computes are made as ever."""
 
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self,
+            function: "Callable[..., Tensor]",
+            types: object,
+            args: Sequence[object] = (),
+            kwargs: Mapping[str, object] | None = None,
+        ) -> "Tensor":
             where = {"device": "meta"} if function is torch.empty else {}
-            return function(*args, **(kwargs or {}) | where)
+            return function(*args, **{**(kwargs or {}), **where})
 
     class SharedBaseLoader(BaseModelLoader):
-        def download_model(self, model_config: Any) -> None:
+        def download_model(self, model_config: "VllmModelConfig") -> None:
             pass
 
         # What it holds elsewhere is not told: vLLM would count it in LEAST_UTILIZATION and refuse to start.
-        def create_model(self, *arguments: Any, **options: Any) -> Any:
+        def create_model(self, *arguments: object, **options: object) -> "Module":
             with EmptyOnMeta():
                 return super().create_model(*arguments, **options)
 
-        def load_weights(self, model: Any, model_config: Any) -> None:
+        def load_weights(self, model: "Module", model_config: "VllmModelConfig") -> None:
             put_base(model, base_weights)
 
     register_model_loader(SHARED_BASE)(SharedBaseLoader)
     return SHARED_BASE
 
 
-def put_base(model: Any, base_weights: Mapping[str, Any]) -> None:
+def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
     """Let the model read these tensors in the place of its own parameters, tied ones as well. Raises ValueError where
     one is missing or has another shape."""
     import torch
@@ -188,13 +207,13 @@ def put_base(model: Any, base_weights: Mapping[str, Any]) -> None:
             module.register_parameter(leaf, torch.nn.Parameter(shared, requires_grad=False))
 
 
-def _ray_metrics() -> Any:
+def _ray_metrics() -> "type[RayPrometheusStatLogger]":
     from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
     return RayPrometheusStatLogger
 
 
-def sampling_params(request: GenerationRequest) -> Any:
+def sampling_params(request: GenerationRequest) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     grammar = StructuredOutputsParams(grammar=request.grammar) if request.grammar else None
@@ -209,20 +228,20 @@ def sampling_params(request: GenerationRequest) -> Any:
     )
 
 
-def scoring_params() -> Any:
+def scoring_params() -> "SamplingParams":
     """For the log-probs of a prompt."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
-def lora_request(name: str, number: int, folder: Path) -> Any:
+def lora_request(name: str, number: int, folder: Path) -> "LoRARequest":
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(name, number, str(folder))
 
 
-def completion_of(finished: Any, entry: OpenRequest) -> Completion:
+def completion_of(finished: "RequestOutput", entry: OpenRequest[Completion]) -> Completion:
     output = finished.outputs[0]
     token_ids = tuple(output.token_ids)
     logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
@@ -236,6 +255,6 @@ def completion_of(finished: Any, entry: OpenRequest) -> Completion:
     )
 
 
-def prompt_logprobs_of(finished: Any, entry: OpenRequest) -> list[float]:
+def prompt_logprobs_of(finished: "RequestOutput", entry: OpenRequest[list[float]]) -> list[float]:
     pairs = zip(finished.prompt_token_ids[1:], finished.prompt_logprobs[1:], strict=True)
     return [float(step[token].logprob) for token, step in pairs]

@@ -178,6 +178,14 @@ def test_policy_without_tasks_is_not_measured(tmp_path):
     assert "not measured" in stream.getvalue()
 
 
+def test_policy_of_whose_tasks_none_could_be_scored_says_how_many_were_asked(tmp_path):
+    output, stream = make_console()
+    unscored = {"solve_rate_before": None, "solve_rate_after": None, "num_eval_tasks": 0}
+    print_summary(make_summary(**unscored, left_out_eval_tasks=["lookup/0", "lookup/1"]), tmp_path, output)
+    rows = [line.split() for line in stream.getvalue().splitlines() if "not measured" in line]
+    assert [row[-4:-1] for row in rows if "RL" in row] == [["0", "of", "2"], ["0", "of", "2"]]
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.04, "0.0 s"), (9.6, "9.6 s"), (59.7, "1 min 00 s"), (34.2, "34 s"), (3725, "62 min 05 s")]
 )

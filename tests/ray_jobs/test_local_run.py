@@ -8,7 +8,7 @@ from evaluating import config_for
 
 from ray_jobs.phases.collect import run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
-from ray_jobs.phases.train_prm import run_train_prm
+from ray_jobs.phases.prm import run_train_prm
 from reward.labels.labels import read_labels
 from rollout.types import TrajectoryGroup
 from tests.reward.test_step_text import decided, make_trajectory

@@ -9,7 +9,6 @@ from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
 from learner.types import TrainBatch
 from ray_jobs.metrics.bottleneck import LIMITS
-from ray_jobs.metrics.pages import PAGE, metrics_page
 from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE, LOGGED
 from ray_jobs.run.progress import StepTimes, step_metrics
 from reward.credit import CreditedStep
@@ -81,11 +80,6 @@ def test_every_gauge_of_a_worker_is_in_the_table():
 def test_gauges_carry_names_that_prometheus_takes():
     for metric in BY_NAME.values():
         assert re.fullmatch(r"agentflow_[a-z0-9_]+", gauge_name(metric.name))
-
-
-def test_page_is_that_of_the_table():
-    """After a change of the table: `make pages`."""
-    assert PAGE.read_text() == metrics_page()
 
 
 def test_dashboard_names_metrics_of_the_table_only():

@@ -7,8 +7,7 @@ from envs.datasets.generated import generate
 from envs.types import Task
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
-from ray_jobs.phases.prm import watch_prm
-from ray_jobs.phases.train_prm import learn_prm
+from ray_jobs.phases.prm import learn_prm, watch_prm
 from reward.collected import CollectedGroups
 from reward.labels.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error

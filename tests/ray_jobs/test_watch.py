@@ -44,8 +44,9 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = Cluster()
-    fake = SimpleNamespace(wait=cluster.wait, get=cluster.get, kill=cluster.kill, exceptions=ray.exceptions)
+    fake = SimpleNamespace(wait=cluster.wait, get=cluster.get, exceptions=ray.exceptions)
     monkeypatch.setattr(watch_module, "ray", fake)
+    monkeypatch.setattr(watch_module, "kill", cluster.kill)
     monkeypatch.setattr(watch_module, "num_restarts", cluster.num_restarts)
     return cluster
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -75,7 +74,7 @@ def run_chaos(
         "no_traceback": b"Traceback (most recent call last)" not in job.log.read_bytes(),
         "nothing_else": not stage.complaints,
     }
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "seed": seed,
         "faults": dict(done),
         "starts": job.num_starts,
