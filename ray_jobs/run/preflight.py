@@ -249,6 +249,10 @@ def _check_own_code(config: RunConfig) -> None:
         from reward.scorers.own import scorer_of
 
         scorer_of(config.reward.scorer)
+    if config.reward.turn_scorer:
+        from reward.scorers.own import OwnTurnScorer
+
+        OwnTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
         from rollout.agent.demonstrations import check_demonstrations
         from rollout.agent.own import build_solving
