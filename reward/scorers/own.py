@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import math
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -129,8 +128,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _checked(score: object, source: str, place: str) -> float | None:
     if score is None:
         return None
-    if isinstance(score, Real | np.bool_) and math.isfinite(score) and 0 <= score <= 1:
-        return float(score)
+    if isinstance(score, Real | np.bool_) and 0 <= (number := float(score)) <= 1:
+        return number
     raise OwnCodeError(
         f"scorer '{source}' returned {score!r:.80} for {place}; a score is a number from 0 to 1, or None where it "
         "cannot be told"
