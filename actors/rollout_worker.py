@@ -18,6 +18,7 @@ from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
 from reward.restarts import Restarter
+from reward.scorers.own import OwnTurnScorer
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
@@ -48,9 +49,12 @@ class RolloutWorkerActor:
         self._prm = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
+        turn_scorer = config.reward.turn_scorer and OwnTurnScorer(
+            config.reward.turn_scorer, limit_s=config.reward.timeout_s
+        )
         self._judge = GroupJudge(
             OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens),
-            self._scored if prm else None,
+            turn_scorer.score_group if turn_scorer else self._scored if prm else None,
             transient=(PrmError, ray.exceptions.RayActorError),
         )
         self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)

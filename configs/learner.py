@@ -307,7 +307,7 @@ class TeacherConfig(OwnDemonstrationsConfig):
     type: Literal["teacher"] = "teacher"
     function: ImportPath
     """`module:name` of `async def name(task, messages, tools)`, which returns a text or a message of OpenAI's chat
-    protocol. It may ask another model."""
+    protocol. It may ask another model. A plain function is called in a thread."""
     num_demonstrations: int = Field(default=64, ge=1)
     """Tasks that are played; RL never asks one of them."""
     min_score: float = Field(default=1.0, ge=0, le=1)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.base import Config, typed
 from configs.judge import StepJudgeConfig
@@ -129,9 +129,18 @@ class OutcomeGatedConfig(Config):
     type: Literal["outcome_gated"] = "outcome_gated"
     prm_path: str | None = None
     """A trained PRM's folder; without one the run trains its own first."""
+    turn_scorer: ImportPath | None = None
+    """`module:name` of a function of one's own that scores turns in a PRM's place: name(task, answer, turns) returns a
+    list with a number from 0 to 1 for each of them, or None. None: a PRM does."""
     prm_weight: float = Field(default=0.5, ge=0)
     """Weight of the step scores; alarms lower it, and it never rises above this."""
     alarms: AlarmConfig = AlarmConfig()
+
+    @model_validator(mode="after")
+    def _scores_come_from_one_place(self) -> "OutcomeGatedConfig":
+        if self.turn_scorer and self.prm_path:
+            raise ValueError("turn_scorer scores turns in a PRM's place: leave prm_path out, or turn_scorer")
+        return self
 
 
 CreditConfig = Annotated[
@@ -150,9 +159,18 @@ class RewardConfig(Config):
     """Wall-clock limit of one call of a scorer of one's own; beyond it the run ends."""
 
     @property
+    def gated(self) -> OutcomeGatedConfig | None:
+        """What the recipe says of step scores, whoever gives them; None where there are none."""
+        return self.credit if isinstance(self.credit, OutcomeGatedConfig) else None
+
+    @property
     def prm(self) -> OutcomeGatedConfig | None:
         """What the recipe says of the PRM that scores steps in training; None where none is asked."""
-        return self.credit if isinstance(self.credit, OutcomeGatedConfig) else None
+        return None if self.turn_scorer else self.gated
+
+    @property
+    def turn_scorer(self) -> str | None:
+        return self.gated.turn_scorer if self.gated else None
 
     @property
     def prm_path(self) -> str | None:

@@ -132,7 +132,8 @@ class RunConfig(Config):
     def names_code(self) -> bool:
         """Whether it names modules of one's own."""
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
-        scorers = self.reward.scorer or any(not one.is_hub or one.scorer for one in self.envs.datasets.values())
+        rewards = self.reward.scorer or self.reward.turn_scorer
+        scorers = rewards or any(not one.is_hub or one.scorer for one in self.envs.datasets.values())
         agent = isinstance(self.agent, FunctionAgentConfig | CommandAgentConfig)
         others = isinstance(self.learner.loss, CustomLossConfig) or isinstance(self.cold_start, TeacherConfig)
         return bool(tools or scorers or agent or others)

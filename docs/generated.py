@@ -1,6 +1,7 @@
-"""What the code knows best and the pages show: settings, recipes, commands, metrics and the demo's numbers.
+"""What the code knows best and the pages show: settings, recipes, agents, commands, metrics and the demo's numbers.
 
-A page has a place for it, from `<!-- generated: settings -->` or `<!-- recipe: NAME -->` to `<!-- end -->`. What
+A page has a place for it, from `<!-- generated: settings -->`, `<!-- recipe: NAME -->` or `<!-- agent: NAME -->` to
+`<!-- end -->`. What
 `make pages` writes between the two is committed, so that the pages are whole where they are read as files; a test fails
 while they say something else than the code.
 """
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from configs.base import Config, types_of  # noqa: E402
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_PLACE = re.compile(r"(<!-- (generated|recipe): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (generated|recipe|agent): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_pages() -> None:
@@ -44,8 +45,8 @@ def filled(markdown: str) -> str:
 
 
 def _content(kind: str, name: str) -> str:
-    if kind == "recipe":
-        return recipe(name)
+    if kind in ("recipe", "agent"):
+        return {"recipe": recipe, "agent": agent}[kind](name)
     lists = {"settings": settings, "recipes": recipes, "commands": commands, "metrics": metrics, "numbers": numbers}
     return lists[name]()
 
@@ -169,6 +170,12 @@ def recipe(name: str) -> str:
     text = (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
     tomllib.loads(text)
     return _folded(f"configs/recipes/{name}.toml", "toml", text)
+
+
+def agent(name: str) -> str:
+    """An agent of another project, folded."""
+    path = f"benchmarks/agents/{name}.py"
+    return _folded(path, "python", (ROOT / path).read_text(encoding="utf-8"))
 
 
 def commands() -> str:

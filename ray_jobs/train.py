@@ -113,7 +113,8 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     lines = step_records(batch, groups, result)
     run.folder.log_step(step, lines, version_ages=batch.version_ages, num_trained=result.num_trajectories)
     alarms = training.add(metrics)
-    run.tell(batch.warning, result.skipped, training.news(), *(alarms if actors.uses_prm else ()))
+    scored = actors.uses_prm or config.reward.turn_scorer
+    run.tell(batch.warning, result.skipped, training.news(), *(alarms if scored else ()))
     if config.evaluates_after(step):
         evaluate_step(run, rollouts, step)
     ray.get(actors.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))

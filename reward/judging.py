@@ -137,8 +137,9 @@ class GroupJudge:
         self._delays_s = delays_s
 
     async def judge(self, group: TrajectoryGroup) -> ScoredGroup:
-        # In a thread: an answer that is hard to check must not hold up the worker's other episodes.
-        scored = await asyncio.to_thread(self._outcome.score_group, group)
+        # In threads: an answer that is hard to check must not hold up the worker's other episodes, nor its siblings.
+        asked = (asyncio.to_thread(self._outcome.score, one) for one in group.trajectories)
+        scored = ScoredGroup(group=group, rewards=tuple(await asyncio.gather(*asked)))
         if self._score_steps is None or scored.ending != "ready":
             return scored
         for delay in (*self._delays_s, None):

@@ -45,7 +45,8 @@ class Block:
 
     @property
     def shows_commands(self) -> bool:
-        return self.language in SHELLS or _COMMAND.search(self.text) is not None
+        """The docstring of a program may name one, too."""
+        return self.language in SHELLS or (self.language != "python" and _COMMAND.search(self.text) is not None)
 
     @property
     def commands(self) -> list[str]:

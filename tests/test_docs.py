@@ -118,7 +118,7 @@ def test_pages_are_whole_as_files_and_say_what_the_code_says(page):
     """After a change of settings, recipes, commands or the README's numbers: `make pages`."""
     text = page.read_text(encoding="utf-8")
     assert generated.filled(text) == text
-    assert len(re.findall(r"<!-- (?:generated|recipe): ", text)) == text.count("<!-- end -->")
+    assert len(re.findall(r"<!-- (?:generated|recipe|agent): ", text)) == text.count("<!-- end -->")
 
 
 def test_every_setting_recipe_and_command_can_be_read_in_the_files():

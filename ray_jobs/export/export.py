@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from configs.loading import load_run_config
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from configs.wording import reason
 from envs.datasets.module import OwnSources
@@ -135,8 +136,9 @@ def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOp
 
 
 def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
-    """The system's and the user's words before the first decision on so many held-out tasks."""
-    if not count:
+    """The system's and the user's words before the first decision on so many held-out tasks; none where an agent of
+    one's own writes its prompts."""
+    if not count or not isinstance(config.agent, PlannerAgentConfig):
         return []
     path = Path(config.envs.data_path) if config.envs.data_path else None
     own = OwnSources.of(config)
@@ -158,6 +160,7 @@ def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[
             "base_sha256": {path.name: digest_of(path) for path in sorted(model_path.glob("*.safetensors"))},
             "lora_rank": policy.config.model.lora_rank,
             "lora_alpha": policy.config.model.lora_alpha,
+            "agent": policy.config.agent.type,
         },
         **facts,
         "packages": {name: importlib.metadata.version(name) for name in ("gguf", "transformers", "safetensors")},

@@ -19,9 +19,15 @@ def run_serve(config: RunConfig, folder: Path) -> None:
     """`config` says the tools of the planner that is tried, and the Ollama that serves it. Raises ExportError and
     BackendError."""
     console = Console()
-    gguf = read_export(folder, ()).get("gguf")
+    exported = read_export(folder, ())
+    gguf, agent = exported.get("gguf"), exported.get("source", {}).get("agent", "planner")
     if gguf is None:
         raise ExportError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
+    if agent != "planner":
+        raise ExportError(
+            f"{folder} was trained with agent.type = '{agent}', and `agentflow serve` knows the planner only; "
+            "`agentflow solve` asks such an agent, and any server of models takes the export"
+        )
     manifest = read_export(folder, (gguf["file"],))
     backend = config.backend
     if not isinstance(backend, OllamaConfig):

@@ -63,10 +63,10 @@ def run_train_prm(config: RunConfig) -> None:
 
 
 def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:
-    """Metrics for the alarms: the PRM's weight and, once a window, the highest score of junk decisions in a context of
-    each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
+    """Metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk decisions
+    in a context of each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
     if run.actors.prm is None or run.config.reward.prm is None:
-        return {}
+        return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
         scored = (group for group in map(StoredGroup.of, payloads) if group.step_scores is not None)

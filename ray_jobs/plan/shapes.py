@@ -130,6 +130,8 @@ def read_shape(config: dict[str, Any], *, name: str) -> ModelShape:
         raise PlanError(f"{name} is quantised; the learner trains on bfloat16 or float32 weights: name that model")
     if family not in FAMILIES:
         raise PlanError(f"{name} has model_type '{family}'; known are {', '.join(FAMILIES)}")
+    if config.get("use_sliding_window"):
+        raise PlanError(f"{name} reads a sliding window, and the learner reads all that was said before")
     try:
         heads = int(config["num_attention_heads"])
         bias = bool(config.get("attention_bias", False))

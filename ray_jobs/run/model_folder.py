@@ -10,6 +10,9 @@ from learner.demo_model import ensure_demo_model
 SMALL_FILES = ["*.json", "*.jinja", "*.model"]
 """Of a model on the hub: its configuration, tokenizer and chat template, and no weights."""
 
+LARGEST_MERGED = 2_000_000_000
+"""Weights of a model into which an engine on a card merges its adapters."""
+
 
 class PreflightError(UserError):
     """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
@@ -48,10 +51,12 @@ def _demo_model() -> Path:
         ) from error
 
 
-def check_model(config: RunConfig, *, download: bool = True) -> Path:
-    """The folder of the base model, once all is known to fit that its small files tell: what cannot be used is not
-    downloaded. Raises PreflightError."""
+def check_model(config: RunConfig, *, training: bool = False, download: bool = True) -> Path:
+    """The folder of the base model, once all is known to fit that its small files tell: what cannot be used, or not
+    trained where that is wanted, is not downloaded. Raises PreflightError."""
     folder = resolve_model(config.model.path, weights=False)
+    if training:
+        _check_shape(config, folder)
     longest = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     wanted = config.rollout.engine.max_model_len
     if longest is not None and wanted > longest:
@@ -61,6 +66,25 @@ def check_model(config: RunConfig, *, download: bool = True) -> Path:
         )
     _check_chat(config.model.path, folder)
     return resolve_model(config.model.path) if download else folder
+
+
+def _check_shape(config: RunConfig, folder: Path) -> None:
+    """Whether the learner can train this model, and every new version is merged in seconds. Raises PreflightError."""
+    from ray_jobs.plan.shapes import PlanError, read_shape
+
+    try:
+        shape = read_shape(json.loads((folder / "config.json").read_text()), name=f"model.path = '{config.model.path}'")
+        shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
+    except PlanError as error:
+        raise PreflightError(f"{error} (docs/your-model.md says which models train)") from error
+    engine = config.rollout.engine
+    merges = (engine.device, engine.adapter_mode) == ("cuda", "merged")
+    if merges and shape.num_parameters > LARGEST_MERGED:
+        raise PreflightError(
+            "rollout.engine.adapter_mode = 'merged' reads all weights and folds the adapter in on the CPU "
+            f"for every version, which takes minutes for the {shape.num_parameters:,} of '{config.model.path}' (at "
+            f"most {LARGEST_MERGED:,}); on a card set rollout.engine.adapter_mode=native"
+        )
 
 
 def _check_chat(path: str, folder: Path) -> None:

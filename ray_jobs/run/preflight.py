@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +15,10 @@ from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_writte
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.checks.tasks import check_mixes, check_tasks
 from ray_jobs.metrics.trackers import check_trackers
-from ray_jobs.run.model_folder import PreflightError, check_model, check_prm, resolve_model
+from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
-
-LARGEST_MERGED = 2_000_000_000
-"""Weights of a model into which an engine on a card merges its adapters."""
 
 NATIVE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can reserve for adapters that stay unmerged."""
@@ -56,8 +52,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     check_tasks(config, training=True)
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
-    _check_merging(config)
-    model_path = check_model(config, download=download)
+    model_path = check_model(config, training=True, download=download)
     _check_prompt_fits(config, model_path)
     return Ready(model_path=model_path, sandbox=sandbox)
 
@@ -132,23 +127,6 @@ def check_recipe(config: RunConfig) -> None:
             f"model.lora_rank = {rank} does not fit rollout.engine.adapter_mode = 'native'; "
             f"use one of {', '.join(map(str, NATIVE_LORA_RANKS))}"
         )
-
-
-def _check_merging(config: RunConfig) -> None:
-    """Whether every new version is merged in seconds. Raises PreflightError."""
-    from ray_jobs.plan.shapes import PlanError, read_shape
-
-    if (config.rollout.engine.device, config.rollout.engine.adapter_mode) != ("cuda", "merged"):
-        return
-    folder = resolve_model(config.model.path, weights=False)
-    with suppress(PlanError):
-        count = read_shape(json.loads((folder / "config.json").read_text()), name=config.model.path).num_parameters
-        if count > LARGEST_MERGED:
-            raise PreflightError(
-                "rollout.engine.adapter_mode = 'merged' reads all weights and folds the adapter in on the CPU "
-                f"for every version, which takes minutes for the {count:,} of '{config.model.path}' (at most "
-                f"{LARGEST_MERGED:,}); on a card set rollout.engine.adapter_mode=native"
-            )
 
 
 def _check_tools(config: RunConfig) -> None:
@@ -249,6 +227,10 @@ def _check_own_code(config: RunConfig) -> None:
         from reward.scorers.own import scorer_of
 
         scorer_of(config.reward.scorer)
+    if config.reward.turn_scorer:
+        from reward.scorers.own import OwnTurnScorer
+
+        OwnTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
         from rollout.agent.demonstrations import check_demonstrations
         from rollout.agent.own import build_solving

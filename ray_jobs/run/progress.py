@@ -102,8 +102,8 @@ class Training:
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> "Training":
         """As if these rows had just been added one by one, after so many train steps."""
-        prm = config.reward.prm or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(prm.alarms, prm.prm_weight), hints=hints(config))
+        gated = config.reward.gated or OutcomeGatedConfig()
+        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), hints=hints(config))
         for row in rows:
             training.add(row)
         training.num_steps = num_steps

@@ -1,15 +1,20 @@
-"""Scorers of one's own: a function that a recipe or a task names, asked under a time limit and held to its word."""
+"""Scorers of one's own: functions that a recipe or a task names, asked under a time limit and held to their word."""
 
+import asyncio
 import inspect
-import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
+from numbers import Real
 
-from configs.own import OwnCodeError, check_call, failure, load_own
+import numpy as np
+
+from configs.own import OwnCodeError, check_call, failure, load_own, own_function
 from envs.types import Task
-from rollout.types import Turn
+from reward.types import StepScores
+from rollout.types import Trajectory, TrajectoryGroup, Turn
 
 Scorer = Callable[[Task, str, Sequence[Turn]], object]
 
@@ -21,26 +26,42 @@ def own_score(task: Task, answer: str, turns: Sequence[Turn]) -> float | None:
     """
     source = task.scorer or ""
     call = scorer_of(source)
-    answers: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
+    score = _asked(lambda: call(task, answer, turns), source, task, limit_s=task.scoring_limit_s)
+    return _checked(score, source, f"task '{task.id}'")
 
-    def ask() -> None:
-        try:
-            answers.put((call(task, answer, turns), None))
-        except BaseException as error:
-            answers.put((None, error))
 
-    # Nothing can end a thread from outside; as a daemon it does not keep the process that gives up on it.
-    threading.Thread(target=ask, daemon=True, name=source).start()
-    try:
-        score, error = answers.get(timeout=task.scoring_limit_s)
-    except queue.Empty:
-        raise OwnCodeError(
-            f"scorer '{source}' gave no score for task '{task.id}' within {task.scoring_limit_s:g} s; make it faster, "
-            "or raise reward.timeout_s"
-        ) from None
-    if error is not None:
-        raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from error
-    return _checked(score, source, task)
+class OwnTurnScorer:
+    """Scores the turns of a group by a function of one's own, `name(task, answer, turns)`, in a PRM's place."""
+
+    def __init__(self, source: str, *, limit_s: float) -> None:
+        """Raises OwnCodeError."""
+        self._source = source
+        self._limit_s = limit_s
+        self._call = own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns")
+
+    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+        """A number from 0 to 1 for each planner turn, or None, which an attempt that broke has everywhere. Raises
+        OwnCodeError."""
+        asked = (asyncio.to_thread(self._scores, one) for one in group.trajectories)
+        return StepScores(raw=tuple(await asyncio.gather(*asked)), prm_digest="")
+
+    def _scores(self, trajectory: Trajectory) -> tuple[float | None, ...]:
+        task, answer, turns = trajectory.task, trajectory.answer, trajectory.planner_turns
+        if trajectory.stop_reason == "infrastructure":
+            return (None,) * len(turns)
+        scores = _asked(lambda: self._call(task, answer, turns), self._source, task, limit_s=self._limit_s)
+        attempt = f"an attempt at task '{task.id}'"
+        if not isinstance(scores, Sequence):
+            raise OwnCodeError(
+                f"scorer '{self._source}' returned {scores!r:.80} for the {len(turns)} turns of {attempt}; return a "
+                "list with a number for each"
+            )
+        if len(scores) != len(turns):
+            raise OwnCodeError(
+                f"scorer '{self._source}' returned {len(scores)} scores for the {len(turns)} turns of {attempt}"
+            )
+        places = (f"turn {number} of {attempt}" for number in range(1, len(turns) + 1))
+        return tuple(_checked(score, self._source, place) for score, place in zip(scores, places, strict=True))
 
 
 @lru_cache(maxsize=64)
@@ -61,15 +82,55 @@ def _takes_turns(function: Callable[..., object]) -> bool:
     return True
 
 
-def _checked(score: object, source: str, task: Task) -> float | None:
+def _asked(call: Callable[[], object], source: str, task: Task, *, limit_s: float) -> object:
+    """What it returns, or what it returns is awaited to. Raises OwnCodeError."""
+    said: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
+    awaited: list[Future[object]] = []
+
+    def ask() -> None:
+        try:
+            found = call()
+            if inspect.isawaitable(found):
+                awaited.append(asyncio.run_coroutine_threadsafe(_result(found), _loop()))
+                found = awaited[0].result()
+            said.put((found, None))
+        except BaseException as error:
+            said.put((None, error))
+
+    # Nothing can end a thread from outside; as a daemon it does not keep the process that gives up on it.
+    threading.Thread(target=ask, daemon=True, name=source).start()
+    try:
+        found, error = said.get(timeout=limit_s)
+    except queue.Empty:
+        for one in awaited:
+            one.cancel()
+        raise OwnCodeError(
+            f"scorer '{source}' gave no score for task '{task.id}' within {limit_s:g} s; make it faster, or raise "
+            "reward.timeout_s"
+        ) from None
+    if error is not None:
+        raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from error
+    return found
+
+
+async def _result(found: Awaitable[object]) -> object:
+    return await found
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
+    """One for all scorers of the process: a client that they share keeps its connections."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="asynchronous scorers").start()
+    return loop
+
+
+def _checked(score: object, source: str, place: str) -> float | None:
     if score is None:
         return None
-    if isinstance(score, bool | int | float) and math.isfinite(score) and 0 <= score <= 1:
-        return float(score)
-    if inspect.iscoroutine(score):
-        score.close()
-        raise OwnCodeError(f"scorer '{source}' is asynchronous; write `def`, not `async def`: it runs in a thread")
+    if isinstance(score, Real | np.bool_) and 0 <= (number := float(score)) <= 1:
+        return number
     raise OwnCodeError(
-        f"scorer '{source}' returned {score!r:.80} for task '{task.id}'; a score is a number from 0 to 1, or None "
-        "where it cannot be told"
+        f"scorer '{source}' returned {score!r:.80} for {place}; a score is a number from 0 to 1, or None where it "
+        "cannot be told"
     )

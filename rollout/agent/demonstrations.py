@@ -4,12 +4,13 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
 from configs.learner import ColdStartConfig, FileConfig, TeacherConfig
-from configs.own import OwnCodeError, own_function
+from configs.own import in_a_thread, own_function
 from envs.types import Task
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
@@ -37,11 +38,9 @@ class Conversation:
 
 
 def load_teacher(config: TeacherConfig) -> Teach:
-    """Raises OwnCodeError."""
-    function: Teach = own_function(config.function, key="cold_start.function", takes="task, messages, tools")
-    if not inspect.iscoroutinefunction(function):
-        raise OwnCodeError(f"cold_start.function: '{config.function}' is no async function; write `async def`")
-    return function
+    """A plain function has a thread to itself. Raises OwnCodeError."""
+    function = own_function(config.function, key="cold_start.function", takes="task, messages, tools")
+    return function if inspect.iscoroutinefunction(function) else partial(in_a_thread, function)
 
 
 def read_conversations(path: str) -> list[Conversation]:

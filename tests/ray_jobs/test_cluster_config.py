@@ -48,7 +48,7 @@ def test_cluster_that_is_not_there_is_said_at_once():
 
 def test_in_a_job_the_head_nodes_devices_say_nothing_about_where_models_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config, download: tmp_path)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config, training, download: tmp_path)
     check_before_start(load_run_config(None, [f"output_dir={tmp_path}/runs", "learner.num_threads=64"]))
 
 

@@ -67,6 +67,7 @@ def test_an_export_holds_both_models_a_modelfile_and_what_proves_them(run, model
         },
         "lora_rank": 4,
         "lora_alpha": 8.0,
+        "agent": "planner",
     }
     gguf = manifest["gguf"]
     assert (gguf["file"], gguf["quantization"], gguf["gap"]["num_prompts"]) == ("model-q8_0.gguf", "q8_0", 2)
@@ -85,6 +86,14 @@ def test_only_what_was_asked_for_is_written(run, tmp_path):
     run_export(str(run), None, tmp_path / "b", ExportOptions(formats=("gguf",), quantization="f16", num_prompts=0))
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"model-f16.gguf", "Modelfile", "export.json"}
     assert read_export(tmp_path / "b", ())["gguf"]["gap"] is None
+
+
+def test_an_agent_of_ones_own_has_no_planner_prompts_to_measure_quantisation_on(tmp_path, model_path, adapter):
+    own = {"agent": {"type": "function", "function": "mine:solve"}, "cold_start": {"num_demonstrations": 0}}
+    run = make_run(tmp_path / "runs" / "own", model_path, adapter, reward={"credit": "outcome"}, **own)
+    run_export(str(run), None, tmp_path / "out", OPTIONS)
+    manifest = read_export(tmp_path / "out", ("model-q8_0.gguf",))
+    assert (manifest["source"]["agent"], manifest["gguf"]["gap"]) == ("function", None)
 
 
 def test_run_checkpoint_and_adapter_file_name_the_same_policy(run):

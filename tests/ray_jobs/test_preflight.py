@@ -12,7 +12,7 @@ from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine
 from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.checks.tasks import notes_before_start
-from ray_jobs.run import model_folder, preflight
+from ray_jobs.run import model_folder
 from ray_jobs.run.model_folder import SMALL_FILES, resolve_model
 from ray_jobs.run.preflight import (
     PreflightError,
@@ -21,13 +21,18 @@ from ray_jobs.run.preflight import (
     check_labelling,
 )
 
+SHAPE = {
+    **{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048},
+}
+
 
 @pytest.fixture
 def model(tmp_path):
     """A folder that looks like a model; preflight never loads one, but its tokenizer."""
     folder = tmp_path / "model"
     tokenizer_of(ROLES["chatml"]).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    (folder / "config.json").write_text(json.dumps(SHAPE))
     (folder / "model.safetensors").touch()
     return folder
 
@@ -235,6 +240,28 @@ def test_cuda_is_refused_on_a_driver_that_is_too_old(config, monkeypatch):
         check_before_start(config("learner.device=cuda"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "gemma3_text"}, "has model_type 'gemma3_text'; known are llama, qwen2, qwen3"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "is a mixture of experts"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised; the learner trains on bfloat16 or float32"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "reads a sliding window"),
+        ({"hidden_size": None}, "is incomplete or broken"),
+    ],
+)
+def test_a_model_that_the_learner_cannot_train_is_refused_before_its_weights_are_downloaded(
+    config, model, monkeypatch, changes, says
+):
+    (model / "config.json").write_text(json.dumps(SHAPE | changes))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, allow_patterns: str(model))
+    assert says in refusal(config("model.path=some/model"))
+
+
+def test_layers_that_the_model_lacks_carry_no_adapter(config):
+    assert "model.lora_targets names 'c_attn', which" in refusal(config('model.lora_targets=["c_attn"]'))
+
+
 @pytest.mark.parametrize(("layers", "refused"), [(36, True), (2, False)])
 def test_a_large_model_on_a_card_is_not_merged_anew_for_every_version(config, tmp_path, layers, refused):
     """Of Qwen3-8B's sizes: 8,190,735,360 weights, or with 2 of its 36 layers 1.6e9."""
@@ -247,11 +274,11 @@ def test_a_large_model_on_a_card_is_not_merged_anew_for_every_version(config, tm
     large = (f"model.path={tmp_path}", "rollout.engine.device=cuda")
     if refused:
         with pytest.raises(PreflightError, match=r"8,190,735,360 .* set rollout\.engine\.adapter_mode=native"):
-            preflight._check_merging(config(*large))
+            model_folder._check_shape(config(*large), tmp_path)
     else:
-        preflight._check_merging(config(*large))
-    preflight._check_merging(config(*large, "rollout.engine.adapter_mode=native"))
-    preflight._check_merging(config(*large, "rollout.engine.device=cpu"))
+        model_folder._check_shape(config(*large), tmp_path)
+    model_folder._check_shape(config(*large, "rollout.engine.adapter_mode=native"), tmp_path)
+    model_folder._check_shape(config(*large, "rollout.engine.device=cpu"), tmp_path)
 
 
 def test_cuda_is_refused_without_a_gpu_and_with_too_few(config, monkeypatch):

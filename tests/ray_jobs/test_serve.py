@@ -73,6 +73,14 @@ def test_a_model_that_does_not_answer_as_a_planner_is_said(export, ollama):
         run_serve(config_for(url), export)
 
 
+def test_an_export_of_an_agent_of_ones_own_is_refused_before_it_is_sent(export, ollama):
+    manifest = json.loads((export / "export.json").read_text()) | {"source": {"agent": "function"}}
+    (export / "export.json").write_text(json.dumps(manifest))
+    with serving(ollama) as url, pytest.raises(ExportError, match=r"agent\.type = 'function'.* knows the planner only"):
+        run_serve(config_for(url), export)
+    assert ollama.blobs == {}
+
+
 def test_a_changed_file_is_never_served(export, ollama):
     (export / "model-q8_0.gguf").write_bytes(b"other bytes")
     with serving(ollama) as url, pytest.raises(ExportError, match="is not the file that was exported"):

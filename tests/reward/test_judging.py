@@ -80,9 +80,9 @@ async def test_scoring_does_not_hold_up_the_event_loop():
     ticked = threading.Event()
 
     class Slow:
-        def score_group(self, group):
+        def score(self, trajectory):
             assert ticked.wait(timeout=60)
-            return OutcomeReward(LearnerConfig(), max_turn_tokens=100).score_group(group)
+            return OutcomeReward(LearnerConfig(), max_turn_tokens=100).score(trajectory)
 
     async def tick():
         ticked.set()

@@ -1,6 +1,8 @@
 """A scorer of one's own: what it says goes all the way, what it may not say ends in one line."""
 
 import asyncio
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +18,7 @@ from reward.scorers.own import scorer_of
 from rollout.types import Trajectory, TrajectoryGroup
 
 SCORERS = """
+import asyncio
 import time
 
 def half(task, answer):
@@ -40,7 +43,37 @@ def slow(task, answer):
     time.sleep(5)
 
 async def later(task, answer):
+    await asyncio.sleep(0)
+    return 0.25
+
+async def later_broken(task, answer):
+    await asyncio.sleep(0)
+    raise KeyError("no such word")
+
+async def never(task, answer):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append(task.id)
+
+ended = []
+met = asyncio.Event()
+
+async def together(task, answer):
+    # The first waits until the second is asked.
+    if answer == "b":
+        met.set()
+    await met.wait()
     return 1.0
+
+async def places(task, answer):
+    return asyncio.get_running_loop() is loops.setdefault("loop", asyncio.get_running_loop())
+
+loops = {}
+
+def kind(task, answer):
+    import numpy as np
+    return {"float32": np.float32(0.5), "bool": np.bool_(True), "int": np.int64(1)}[answer]
 
 def alone(task):
     return 1.0
@@ -53,6 +86,7 @@ number = 3
 def own_module(tmp_path, monkeypatch):
     (tmp_path / "own_scorers_of_the_test.py").write_text(SCORERS)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_scorers_of_the_test", raising=False)
     scorer_of.cache_clear()
 
 
@@ -94,8 +128,8 @@ def test_a_task_may_name_a_built_in_comparison_and_a_wrong_name_is_answered():
         ("nothing_like_it", "two", r"returned 2\.0 for task 't1'"),
         ("nothing_like_it", "text", r"returned '1' for task 't1'"),
         ("nothing_like_it", "list", r"returned \[1\] for task 't1'"),
-        ("broken", "a", r"failed on task 't1' with KeyError: 'no such word' \(own_scorers_of_the_test\.py, line 20\)"),
-        ("later", "a", r"is asynchronous"),
+        ("broken", "a", r"failed on task 't1' with KeyError: 'no such word' \(own_scorers_of_the_test\.py, line 21\)"),
+        ("later_broken", "a", r"failed on task 't1' with KeyError: 'no such word'"),
         ("alone", "a", r"is called as alone\(task, answer\) and does not take that"),
         ("number", "a", r"is a int; name a function"),
         ("missing", "a", r"cannot be imported: AttributeError"),
@@ -111,6 +145,29 @@ def test_what_is_no_score_is_one_line_that_names_function_and_task(name, answer,
 def test_a_function_that_takes_too_long_is_given_up():
     with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s; .*raise reward\.timeout_s"):
         score_answer(task("slow", scoring_limit_s=0.05), "a")
+
+
+def test_an_asynchronous_scorer_is_waited_for_and_all_share_one_loop():
+    assert score_answer(task("later"), "a") == 0.25
+    assert [score_answer(task("places"), "a") for _ in range(2)] == [1.0, 1.0]
+
+
+def test_an_asynchronous_scorer_that_takes_too_long_is_given_up_and_ended():
+    import own_scorers_of_the_test
+
+    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
+        score_answer(task("never", scoring_limit_s=0.05), "a")
+    while not own_scorers_of_the_test.ended:
+        time.sleep(0.01)
+
+
+def test_attempts_of_a_group_are_scored_side_by_side():
+    assert judged(group_of("together", "a", "b")).outcomes == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("answer", "score"), [("float32", 0.5), ("bool", 1.0), ("int", 1.0)])
+def test_numbers_of_numpy_are_numbers(answer, score):
+    assert score_answer(task("kind"), answer) == score
 
 
 def judged(group):

@@ -160,11 +160,20 @@ async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text, say
         await imitated(tmp_path / "chats.jsonl", text)
 
 
-def test_a_teacher_must_be_an_async_function_of_three(tmp_path, monkeypatch):
-    (tmp_path / "teachers_of_a_test.py").write_text("def plain(task, messages, tools): ...\nasync def two(a, b): ...\n")
+TEACHERS = """
+import threading
+
+def plain(task, messages, tools):
+    return threading.current_thread() is not threading.main_thread() and task
+
+async def two(a, b): ...
+"""
+
+
+async def test_a_teacher_is_a_function_of_three_and_a_plain_one_has_a_thread(tmp_path, monkeypatch):
+    (tmp_path / "teachers_of_a_test.py").write_text(TEACHERS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(OwnCodeError, match="is no async function"):
-        load_teacher(TeacherConfig(function="teachers_of_a_test:plain"))
+    assert await load_teacher(TeacherConfig(function="teachers_of_a_test:plain"))("a task", [], []) == "a task"
     with pytest.raises(OwnCodeError, match=r"called as two\(task, messages, tools\)"):
         load_teacher(TeacherConfig(function="teachers_of_a_test:two"))
 
