@@ -29,7 +29,7 @@ def differences(run: Path, twin: Path) -> list[str]:
 
 def _end_of(folder: Path) -> Iterator[tuple[str, Any]]:
     checkpoint, _ = newest_checkpoint(folder / "checkpoints")
-    manifest = read_manifest(checkpoint.folder) if checkpoint else {"step": 0, "files": {}}
+    manifest: dict[str, Any] = read_manifest(checkpoint.folder) if checkpoint else {"step": 0, "files": {}}
     yield "the step of the newest checkpoint", manifest["step"]
     for name in WEIGHTS:
         yield name, manifest["files"].get(name)
