@@ -67,6 +67,15 @@ def test_the_engines_steps_are_rehearsed(tmp_path):
     assert len(told["disturbed"]["stall_s"]) == 6
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_whole_run_is_rehearsed(tmp_path):
+    done, records, logs = rehearse(tmp_path, "run")
+    assert done.returncode == 0, logs
+    assert verdicts(records["run"]) | {"no_step_skipped": True, "all_versions_proven": True} == verdicts(records["run"])
+    assert records["run"]["told"]["facts"]["num_steps"] == 1
+
+
 def test_a_step_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path):
     done, records, _ = rehearse(tmp_path, "facts", "ipc", limit=0.2)
     assert done.returncode == 1
