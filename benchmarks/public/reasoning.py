@@ -3,7 +3,7 @@
 from envs.datasets.reasoning_gym import ReasoningGym
 
 _NEEDLES = ReasoningGym("needle_haystack", num_tasks=3000, seed=1, min_num_statements=4, max_num_statements=8)
-_SORTING = ReasoningGym("word_sorting", num_tasks=3000, seed=1, min_words=2, max_words=3, max_word_length=6)
+_REVERSALS = ReasoningGym("word_sequence_reversal", num_tasks=3000, seed=1, min_words=2, max_words=4)
 
 needle_tasks, needle_score = _NEEDLES.tasks, _NEEDLES.score
-sorting_tasks, sorting_score = _SORTING.tasks, _SORTING.score
+reversal_tasks, reversal_score = _REVERSALS.tasks, _REVERSALS.score
