@@ -73,7 +73,8 @@ class LearnerLostError(RuntimeError):
 
 
 class Supervisor(AbstractContextManager["Supervisor"]):
-    """While it is open, workers roll out. Everything the loop waits for, it waits for through `get`."""
+    """While it is open, workers roll out. What takes long, a batch, a step or an evaluation, the loop waits for through
+    `get`, `learn` and `beside`, so that workers that die meanwhile are replaced."""
 
     def __init__(self, run: Run) -> None:
         self._actors = run.actors
