@@ -48,12 +48,7 @@ def run_chaos(
     """Run the job that `start` begins under so many random faults (of these kinds, of all by default), and print what
     was found as JSON. `twin`: the folder of the same job, left in peace, whose end this one must have; then no fault
     happens by default that changes it. Returns 0 when it is sound. Raises ChaosError when the job cannot go on."""
-    if unknown := sorted({*only} - {*FAULTS}):
-        raise ChaosError(f"there are the faults {', '.join(FAULTS)}; got {', '.join(unknown)}")
-    if twin and config.pipeline_depth:
-        raise ChaosError(f"only a job with pipeline_depth=0 has a twin; this one has {config.pipeline_depth}")
-    if twin and not (twin / "summary.json").exists():
-        raise ChaosError(f"'{twin}' is not the folder of a job that has ended; run it first, with the same settings")
+    _check_asked(config, only, twin)
     console, began = Console(stderr=True), time.monotonic()
     folder = config.run_path.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +83,15 @@ def run_chaos(
     }
     print(json.dumps(facts, indent=2))
     return 0 if facts["sound"] else 1
+
+
+def _check_asked(config: RunConfig, only: Sequence[str], twin: Path | None) -> None:
+    if unknown := sorted({*only} - {*FAULTS}):
+        raise ChaosError(f"there are the faults {', '.join(FAULTS)}; got {', '.join(unknown)}")
+    if twin and config.pipeline_depth:
+        raise ChaosError(f"only a job with pipeline_depth=0 has a twin; this one has {config.pipeline_depth}")
+    if twin and not (twin / "summary.json").exists():
+        raise ChaosError(f"'{twin}' is not the folder of a job that has ended; run it first, with the same settings")
 
 
 @contextmanager
