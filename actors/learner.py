@@ -86,7 +86,7 @@ class LearnerCalls:
 
     def publish(self, store: "StoreHandle") -> int:
         """Hand the current adapter to the store; returns its version. Of several ranks one does."""
-        adapter = self._learner.adapter()
+        adapter = self._learner.adapter(self._config.rollout.engine.adapter_precision)
         if self._learner.writes:
             ray.get(store.publish.remote(adapter))
         return adapter.policy_version

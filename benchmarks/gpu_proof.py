@@ -171,7 +171,7 @@ def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
     adapters = []
     for version in range(ADAPTER_LOADS + 1):
         learner.policy_version = version
-        adapters.append(learner.adapter())
+        adapters.append(learner.adapter(native.adapter_precision))
     del learner
     _empty_card()
     engine = VllmEngine(model_path, native, config.model, seed=config.seed)

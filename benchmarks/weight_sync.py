@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 import torch
 
 from configs.loading import load_run_config
+from configs.processor import Precision
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.learner import Learner
@@ -49,7 +50,7 @@ class Update:
     context_tokens: int
 
 
-def make_adapters(learner: Learner, count: int) -> list[Adapter]:
+def make_adapters(learner: Learner, count: int, precision: Precision) -> list[Adapter]:
     """Versions from 0 on, each a small step from the one before."""
     generator, adapters = torch.Generator().manual_seed(0), []
     for version in range(count):
@@ -57,7 +58,7 @@ def make_adapters(learner: Learner, count: int) -> list[Adapter]:
             if "lora_B" in name:
                 parameter.data += 1e-3 * torch.randn(parameter.shape, generator=generator)
         learner.policy_version = version
-        adapters.append(learner.adapter())
+        adapters.append(learner.adapter(precision))
     return adapters
 
 
@@ -197,11 +198,12 @@ def main() -> None:
     options = parser.parse_args()
     config = load_run_config(DEFAULT_RECIPE)
     learner = Learner(resolve_model(config.model.path), config.model, config.learner, seed=0)
-    adapters = make_adapters(learner, 2 * options.updates + 1 + round(options.seconds / options.every))
+    num_versions = 2 * options.updates + 1 + round(options.seconds / options.every)
     print("| | context tokens | loaded | proven | first token | new request |\n| --- | --- | --- | --- | --- | --- |")
     costs = []
     for mode in options.modes:
-        bench = Bench(load_run_config(DEFAULT_RECIPE, [f"rollout.engine.adapter_mode={mode}"]), adapters)
+        config = load_run_config(DEFAULT_RECIPE, [f"rollout.engine.adapter_mode={mode}"])
+        bench = Bench(config, make_adapters(learner, num_versions, config.rollout.engine.adapter_precision))
         try:
             costs.append(asyncio.run(measure(bench, mode, options)))
         finally:

@@ -59,6 +59,12 @@ class EngineConfig(Config):
         """What `dtype` means on this machine."""
         return precision_of(self.dtype, self.device)
 
+    @property
+    def adapter_precision(self) -> Precision:
+        """What adapters are published in. A native adapter is rounded to the engine's type anyway; a merged one is
+        multiplied out in float32 before it is."""
+        return self.precision if self.adapter_mode == "native" else "float32"
+
     @model_validator(mode="after")
     def _pinning_needs_several_versions(self) -> "EngineConfig":
         if self.refresh == "trajectory" and self.adapter_mode == "merged":

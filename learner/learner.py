@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from configs.learner import LearnerConfig, ModelConfig
+from configs.processor import Precision
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks
@@ -142,12 +143,14 @@ class Learner:
         }
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
-    def adapter(self) -> Adapter:
-        """The current adapter as bytes, with their digest and canary."""
+    def adapter(self, precision: Precision = "float32") -> Adapter:
+        """The current adapter as bytes, with their digest and canary. `precision` is what its weights, which are
+        trained in float32, are rounded to."""
         import safetensors.torch
 
         with self.optimizer.whole():
-            data = safetensors.torch.save(self.policy.adapter_state())
+            weights = self.policy.adapter_state()
+            data = safetensors.torch.save({name: one.to(getattr(torch, precision)) for name, one in weights.items()})
         digest = hashlib.sha256(data).hexdigest()
         if len(digests := set(self.optimizer.gather(digest))) > 1:
             raise RuntimeError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")

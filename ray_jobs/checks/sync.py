@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
+from configs.processor import Precision
 from configs.run import RunConfig
 from learner.types import Adapter
 from ray_jobs.checks.doctor import Finding, show
@@ -56,7 +57,8 @@ def run_sync_doctor(config: RunConfig) -> int:
     engine = VllmEngine(model_path, config.rollout.engine, config.model, seed=config.seed)
     try:
         with TemporaryDirectory() as folder:
-            findings = asyncio.run(_all(prove_sync(engine, three_versions(learner), Path(folder))))
+            versions = three_versions(learner, config.rollout.engine.adapter_precision)
+            findings = asyncio.run(_all(prove_sync(engine, versions, Path(folder))))
     finally:
         engine.close()
     return show(f"weight sync of '{config.name}', {config.rollout.engine.adapter_mode} adapters", findings)
@@ -97,7 +99,7 @@ async def prove_sync(engine: PolicyEngine, adapters: Sequence[Adapter], folder: 
         yield Finding(state="ok", what=f"from publishing version 1 to {what}", found=f"{seconds:.2f} s")
 
 
-def three_versions(learner: "Learner") -> list[Adapter]:
+def three_versions(learner: "Learner", precision: Precision) -> list[Adapter]:
     """Version 0 as far from the base model as a cold start would bring it, 1 and 2 each so far on that the canary text
     tells them apart whatever rounding adds."""
     base = learner.adapter().canary
@@ -110,11 +112,12 @@ def three_versions(learner: "Learner") -> list[Adapter]:
         return math.dist(canary, _logprobs(versions[-1])) >= CLEAR_DISTANCE
 
     for version, size in ((0, 0.01), (1, 0.001), (2, 0.001)):
-        versions.append(_moved(learner, version, size, far_enough))
+        _move(learner, version, size, far_enough)
+        versions.append(learner.adapter(precision))
     return versions
 
 
-def _moved(learner: "Learner", version: int, size: float, far_enough: Callable[[Sequence[float]], bool]) -> Adapter:
+def _move(learner: "Learner", version: int, size: float, far_enough: Callable[[Sequence[float]], bool]) -> None:
     """Random steps of the adapter, each twice as long as the one before, until its canary is where it should be."""
     import torch
 
@@ -125,9 +128,8 @@ def _moved(learner: "Learner", version: int, size: float, far_enough: Callable[[
             if "lora_B" in name:
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
                 parameter.data += size * 2**step * noise
-        adapter = learner.adapter()
-        if far_enough(_logprobs(adapter)):
-            return adapter
+        if far_enough(_logprobs(learner.adapter())):
+            return
     raise RuntimeError(f"no change of the adapter moves the canary text: version {version}")
 
 

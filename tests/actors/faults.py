@@ -260,8 +260,8 @@ class RememberingLearner(SimulatedLearner):
         self._trace.grad = self._torch.tensor([float(byte) for byte in hashlib.sha256(seen.encode()).digest()[:8]])
         return super().train_step(batch)
 
-    def adapter(self):
-        plain, trace = super().adapter(), self._trace.detach().numpy().tobytes()
+    def adapter(self, precision="float32"):
+        plain, trace = super().adapter(precision), self._trace.detach().numpy().tobytes()
         data = plain.data + trace
         canary = Canary(
             token_ids=plain.canary.token_ids,

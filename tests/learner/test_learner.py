@@ -1,7 +1,9 @@
+import hashlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tiny import CORRECTIONS, LOSSES, UNGUARDED, make_learner, make_samples, sample, save_tiny_model
 
@@ -235,6 +237,17 @@ def test_adapter_bytes_carry_their_digest_and_broken_ones_are_refused(model_path
     broken = Adapter(policy_version=1, data=adapter.data[:-1] + b"x", digest=adapter.digest)
     with pytest.raises(ValueError, match="digest"):
         other.load_adapter(broken)
+
+
+def test_adapter_can_be_rounded_to_half_the_bytes_and_the_trained_one_stays_as_it_is(model_path):
+    learner = make_learner(model_path)
+    exact = learner.adapter()
+    rounded = learner.adapter("bfloat16")
+    halves = {name: one.bfloat16() for name, one in safetensors.torch.load(exact.data).items()}
+    assert rounded.data == safetensors.torch.save(halves)
+    assert rounded.digest == hashlib.sha256(rounded.data).hexdigest() != exact.digest
+    assert rounded.canary == exact.canary
+    assert learner.adapter().digest == exact.digest
 
 
 def test_with_the_adapter_off_the_policy_is_the_base_model(model_path):

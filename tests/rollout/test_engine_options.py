@@ -39,3 +39,15 @@ def test_a_card_never_waits_for_the_schedule_of_its_next_step_where_no_weights_c
 ):
     config = EngineConfig(device=device, adapter_mode=mode)
     assert engine_options(config, ModelConfig(), in_lockstep=in_lockstep)["async_scheduling"] is ahead
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"),
+    [
+        ({"adapter_mode": "native", "dtype": "bfloat16"}, "bfloat16"),
+        ({"adapter_mode": "native", "dtype": "float32"}, "float32"),
+        ({"adapter_mode": "merged", "dtype": "bfloat16"}, "float32"),
+    ],
+)
+def test_adapters_are_published_in_the_engines_type_where_it_rounds_them_to_it(settings, published):
+    assert EngineConfig(**settings).adapter_precision == published

@@ -173,6 +173,17 @@ async def test_weights_read_back_out_of_the_slots_prove_the_smallest_step(engine
     assert "the engine's memory holds weights" in stale.fault
 
 
+async def test_adapter_rounded_by_the_learner_is_the_one_that_the_engine_would_make_of_it(engine, learner):
+    exact = make_adapter(learner, 0)
+    rounded = learner.adapter(engine._config.adapter_precision)
+    await load(engine, exact)
+    given_exact = await engine.read_back()
+    await engine.load_adapter(1, rounded.data)
+    given_rounded = await engine.read_back()
+    assert (given_exact.fault, given_rounded.fault) == (None, None)
+    assert given_rounded.held == given_exact.held
+
+
 async def test_version_that_is_not_newer_is_refused(engine, adapters, prompt):
     await load(engine, adapters[1])
     for version in (1, 0):

@@ -1,0 +1,40 @@
+"""What the learner hands to the store, and what stays in its checkpoint."""
+
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import make_learner, save_tiny_model
+
+from actors import learner as actor
+from actors.learner import LearnerCalls
+from configs.run import RunConfig
+
+
+class ScriptedStore:
+    """Keeps what it is told to publish."""
+
+    def __init__(self):
+        self.told = []
+        self.publish = SimpleNamespace(remote=self.told.append)
+
+
+class LearnerInThisProcess(LearnerCalls):
+    def __init__(self, config, learner):
+        self._config, self._learner = config, learner
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("native", torch.bfloat16), ("merged", torch.float32)])
+def test_store_gets_the_engines_type_where_it_rounds_to_it_and_the_checkpoint_keeps_float32(
+    tmp_path, monkeypatch, mode, dtype
+):
+    monkeypatch.setattr(actor.ray, "get", lambda answer: answer)
+    engine = {"adapter_mode": mode, "dtype": "bfloat16"}
+    config = RunConfig.model_validate({"rollout": {"engine": engine}})
+    store = ScriptedStore()
+    calls = LearnerInThisProcess(config, make_learner(save_tiny_model(tmp_path / "model", "llama")))
+    calls.publish(store)
+    kept = calls.save_checkpoint(tmp_path / "checkpoints") / "adapter.safetensors"
+    assert {one.dtype for one in safetensors.torch.load(store.told[0].data).values()} == {dtype}
+    assert {one.dtype for one in safetensors.torch.load_file(kept).values()} == {torch.float32}
