@@ -213,7 +213,7 @@ class SimulatedLearner:
         }
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
-    def adapter(self) -> "Adapter":
+    def adapter(self, precision: str = "float32") -> "Adapter":
         from learner.types import Adapter
 
         data = self._weights.detach().numpy().tobytes() + self._padding
