@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.simulate.worker import LognormalTasks
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
@@ -213,7 +214,7 @@ class SimulatedLearner:
         }
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
-    def adapter(self, precision: str = "float32") -> "Adapter":
+    def adapter(self, precision: Precision = "float32") -> "Adapter":
         from learner.types import Adapter
 
         data = self._weights.detach().numpy().tobytes() + self._padding

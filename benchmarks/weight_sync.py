@@ -24,7 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 import torch
 
 from configs.loading import load_run_config
-from configs.processor import Precision
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.learner import Learner
@@ -50,15 +49,16 @@ class Update:
     context_tokens: int
 
 
-def make_adapters(learner: Learner, count: int, precision: Precision) -> list[Adapter]:
-    """Versions from 0 on, each a small step from the one before."""
+def make_adapters(config: RunConfig, count: int) -> list[Adapter]:
+    """Versions from 0 on, each a small step from the one before, as the engine of `config` is given them."""
+    learner = Learner(resolve_model(config.model.path), config.model, config.learner, seed=0)
     generator, adapters = torch.Generator().manual_seed(0), []
     for version in range(count):
         for name, parameter in learner.policy.model.named_parameters():
             if "lora_B" in name:
                 parameter.data += 1e-3 * torch.randn(parameter.shape, generator=generator)
         learner.policy_version = version
-        adapters.append(learner.adapter(precision))
+        adapters.append(learner.adapter(config.rollout.engine.adapter_precision))
     return adapters
 
 
@@ -196,14 +196,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of three measurements of the throughput")
     parser.add_argument("--modes", nargs="+", default=["merged", "native"], choices=["merged", "native"])
     options = parser.parse_args()
-    config = load_run_config(DEFAULT_RECIPE)
-    learner = Learner(resolve_model(config.model.path), config.model, config.learner, seed=0)
     num_versions = 2 * options.updates + 1 + round(options.seconds / options.every)
     print("| | context tokens | loaded | proven | first token | new request |\n| --- | --- | --- | --- | --- | --- |")
     costs = []
     for mode in options.modes:
         config = load_run_config(DEFAULT_RECIPE, [f"rollout.engine.adapter_mode={mode}"])
-        bench = Bench(config, make_adapters(learner, num_versions, config.rollout.engine.adapter_precision))
+        bench = Bench(config, make_adapters(config, num_versions))
         try:
             costs.append(asyncio.run(measure(bench, mode, options)))
         finally:

@@ -112,12 +112,13 @@ def three_versions(learner: "Learner", precision: Precision) -> list[Adapter]:
         return math.dist(canary, _logprobs(versions[-1])) >= CLEAR_DISTANCE
 
     for version, size in ((0, 0.01), (1, 0.001), (2, 0.001)):
-        _move(learner, version, size, far_enough)
-        versions.append(learner.adapter(precision))
+        versions.append(_moved(learner, version, size, precision, far_enough))
     return versions
 
 
-def _move(learner: "Learner", version: int, size: float, far_enough: Callable[[Sequence[float]], bool]) -> None:
+def _moved(
+    learner: "Learner", version: int, size: float, precision: Precision, far_enough: Callable[[Sequence[float]], bool]
+) -> Adapter:
     """Random steps of the adapter, each twice as long as the one before, until its canary is where it should be."""
     import torch
 
@@ -128,8 +129,9 @@ def _move(learner: "Learner", version: int, size: float, far_enough: Callable[[S
             if "lora_B" in name:
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
                 parameter.data += size * 2**step * noise
-        if far_enough(_logprobs(learner.adapter())):
-            return
+        adapter = learner.adapter(precision)
+        if far_enough(_logprobs(adapter)):
+            return adapter
     raise RuntimeError(f"no change of the adapter moves the canary text: version {version}")
 
 
