@@ -127,11 +127,12 @@ class Backbone:
             )
         return output.last_hidden_state[0, :num_nodes]
 
-    def adapter_state(self) -> dict[str, Tensor]:
+    def adapter_state(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """The trained adapter on the CPU. It is rounded where it lies, so that a card copies the rounded bytes only."""
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self.model)
-        return {name: value.contiguous().cpu() for name, value in state.items()}
+        return {name: value.to(dtype).contiguous().cpu() for name, value in state.items()}
 
     def load_adapter_state(self, state: dict[str, Tensor]) -> None:
         from peft import set_peft_model_state_dict

@@ -149,8 +149,7 @@ class Learner:
         import safetensors.torch
 
         with self.optimizer.whole():
-            weights = self.policy.adapter_state()
-            data = safetensors.torch.save({name: one.to(getattr(torch, precision)) for name, one in weights.items()})
+            data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
         if len(digests := set(self.optimizer.gather(digest))) > 1:
             raise RuntimeError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -68,6 +69,40 @@ class Crew:
         self._runs = {run: one for run, one in self._runs.items() if one != index}
 
 
+class WantedWorkers:
+    """How many workers a run shall have: the number in its `workers` file, which anybody may change at any time, and
+    `default` where there is no such file."""
+
+    def __init__(self, path: Path, default: int, note: Callable[[str], None]) -> None:
+        self._path = path
+        self._default = default
+        self._note = note
+        self._num = default
+        self._text = ""
+
+    def read(self) -> int:
+        """The number of now. What is not a whole number of at least 1 changes nothing and is told once. A file that
+        cannot be read changes nothing either, nor does an empty one, which somebody is about to write."""
+        try:
+            text = self._path.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            self._num, self._text = self._default, ""
+            return self._num
+        except OSError:
+            return self._num
+        if text and text != self._text:
+            self._text = text
+            self._num = self._parsed(text)
+        return self._num
+
+    def _parsed(self, text: str) -> int:
+        with suppress(ValueError):
+            if (num := int(text)) >= 1:
+                return num
+        self._note(f"{self._path} says {text[:40]!r}, not a whole number of at least 1: {self._num} workers as before")
+        return self._num
+
+
 class LearnerLostError(RuntimeError):
     """The learner died; its weights since the newest checkpoint are gone."""
 
@@ -84,9 +119,9 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._waiting = run.console.waiting
         self._note = run.console.note
         config = run.config.rollout
-        self._num_workers = max(config.num_workers, config.max_workers or 0)
         self._patience_s = run.config.cluster.patience_s
-        self._wanted_file = run.folder.wanted_workers
+        num_workers = max(config.num_workers, config.max_workers or 0)
+        self._wanted = WantedWorkers(run.folder.wanted_workers, num_workers, self._note)
         self._tended_at = time.monotonic()
         self._lost_at: dict[int, float] = {}
         self._given_up: set[int] = set()
@@ -209,7 +244,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _replace_lost(self) -> None:
         """Start the workers in whose place there is room. The others are waited for a little all together, and then
         the run goes on without them, if there are any. Raises NoRoomError."""
-        wanted = self._num_wanted()
+        wanted = self._wanted.read()
         self._lost_at = {index: at for index, at in self._lost_at.items() if index < wanted}
         self._actors.reserve(self._lost_at)
         for index in self._actors.reserved(self._lost_at):
@@ -242,7 +277,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         for index in ray.get(self._actors.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
             self._lost(index, AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s"))
         self._replace_lost()
-        wanted = self._num_wanted()
+        wanted = self._wanted.read()
         missing = [index for index in range(wanted) if index not in {*self._crew.indices, *self._lost_at}]
         self._actors.reserve(missing)
         for index in self._actors.reserved(missing):
@@ -252,13 +287,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         for index in self._crew.indices:
             if index >= wanted:
                 self._actors.worker(index).drain.remote()
-
-    def _num_wanted(self) -> int:
-        """What the recipe says, or the number that somebody wrote into the run's `workers` file meanwhile."""
-        try:
-            return max(1, int(self._wanted_file.read_text()))
-        except (OSError, ValueError):
-            return self._num_workers
 
     def _count(self, death: Death) -> None:
         self._note(death.news)

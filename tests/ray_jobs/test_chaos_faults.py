@@ -1,6 +1,7 @@
 """What the faults of `agentflow chaos` do, with a process that only sleeps in the place of a run."""
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -28,13 +29,24 @@ def stage(tmp_path):
         time.sleep(0.02)
     yield Stage(job=job, rng=random.Random(0), max_workers=3)
     job.end()
-    job.process.wait()
 
 
 def test_part_that_is_not_there_is_not_hit(stage):
     assert FAULTS["kill-learner"](stage) is None
     assert FAULTS["hang-prm"](stage) is None
     assert stage.job.runs
+
+
+def test_job_that_does_not_end_when_it_is_asked_to_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray_jobs.checks.chaos.job.END_PATIENCE_S", 0.2)
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAYS_SO}"
+    job = Job(start=[sys.executable, "-c", deaf], folder=tmp_path / "run", log=tmp_path / "run.log")
+    job.ensure_running()
+    deadline = time.monotonic() + 30
+    while not job.rolls_out and time.monotonic() < deadline:
+        time.sleep(0.02)
+    job.end()
+    assert job.process.returncode == -signal.SIGKILL
 
 
 def test_driver_is_killed(stage):

@@ -14,7 +14,7 @@ from envs.types import Task
 from ray_jobs.run.actors import NoRoomError
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
-from ray_jobs.run.supervisor import Supervisor
+from ray_jobs.run.supervisor import Supervisor, WantedWorkers
 from rollout.store.adapters import AdapterMismatchError
 from rollout.types import Trajectory
 
@@ -189,6 +189,41 @@ async def test_while_training_attempts_end_with_the_loop_that_would_have_replace
     rollouts.end(NoRoomError("no room"))
     with pytest.raises(NoRoomError):
         await asyncio.wait_for(attempts, 10)
+
+
+def test_workers_file_says_how_many_are_wanted_until_it_is_gone(tmp_path):
+    path, said = tmp_path / "workers", []
+    wanted = WantedWorkers(path, 2, said.append)
+    assert wanted.read() == 2
+    path.write_text("5\n")
+    assert wanted.read() == 5
+    path.unlink()
+    assert (wanted.read(), said) == (2, [])
+
+
+@pytest.mark.parametrize("text", ["three", "0", "-1", "2.5", "\x00"])
+def test_workers_file_without_a_number_is_told_once_and_changes_nothing(tmp_path, text):
+    path, said = tmp_path / "workers", []
+    wanted = WantedWorkers(path, 2, said.append)
+    path.write_text("5")
+    assert wanted.read() == 5
+    path.write_text(text)
+    assert [wanted.read() for _ in range(3)] == [5] * 3
+    assert said == [f"{path} says {text!r}, not a whole number of at least 1: 5 workers as before"]
+    path.write_text("1")
+    assert wanted.read() == 1
+
+
+def test_workers_file_that_is_being_written_or_cannot_be_read_changes_nothing_and_is_not_told(tmp_path):
+    path, said = tmp_path / "workers", []
+    wanted = WantedWorkers(path, 2, said.append)
+    path.write_text("5")
+    assert wanted.read() == 5
+    path.write_text("")
+    assert wanted.read() == 5
+    path.unlink()
+    path.mkdir()
+    assert (wanted.read(), said) == (5, [])
 
 
 @pytest.fixture

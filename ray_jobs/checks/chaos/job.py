@@ -23,6 +23,8 @@ EVERYTHING = "driver"
 
 RL_PHASE = b"reinforce ..."
 LOOK_S = 0.5
+END_PATIENCE_S = 60.0
+"""The driver stops its Ray meanwhile."""
 
 
 @dataclass(slots=True)
@@ -101,10 +103,15 @@ class Job:
             self.process.wait()
 
     def end(self) -> None:
-        """Ask a job that still runs to end."""
-        if self.runs:
-            assert self.process is not None
-            os.killpg(self.process.pid, signal.SIGTERM)
+        """Ask a job that still runs to end, and kill it with all that it started if it does not."""
+        if not self.runs:
+            return
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            self.process.wait(END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill(EVERYTHING, self.process.pid)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         """Measure how long the console stays silent while this process lives and is not stopped."""
