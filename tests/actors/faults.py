@@ -325,6 +325,29 @@ class DyingPrm:
         return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
 
 
+@ray.remote(num_cpus=0, max_restarts=-1)
+class HangingPrm:
+    """Has the interface of the process reward model, and hangs over the first question, once: over a thread that never
+    ends, while it answers, or with its event loop, when it does not."""
+
+    def __init__(self, folder: Path, answers: bool) -> None:
+        self._folder = folder
+        self._answers = answers
+        self._num_asked, self._num_scored = 0, 0
+
+    async def heartbeat(self) -> Pulse:
+        return Pulse(done=self._num_scored, num_open=self._num_asked - self._num_scored)
+
+    async def score_group(self, group):
+        self._num_asked += 1
+        if first_time(self._folder, "hang"):
+            if self._answers:
+                await asyncio.Event().wait()
+            time.sleep(3600)  # noqa: ASYNC251
+        self._num_scored += 1
+        return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+
+
 class AttemptingWorker(WatchedWorker):
     """Notes when the attempts of an evaluation begin and end."""
 

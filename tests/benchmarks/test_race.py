@@ -2,7 +2,8 @@
 
 import json
 
-from benchmarks.restart_ablation import Ended, ended, table
+from benchmarks.race import Ended, ended, table
+from benchmarks.restart_ablation import RESTARTS
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupResult
 
@@ -41,13 +42,13 @@ def make_run(folder):
 
 
 def test_tokens_are_those_of_all_roots_and_forks_until_the_hard_families_are_solved(tmp_path):
-    assert ended(make_run(tmp_path / "arm"), seed=3, arm="roots") == Ended(
+    assert ended(RESTARTS, make_run(tmp_path / "arm"), seed=3, arm="roots") == Ended(
         seed=3, arm="roots", tokens=950.0, steps=7, wall_s=70.0, reached=True, first_rate=0.4688, last_rate=0.75
     )
 
 
 def test_an_arm_that_has_not_begun_has_reached_nothing(tmp_path):
-    assert not ended(tmp_path, seed=0, arm="roots").reached
+    assert not ended(RESTARTS, tmp_path, seed=0, arm="roots").reached
 
 
 def test_arms_are_compared_seed_by_seed_and_what_was_not_reached_is_marked():
@@ -58,7 +59,7 @@ def test_arms_are_compared_seed_by_seed_and_what_was_not_reached_is_marked():
         return Ended(seed=seed, arm=name, tokens=tokens, steps=9, wall_s=60.0, reached=reached, **rates)
 
     rows = [arm("roots", 0, 8000.0), arm("roots", 1, 16000.0, reached=False), arm("random", 0, 4000.0)]
-    said = table([*rows, arm("random", 1, 2000.0), arm("first-call", 1, 8000.0)]).splitlines()
+    said = table(RESTARTS, [*rows, arm("random", 1, 2000.0), arm("first-call", 1, 8000.0)]).splitlines()
     assert said[2] == "| `roots` | 8, > 16 |  | 60 |"
     assert said[3] == "| `first-call` | 8 | 2.00x, 1 seed | 60 |"
     assert said[4].startswith("| `random` | 4, 2 | 4.00x (")
