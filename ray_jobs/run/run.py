@@ -77,7 +77,7 @@ class Run:
         """What a person who watches should know; None is nothing."""
         for message in messages:
             if isinstance(message, Alarm):
-                self.console.note(f"alarm: {message.message}; the PRM's weight is now {message.prm_weight:.3g}")
+                self.console.note(f"alarm: {message.message}; prm_weight is now {message.prm_weight:.3g}")
             elif message:
                 self.console.note(message)
 

@@ -87,7 +87,7 @@ class HackingMonitor:
             if below > bounds.ranking_deviations:
                 yield (
                     "ranking",
-                    f"the PRM ranks right attempts below wrong siblings: over the last {window} steps {below:.1f} "
+                    f"step scores rank right attempts below wrong siblings: over the last {window} steps {below:.1f} "
                     f"standard deviations below chance, and its bound is {bounds.ranking_deviations:g}",
                 )
         for name, metric, bound in (
