@@ -1,6 +1,6 @@
 """Asynchronous rollouts against our own synchronous mode, end to end, with slow tools and with instant ones.
 
-    python benchmarks/async_vs_sync.py --out runs/async-vs-sync [--sync-mode both] [--repeats 3] [--steps 12]
+    python -m benchmarks.async_vs_sync --out runs/async-vs-sync [--sync-mode both] [--repeats 3] [--steps 12]
         [--tasks 150] [--latency 2.0] [--depths 2,4] [--tools slow,instant] [key=value ...]
 
 What is compared. The RL phase of real runs (Ray actors, vLLM, learner, store, ledger) that differ in one knob:
@@ -55,6 +55,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.evaluation.held_out import Evaluation, evaluation_in
@@ -63,7 +64,6 @@ from reward.paired import compare_paired, wilson_interval
 JOB = (
     "reward.credit=outcome",
     "envs.mix={lookup=0.5, two_lookup=0.5}",
-    "envs.choice=mix",
     "batch_groups=2",
     "max_empty_batches=60",
     "cold_start.wrong_share=0.4",
@@ -76,7 +76,6 @@ SYNCHRONOUS = {
 }
 SYNC_MODES = {"lockstep": ("sync",), "free": ("sync-free",), "both": ("sync", "sync-free")}
 TARGETS = {"slow": 2.0, "instant": 0.95}
-KEPT_FILES = ("provenance.json", "phases.json", "metrics.jsonl", "trajectories.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,22 +160,9 @@ def _run(options: argparse.Namespace, base: Path, repeat: int, name: str, mode: 
     folder = options.out / name
     if not (folder / "summary.json").exists():
         own = (f"seed={repeat}", f"num_steps={options.steps}", *mode)
-        _prepare(base, folder, _overrides(options, name, *own))
+        copy_before_rl(base, folder, load_run_config(DEFAULT_RECIPE, _overrides(options, name, *own)))
         _agentflow("resume", str(folder))
     return _arm(folder, load_run_config(DEFAULT_RECIPE, _overrides(options, name)).rollout.group_size)
-
-
-def _prepare(base: Path, folder: Path, overrides: Sequence[str]) -> None:
-    """A run folder that stands right before its RL phase, with the base run's cold-started policy."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(base / "cold_start", folder / "cold_start")
-    for name in KEPT_FILES:
-        shutil.copy(base / name, folder / name)
-    config = load_run_config(DEFAULT_RECIPE, overrides)
-    (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
-    phases = json.loads((folder / "phases.json").read_text())
-    kept = {name: phase for name, phase in phases.items() if name not in ("reinforce", "eval_after")}
-    (folder / "phases.json").write_text(json.dumps(kept))
 
 
 def _agentflow(*arguments: str) -> None:
