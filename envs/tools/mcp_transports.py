@@ -65,8 +65,12 @@ class BoundedStdio(ClientTransport):
                     yield session
                 pumps.cancel_scope.cancel()
         finally:
+            # A shield of anyio's alone would let asyncio's own `cancel` through, and the process would stay.
+            ending = asyncio.create_task(_end(process))
+            _ending.add(ending)
+            ending.add_done_callback(_ending.discard)
             with anyio.CancelScope(shield=True):
-                await _end(process)
+                await asyncio.shield(ending)
 
     async def _read(
         self, process: asyncio.subprocess.Process, arriving: "MemoryObjectSendStream[SessionMessage | Exception]"
@@ -162,13 +166,19 @@ def _parsed(line: bytes) -> SessionMessage | Exception:
         return error
 
 
+_ending: set[asyncio.Task[None]] = set()
+"""The event loop itself holds tasks only weakly."""
+
+
 async def _end(process: asyncio.subprocess.Process) -> None:
     """First the polite way, which is the end of its input; then its whole process group is killed."""
     assert process.stdin is not None
     process.stdin.close()
-    await _ended(process)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        await _ended(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     await _ended(process)
 
 

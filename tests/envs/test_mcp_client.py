@@ -13,6 +13,7 @@ from mcp_processes import HttpServer, http_server, started
 from configs.envs import EnvsConfig
 from envs.tools.keys import ToolSetupError
 from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpLimits, McpTool, _closing
+from envs.tools.mcp_transports import BoundedStdio, _ending
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
 from rollout.agent.modules import Executor
@@ -266,21 +267,41 @@ async def test_a_message_beyond_the_cap_ends_the_connection(foreign: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("way", "says"),
+    ("way", "time_limit_s", "says"),
     [
-        ("silent", "gave no answer within 4.0 s"),
-        ("endless_line", "it sent a message of more than 1048576 bytes"),
-        ("rubbish", "failed"),
+        ("silent", 4.0, "gave no answer within 4.0 s"),
+        ("endless_line", 60.0, "it sent a message of more than 1048576 bytes"),
+        ("rubbish", 60.0, "failed"),
     ],
 )
 async def test_what_is_no_mcp_server_is_unavailable_and_leaves_nothing_behind(
-    foreign: Callable[..., McpTool], way: str, says: str
+    foreign: Callable[..., McpTool], way: str, time_limit_s: float, says: str
 ) -> None:
     used = psutil.Process().memory_info().rss
     with pytest.raises(ToolUnavailableError, match=says):
-        await foreign("x", McpLimits(time_limit_s=4.0), way).call("x")
+        await foreign("x", McpLimits(time_limit_s=time_limit_s), way).call("x")
     assert psutil.Process().memory_info().rss < used + (64 << 20)
     await _until_no_servers()
+
+
+async def test_a_command_is_killed_though_whoever_waits_for_its_end_is_cancelled_again() -> None:
+    """As the client does it where its session does not end at once."""
+    connected = asyncio.Event()
+
+    async def hold() -> None:
+        transport = BoundedStdio([sys.executable, str(_FOREIGN), "endless_line"], variables={}, max_bytes=1 << 16)
+        async with transport.connect_session():
+            connected.set()
+            await asyncio.Event().wait()
+
+    holding = asyncio.create_task(hold())
+    await connected.wait()
+    holding.cancel()
+    await asyncio.sleep(0.2)
+    holding.cancel()
+    await asyncio.wait([holding])
+    await asyncio.gather(*_ending)
+    assert _servers() == []
 
 
 @pytest.mark.parametrize(

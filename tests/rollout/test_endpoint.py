@@ -282,13 +282,14 @@ async def test_a_client_that_gave_up_waiting_and_asks_again_is_given_the_reply_t
         assert turn.trainable
 
 
-async def test_a_retry_that_overtakes_the_news_that_its_client_left_leaves_no_reply_behind():
+async def test_a_retry_that_overtakes_the_news_that_its_client_left_leaves_no_reply_behind(monkeypatch):
     async with play(engine=GatedEngine(["a", "b"])) as p:
-        key = {"Idempotency-Key": "k"}
+        key, calls, call = {"Idempotency-Key": "k"}, [], p.attempt.call
+        monkeypatch.setattr(p.attempt, "call", lambda *a, **k: calls.append(call(*a, **k)) or calls[-1])
         gone = asyncio.ensure_future(p.ask(user("1"), extra_headers=key))
         await until(lambda: p.engine.requests)
         retried = asyncio.ensure_future(p.ask(user("1"), extra_headers=key))
-        await asyncio.sleep(0.2)
+        await until(lambda: len(calls) == 2)
         gone.cancel()
         await until(lambda: p.attempt._calls[0].left)
         p.engine.gate.set()
