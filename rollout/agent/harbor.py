@@ -89,30 +89,33 @@ class HarborTasks:
         """
         row = self._rows[int(task.id.rpartition("-")[2])]
         with tempfile.TemporaryDirectory(prefix="agentflow-trial-", ignore_cleanup_errors=True) as name:
-            trials = Path(name)
-            said = await self._trial(row.folder, trials, base_url=str(client.base_url), key=client.api_key)
+            trials, output = Path(name) / "trials", Path(name) / "output"
+            trials.mkdir()
+            await self._trial(row.folder, trials, output, base_url=str(client.base_url), key=client.api_key)
+            said = " ".join(output.read_text(errors="replace").split())[-MAX_SAID:]
             return json.dumps(_rewards(trials, said))
 
-    async def _trial(self, task: Path, trials: Path, *, base_url: str, key: str) -> str:
-        """The end of what Harbor prints. Whatever it started ends with it."""
-        process = await asyncio.create_subprocess_exec(
-            *(*self._words, "--path", str(task), "--jobs-dir", str(trials), *self._options),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=trials,
-            env=self._environment(base_url, key),
-            start_new_session=True,
-        )
+    async def _trial(self, task: Path, trials: Path, output: Path, *, base_url: str, key: str) -> None:
+        """What Harbor prints goes into a file: a daemon that it leaves would hold a pipe open. Whatever it started ends
+        with it."""
+        with output.open("wb") as printed:
+            process = await asyncio.create_subprocess_exec(
+                *(*self._words, "--path", str(task), "--jobs-dir", str(trials), *self._options),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=trials,
+                env=self._environment(base_url, key),
+                start_new_session=True,
+            )
         try:
-            said, _ = await process.communicate()
+            await process.wait()
         except asyncio.CancelledError:
             process.terminate()
             await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=ENDING_S)
             raise
         finally:
             await asyncio.shield(asyncio.to_thread(end_all, process.pid, key))
-        return " ".join(said.decode(errors="replace").split())[-MAX_SAID:]
 
     def _environment(self, base_url: str, key: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in self._variables if name in os.environ}

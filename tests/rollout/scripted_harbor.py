@@ -30,6 +30,8 @@ def main():
         result["exception_info"] = {"exception_type": "AgentTimeoutError", "exception_message": "after\n9 s"}
     if script == "hangs":
         hang(task)
+    if script == "leaves a daemon":
+        leave_daemon(task)
     reply = ask(given.model.removeprefix("openai/"), (task / "instruction.md").read_text())
     if script != "fails":
         right = reply == (task / "tests" / "expected").read_text()
@@ -47,8 +49,12 @@ def hang(task):
         sys.exit(1)
 
     signal.signal(signal.SIGTERM, take_down)
-    (task / "daemon").write_text(str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid))
+    leave_daemon(task)
     time.sleep(600)
+
+
+def leave_daemon(task):
+    (task / "daemon").write_text(str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid))
 
 
 def ask(model, text):

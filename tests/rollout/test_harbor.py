@@ -119,6 +119,14 @@ async def test_of_a_trial_that_takes_too_long_nothing_is_left(tmp_path, program)
     assert (folder / "taken down").exists()
 
 
+async def test_a_trial_is_over_though_it_leaves_a_daemon_that_could_still_print(tmp_path, program):
+    folder = make_folder(tmp_path / "tasks" / "a", script="leaves a daemon")
+    colours = HarborTasks(tmp_path / "tasks", program=program)
+    trajectory, _ = await play_agent(colours.solve, task_of(), "blue")
+    assert (trajectory.failure, colours.score(task_of(), trajectory.answer)) == (None, 1.0)
+    assert not alive(int((folder / "daemon").read_text()))
+
+
 def test_what_cannot_be_played_is_refused_before_anything_starts(tmp_path, program):
     with pytest.raises(OwnCodeError, match="there is no program 'no-harbor'; Harbor comes by `uv tool install harbor`"):
         HarborTasks(tmp_path, program="no-harbor")
