@@ -64,6 +64,7 @@ from reward.paired import compare_paired, wilson_interval
 JOB = (
     "reward.credit=outcome",
     "envs.mix={lookup=0.5, two_lookup=0.5}",
+    "envs.choice=mix",
     "batch_groups=2",
     "max_empty_batches=60",
     "cold_start.wrong_share=0.4",
