@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -93,22 +93,26 @@ def _run(race: Race, options: argparse.Namespace, seed: int, arm: str) -> Ended:
     if not (folder / "config.json").exists():
         overrides = [*shared, f"name={folder.name}", *race.arms[arm]]
         copy_before_rl(start, folder, load_run_config(race.recipe, overrides))
-    if not (folder / "summary.json").exists() and not ended(race, folder, seed=seed, arm=arm).reached:
-        _go_on_until_reached(race, folder)
-    return ended(race, folder, seed=seed, arm=arm)
+
+    def now() -> Ended:
+        return ended(race, folder, seed=seed, arm=arm)
+
+    if not (folder / "summary.json").exists() and not now().reached:
+        _go_on_until(lambda: now().reached, folder)
+    return now()
 
 
 def _agentflow(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "ray_jobs.cli", *arguments], check=True, cwd=ROOT)
 
 
-def _go_on_until_reached(race: Race, folder: Path) -> None:
+def _go_on_until(reached: Callable[[], bool], folder: Path) -> None:
     """Resume the run, and end it as soon as it has reached the target. Raises CalledProcessError where it fails."""
     command = [sys.executable, "-m", "ray_jobs.cli", "resume", str(folder)]
     with subprocess.Popen(command, cwd=ROOT) as process:
         while process.poll() is None:
             time.sleep(LOOK_EVERY_S)
-            if ended(race, folder, seed=0, arm=race.baseline).reached:
+            if reached():
                 process.terminate()
                 process.wait()
                 return

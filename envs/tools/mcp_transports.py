@@ -171,7 +171,8 @@ _ending: set[asyncio.Task[None]] = set()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """First the polite way, which is the end of its input; then its whole process group is killed."""
+    """First the polite way, which is the end of its input; then its whole process group is killed, also where the event
+    loop ends meanwhile."""
     assert process.stdin is not None
     process.stdin.close()
     try:

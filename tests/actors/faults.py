@@ -15,7 +15,10 @@ import ray
 from scripted import decision, make_agent
 
 from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker, canary_logprobs
-from reward.types import StepScores
+from configs.learner import LearnerConfig
+from envs.datasets.sampler import TaskSampler
+from reward.judging import GroupJudge, OutcomeReward
+from reward.types import PrmError, StepScores
 from rollout.engines.engine import EngineError, Pulse
 from rollout.store.canary import Canary
 from rollout.worker import run_group
@@ -311,6 +314,19 @@ class DyingStore:
         return Pulse()
 
 
+def _scores_of(group):
+    return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+
+
+async def judged_by(prm, **options):
+    """A group of four attempts with the scores of this PRM, which is asked as a rollout worker asks."""
+    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=64)
+    transient = (PrmError, ray.exceptions.RayActorError)
+    judge = GroupJudge(outcome, prm.score_group.remote, transient=transient, **options)
+    group = await SimulatedWorker(0).run_group(TaskSampler({"lookup": 1.0}, seed=0).task(0), "g000000", 4)
+    return await judge.judge(group)
+
+
 @ray.remote(num_cpus=0, max_restarts=-1)
 class DyingPrm:
     """Has the interface of the process reward model, and dies over the first questions."""
@@ -322,13 +338,13 @@ class DyingPrm:
     async def score_group(self, group):
         if any(first_time(self._folder, f"death {number}") for number in range(self._num_deaths)):
             os._exit(1)
-        return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+        return _scores_of(group)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class HangingPrm:
-    """Has the interface of the process reward model, and hangs over the first question, once: over a thread that never
-    ends, while it answers, or with its event loop, when it does not."""
+    """Has the interface of the process reward model, and hangs over the first question, once: it scores nothing and
+    answers its heartbeat, or its event loop stands still."""
 
     def __init__(self, folder: Path, answers: bool) -> None:
         self._folder = folder
@@ -345,7 +361,7 @@ class HangingPrm:
                 await asyncio.Event().wait()
             time.sleep(3600)  # noqa: ASYNC251
         self._num_scored += 1
-        return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+        return _scores_of(group)
 
 
 class AttemptingWorker(WatchedWorker):

@@ -19,6 +19,7 @@ from faults import (
     UnloadableEngine,
     WatchedWorker,
     events,
+    judged_by,
     open_gate,
     worker_with,
 )
@@ -35,14 +36,9 @@ from stage import (
     wait_until,
 )
 
-from benchmarks.simulated_parts import SimulatedWorker
-from configs.learner import LearnerConfig
-from envs.datasets.sampler import TaskSampler
 from ray_jobs.run import actors
 from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
 from ray_jobs.run.supervisor import Supervisor
-from reward.judging import GroupJudge, OutcomeReward
-from reward.types import PrmError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
@@ -252,13 +248,7 @@ def before_the_end(monkeypatch, act):
 @pytest.mark.parametrize(("num_deaths", "scores"), [(1, 0.7), (2, 0.7), (9, None)])
 async def test_group_is_scored_by_the_prm_that_was_started_again_and_never_with_zeros(tmp_path, num_deaths, scores):
     prm = DyingPrm.remote(tmp_path, num_deaths)
-    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=64)
-    delays_s = (0.1, 1.0, 5.0, 15.0, 30.0) if scores else (0.1, 0.1)
-    judge = GroupJudge(
-        outcome, prm.score_group.remote, transient=(PrmError, ray.exceptions.RayActorError), delays_s=delays_s
-    )
-    group = await SimulatedWorker(0).run_group(TaskSampler({"lookup": 1.0}, seed=0).task(0), "g000000", 4)
-    scored = await judge.judge(group)
+    scored = await judged_by(prm, delays_s=(0.1, 1.0, 5.0, 15.0, 30.0) if scores else (0.1, 0.1))
     assert {score for row in scored.step_scores.raw for score in row} == {scores}
     assert scored.step_scores.prm_digest == ("d" if scores else "")
     ray.kill(prm)

@@ -11,20 +11,16 @@ from faults import (
     SleepingEngine,
     WatchedWorker,
     events,
+    judged_by,
     open_gate,
     worker_with,
 )
 from stage import check_nothing_lost, local_ray, make_config, open_stage, processes, steps_of, wait_until
 
-from benchmarks.simulated_parts import SimulatedWorker
 from configs.cluster import LivenessConfig
-from configs.learner import LearnerConfig
-from envs.datasets.sampler import TaskSampler
 from ray_jobs.run import console, watch
 from ray_jobs.run.supervisor import Supervisor
 from ray_jobs.run.watch import Watch
-from reward.judging import GroupJudge, OutcomeReward
-from reward.types import PrmError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
@@ -128,12 +124,7 @@ async def test_prm_that_scores_nothing_is_killed_and_the_next_one_scores(tmp_pat
     with Watch(settings, resume="resume it", note=said.append) as watcher:
         prm = HangingPrm.remote(tmp_path, answers)
         watcher.follow("PRM", prm, kind="PRM", floor_s=3.0, restarts=True)
-        transient = (PrmError, ray.exceptions.RayActorError)
-        judge = GroupJudge(
-            OutcomeReward(LearnerConfig(), max_turn_tokens=64), prm.score_group.remote, transient=transient
-        )
-        group = await SimulatedWorker(0).run_group(TaskSampler({"lookup": 1.0}, seed=0).task(0), "g000000", 4)
-        scored = await judge.judge(group)
+        scored = await judged_by(prm)
         assert watcher.num_deaths() == 1
         watcher.leave("PRM")
         ray.kill(prm)

@@ -44,6 +44,7 @@ async def foreign() -> Iterator[Callable[..., McpTool]]:
     for tool in opened:
         tool.close()
     await asyncio.gather(*_closing)
+    await asyncio.gather(*_ending)
     assert _servers() == []
 
 

@@ -18,15 +18,21 @@ from ray_jobs.cli import main
 SAYS_SO = "import time; print('reinforce ...', flush=True); time.sleep(60)"
 
 
-@pytest.fixture
-def stage(tmp_path):
+def begin(tmp_path, code=SAYS_SO):
+    """A job that rolls out by now."""
     folder = tmp_path / "run"
     folder.mkdir()
-    job = Job(start=[sys.executable, "-c", SAYS_SO], folder=folder, log=tmp_path / "run.log")
+    job = Job(start=[sys.executable, "-c", code], folder=folder, log=tmp_path / "run.log")
     job.ensure_running()
     deadline = time.monotonic() + 30
     while not job.rolls_out and time.monotonic() < deadline:
         time.sleep(0.02)
+    return job
+
+
+@pytest.fixture
+def stage(tmp_path):
+    job = begin(tmp_path)
     yield Stage(job=job, rng=random.Random(0), max_workers=3)
     job.end()
 
@@ -39,12 +45,7 @@ def test_part_that_is_not_there_is_not_hit(stage):
 
 def test_job_that_does_not_end_when_it_is_asked_to_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("ray_jobs.checks.chaos.job.END_PATIENCE_S", 0.2)
-    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAYS_SO}"
-    job = Job(start=[sys.executable, "-c", deaf], folder=tmp_path / "run", log=tmp_path / "run.log")
-    job.ensure_running()
-    deadline = time.monotonic() + 30
-    while not job.rolls_out and time.monotonic() < deadline:
-        time.sleep(0.02)
+    job = begin(tmp_path, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAYS_SO}")
     job.end()
     assert job.process.returncode == -signal.SIGKILL
 
