@@ -28,6 +28,12 @@ MENDABLE = (
 )
 """What the system refuses because of the place, and not because of a fault in this code."""
 
+FULL_OBJECT_STORE = (
+    "Ray's object store is full, and so is the disk of the folder that it moves objects to; `ray memory` says what it "
+    "holds and `df` which disk is full: free space there, or start Ray with a larger object store or with "
+    "--object-spilling-directory on another disk, and go on with `agentflow resume`"
+)
+
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
@@ -159,11 +165,19 @@ def _for_the_user(error: BaseException) -> str | None:
     missing_file = type(error) is FileNotFoundError and error.errno is None
     if missing_file or isinstance(error, UserError):
         return " ".join(str(error).split())
+    if _is_full_object_store(error):
+        return FULL_OBJECT_STORE
     if isinstance(error, OSError) and error.errno in MENDABLE and error.filename is not None:
         return (
             f"cannot use '{error.filename}': {error.strerror}; see to its rights and free space, or name another place"
         )
     return None
+
+
+def _is_full_object_store(error: BaseException) -> bool:
+    # Only a process that has imported Ray can meet one, and to import it takes seconds.
+    ray = sys.modules.get("ray.exceptions")
+    return ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
 from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
@@ -320,6 +320,20 @@ def test_an_error_for_the_user_is_known_by_its_base_and_not_by_its_name(monkeypa
     assert capsys.readouterr().err == "agentflow: error: say this\n"
     with pytest.raises(RuntimeError, match="a fault"):
         failing_with(type("CheckpointError", (RuntimeError,), {})("a fault"), monkeypatch)
+
+
+@pytest.mark.parametrize("kind", [OutOfDiskError, ObjectStoreFullError])
+def test_a_full_object_store_is_one_line_whichever_part_met_it(kind, monkeypatch, capsys):
+    def crossed(error):
+        return RayTaskError.from_bytes(RayTaskError("publish", "Traceback ...", error).to_bytes()).as_instanceof_cause()
+
+    raised = kind("Local disk is full")
+    for arrived in (raised, crossed(raised), crossed(crossed(raised))):
+        assert failing_with(arrived, monkeypatch) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("agentflow: error: Ray's object store is full")
+        assert "`ray memory`" in line
+        assert "`agentflow resume`" in line
 
 
 def test_interrupt_ends_with_130(monkeypatch, capsys):
