@@ -8,6 +8,8 @@ export VENV EXTRA PYTHON
 # Every actor and every command of a test imports torch or vLLM: 7 s on two cores, twice that where nothing is cached.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
+# Two processes share the tests; tests/conftest.py says which go to the same one.
+TWO := -n 2 --dist loadscope
 STAMP := $(VENV)/.agentflow-$(EXTRA)
 
 .PHONY: help setup train test test-fast test-faults check docs pages lock
@@ -30,10 +32,10 @@ train: setup
 	@$(BIN)/agentflow train $(RECIPE) $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(TWO) $(ARGS)
 
 test-fast: setup
-	@$(BIN)/python -m pytest -m "not ray and not slow and not faults" $(ARGS)
+	@$(BIN)/python -m pytest $(TWO) -m "not ray and not slow and not faults" $(ARGS)
 
 test-faults: setup
 	@$(BIN)/python -m pytest -m faults $(ARGS)

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from envs.token_gate import TokenGate, new_token, with_token
 
-TOKEN = new_token()
+TOKEN = "abcdefghijklmnopqrstuvwxyz_-01234"
 
 
 @pytest.fixture
