@@ -286,6 +286,11 @@ def failing_with(error, monkeypatch):
     return main(["doctor"])
 
 
+def crossing(error):
+    """What Ray makes of an error that an actor raised."""
+    return RayTaskError.from_bytes(RayTaskError("step", "Traceback ...", error).to_bytes())
+
+
 def errors_for_the_user():
     """Those that the source files define, each imported from where it is."""
     bases, homes = {}, {}
@@ -308,7 +313,7 @@ def test_every_error_for_the_user_is_one_line_also_where_an_actor_raised_it(monk
     for error in errors:
         assert issubclass(error, UserError)
         raised = error("cannot write it;\n  free space")
-        crossed = RayTaskError.from_bytes(RayTaskError("step", "Traceback ...", raised).to_bytes())
+        crossed = crossing(raised)
         for arrived in (raised, crossed, crossed.as_instanceof_cause()):
             assert failing_with(arrived, monkeypatch) == 2
             assert capsys.readouterr().err == "agentflow: error: cannot write it; free space\n", error
@@ -324,11 +329,9 @@ def test_an_error_for_the_user_is_known_by_its_base_and_not_by_its_name(monkeypa
 
 @pytest.mark.parametrize("kind", [OutOfDiskError, ObjectStoreFullError])
 def test_a_full_object_store_is_one_line_whichever_part_met_it(kind, monkeypatch, capsys):
-    def crossed(error):
-        return RayTaskError.from_bytes(RayTaskError("publish", "Traceback ...", error).to_bytes()).as_instanceof_cause()
-
     raised = kind("Local disk is full")
-    for arrived in (raised, crossed(raised), crossed(crossed(raised))):
+    once = crossing(raised).as_instanceof_cause()
+    for arrived in (raised, once, crossing(once).as_instanceof_cause()):
         assert failing_with(arrived, monkeypatch) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("agentflow: error: Ray's object store is full")
