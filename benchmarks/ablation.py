@@ -1,6 +1,6 @@
 """What one choice of the recipe is worth: arms that differ in it alone, from the same cold start, over seeds.
 
-    python benchmarks/ablation.py {credit,trust-region} --out runs/ablation [--seeds 3] [key=value ...]
+    python -m benchmarks.ablation {credit,trust-region} --out runs/ablation [--seeds 3] [key=value ...]
 
 For each seed `prm_cpu` runs whole: this is the first arm. Every other arm continues from a
 copy of that run as it was before RL. All arms of a seed make the same number of train steps of equally many groups and
@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from before_rl import copy_before_rl
-
+from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.evaluation.held_out import evaluation_in

@@ -1,6 +1,6 @@
 """Trained trajectories per second, ours against TRL's GRPOTrainer, on the same job on the same CPU.
 
-    python benchmarks/against_trl.py [--steps 6] [--trl-steps 4] [--repeats 1] [--depth 2] [--out runs/against-trl]
+    python -m benchmarks.against_trl [--steps 6] [--trl-steps 4] [--repeats 1] [--depth 2] [--out runs/against-trl]
 
 The job, equal on both sides: the demo model (SmolLM2-135M-Instruct, one folder), LoRA of the same rank on the same
 layers, the demo's tasks as single-turn prompts (the planner must answer at once), token for token the same prompts in
@@ -47,10 +47,9 @@ from typing import Any
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-from trl_environment import trl_process_environment, trl_python, trl_settings
-from trl_peer import coin
-
 from actors.cluster import start_ray, stop_ray
+from benchmarks.trl_environment import trl_process_environment, trl_python, trl_settings
+from benchmarks.trl_peer import coin
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler

@@ -1,7 +1,7 @@
 """The learner's useful arithmetic against the machine's measured matrix peak, both in the type of the recipe's
 `learner.dtype`, in one run.
 
-    python benchmarks/learner_efficiency.py
+    python -m benchmarks.learner_efficiency
 
 Useful work counts distinct tokens only (a shared prefix once, no padding): per linear layer of the frozen base
 a forward product and the gradient of its input, for the adapter the gradient of its weights too, attention

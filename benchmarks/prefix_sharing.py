@@ -1,6 +1,6 @@
 """What computing a shared prefix once is worth: the learner's prefix-tree packing against the same learner without it.
 
-    python benchmarks/prefix_sharing.py [--groups 4] [--repeats 5] [--run runs/demo] [key=value ...]
+    python -m benchmarks.prefix_sharing [--groups 4] [--repeats 5] [--run runs/demo] [key=value ...]
 
 One process, one learner, the demo recipe's settings (G = 8). A train step, from samples to the optimizer step, is
 timed with two packings in turn: `shared` is the product's; `apart` packs every sample into a tree of its own, as if

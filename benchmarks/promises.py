@@ -1,6 +1,6 @@
 """One table, promise by promise: what README and docs say, what was measured just now, and whether it holds.
 
-    python benchmarks/promises.py [--seed K] [--only NAME ...]
+    python -m benchmarks.promises [--seed K] [--only NAME ...]
 
 Each module of `benchmarks/promised` names its promises in `PROMISES`. Each promise is measured in a process of its own,
 one after the other; the exit code is 1 if one does not hold. Takes under 10 minutes on two cores.
@@ -14,22 +14,19 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
-import promised
-from promised.promise import Measured, Promise
 from rich.console import Console
 from rich.table import Table
 
-# Benchmarks are not installed; what is measured may import them, and the tests do too.
-sys.path.append(str(Path(__file__).parents[1]))
+from benchmarks import promised
+from benchmarks.promised.promise import Measured, Promise
 
 
 def all_promises() -> dict[str, Promise]:
     """By name, in the order of the modules' names. Raises ValueError where two have the same name."""
     found: dict[str, Promise] = {}
     for info in pkgutil.iter_modules(promised.__path__):
-        module = importlib.import_module(f"promised.{info.name}")
+        module = importlib.import_module(f"{promised.__name__}.{info.name}")
         for promise in getattr(module, "PROMISES", ()):
             if promise.name in found:
                 raise ValueError(f"two promises are named '{promise.name}'")

@@ -1,6 +1,6 @@
 """Where to sample next when all attempts of a group fail: what each place to start from yields, without any RL.
 
-    python benchmarks/restart_yield.py runs/depth --out runs/depth/yield.jsonl [--families three_lookup chain]
+    python -m benchmarks.restart_yield runs/depth --out runs/depth/yield.jsonl [--families three_lookup chain]
         [--groups 60] [--checkpoint runs/depth/checkpoints/step_000010]
 
 A group has G roots, attempts at one task. For each group whose roots are all wrong, every source names an anchor, a

@@ -1,6 +1,6 @@
 """Rollouts through the whole agent loop against the raw engine on the same prompts, grammar included.
 
-    python benchmarks/rollout_efficiency.py [--tasks 192]
+    python -m benchmarks.rollout_efficiency [--tasks 192]
 
 The loop runs first and its requests are recorded; then the engine alone gets the very same requests, all at
 once, which no agent could (a turn needs the turn before it). It gets them twice: with an empty prefix cache, so

@@ -1,6 +1,6 @@
 """What engine and learner lose to each other on the same cores, by who goes first and how long waiting threads spin.
 
-    python benchmarks/shared_cores.py [--repeats 3] [--seconds 20]
+    python -m benchmarks.shared_cores [--repeats 3] [--seconds 20]
 
 Two processes as a run has them, each with as many threads as there are cores: an engine that plays 24 trajectories
 of the demo at a time, and a learner that trains on one group again and again. Each works alone, then both together,

@@ -1,19 +1,14 @@
 """What the records of one train step cost: bytes on disk, and seconds of the driver's two threads.
 
-python benchmarks/step_records.py [--groups 64 --size 8 --turns 5 --tokens 800]
+python -m benchmarks.step_records [--groups 64 --size 8 --turns 5 --tokens 800]
 """
 
 import argparse
 import random
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
-
-# Benchmarks are not installed.
-sys.path.append(str(Path(__file__).parents[1]))
 
 from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult

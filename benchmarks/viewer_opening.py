@@ -1,6 +1,6 @@
 """Measures how long the viewer takes to open a run in headless Chromium, and what the run's size adds to it.
 
-    python benchmarks/viewer_opening.py runs/demo
+    python -m benchmarks.viewer_opening runs/demo
 
 The run's recorded trajectories are written again and again, under other names, until there are `--num` of them; a
 second folder has the first hundred. Both are opened in turn, each time by a server of its own.

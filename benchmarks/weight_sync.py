@@ -1,6 +1,6 @@
 """What an update of the weights takes, and what it costs the requests that run.
 
-    python benchmarks/weight_sync.py [--running 48] [--updates 5] [--every 10] [--seconds 60] [--modes merged native]
+    python -m benchmarks.weight_sync [--running 48] [--updates 5] [--every 10] [--seconds 60] [--modes merged native]
 
 Seconds are counted from the moment the learner's bytes are there, as medians. `proven`: the weights were read back and
 the engine's log-probs of the canary text compared with the learner's. `first token`: of whatever sampled first with the

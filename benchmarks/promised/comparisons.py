@@ -2,7 +2,7 @@
 
 import random
 
-from promised.promise import Measured, Promise
+from benchmarks.promised.promise import Measured, Promise
 from reward.paired import PairedComparison, compare_means, compare_paired
 
 NUM_COMPARISONS = 80

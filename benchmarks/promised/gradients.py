@@ -7,11 +7,11 @@ from typing import get_args
 
 import torch
 
+from benchmarks.promised.promise import Measured, Promise
 from configs.learner import FilterOverlongConfig, LearnerConfig, NoOverlongConfig, SoftOverlongConfig
 from configs.reward import Credit
 from envs.types import Task
 from learner.policy import token_logprobs
-from promised.promise import Measured, Promise
 from reward.credit import group_samples, turn_advantages
 from reward.judging import OutcomeReward
 from reward.types import StepScores

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from benchmarks.promised.promise import Measured, Promise
 from configs.learner import (
     CorrectionConfig,
     DapoConfig,
@@ -15,7 +16,6 @@ from configs.learner import (
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
 from learner.types import TrainBatch
-from promised.promise import Measured, Promise
 
 DECIDED_SHARE = 0.85
 SHAPE = (32, 100)

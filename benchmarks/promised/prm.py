@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from padding_world import monitored, train
 
+from benchmarks.padding_world import monitored, train
+from benchmarks.promised.promise import Measured, Promise
 from configs.reward import AlarmConfig
-from promised.promise import Measured, Promise
 from reward.prm.alarms import HackingMonitor
 from reward.prm.metrics import clustered_interval
 from reward.scorers.math import LIMIT_S, score_math

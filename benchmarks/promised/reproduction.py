@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from benchmarks.before_rl import copy_before_rl
+from benchmarks.promised.promise import Measured, Promise
 from configs.loading import load_run_config
-from promised.promise import Measured, Promise
 from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.job import Job
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.promised.promise import Measured, Promise
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.sandbox.episode import resident_bytes
-from promised.promise import Measured, Promise
 
 _ROOT = Path(__file__).parents[2]
 _ATTACKS = _ROOT / "tests" / "envs"

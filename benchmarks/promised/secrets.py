@@ -17,7 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from benchmarks.planted_keys import KEYED, ROOT, SERVER, SMALL, PlantedKeys, keyed_tools, plant, viewer_answers
-from promised.promise import Measured, Promise
+from benchmarks.promised.promise import Measured, Promise
 from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.cli import main
 from ray_jobs.jobs import submit

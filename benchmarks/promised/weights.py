@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from simulated_memory import MergedMemory, adapter_versions, read_native, save_base
 
+from benchmarks.promised.promise import Measured, Promise
+from benchmarks.simulated_memory import MergedMemory, adapter_versions, read_native, save_base
 from envs.datasets.generated import sample_tasks
-from promised.promise import Measured, Promise
 from rollout.engines.wrappers import demonstrated_plans, engine_seed
 from rollout.store.canary import CanaryScores, canary_fault, moved
 

@@ -1,18 +1,11 @@
 """What a benchmark says of held-out tasks that one of its runs could not score."""
 
 import json
-from pathlib import Path
 
-import pytest
-
+from benchmarks import ablation, async_vs_sync
 from envs.types import Task
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
-
-
-@pytest.fixture(autouse=True)
-def in_benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
 
 
 def run_with(folder, rewards):
@@ -29,8 +22,6 @@ def run_with(folder, rewards):
 
 
 def test_ablation_compares_what_both_arms_of_a_seed_could_score(tmp_path):
-    import ablation
-
     first = [run_with(tmp_path / "a", [1.0, None, 0.0]), run_with(tmp_path / "b", [0.0, 0.0])]
     other = [run_with(tmp_path / "c", [1.0, 1.0, None]), run_with(tmp_path / "d", [1.0, 0.0])]
     found = ablation._compared(first, other)
@@ -38,8 +29,6 @@ def test_ablation_compares_what_both_arms_of_a_seed_could_score(tmp_path):
 
 
 def test_asynchronous_and_synchronous_runs_are_compared_on_what_both_could_score(tmp_path):
-    import async_vs_sync
-
     def arm(name, rewards):
         folder = run_with(tmp_path / name, rewards)
         row = {"policy/loss": 0.0, "time/step_s": 1.0, "learner/wait_s": 0.5, "rollout/trajectories": 2.0}

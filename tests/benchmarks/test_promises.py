@@ -1,21 +1,11 @@
-import sys
 from pathlib import Path
 
-import pytest
+from benchmarks import promises
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def promises():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import promises
-
-    yield promises
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def test_every_promise_says_a_sentence_and_names_the_page_that_makes_it(promises):
+def test_every_promise_says_a_sentence_and_names_the_page_that_makes_it():
     found = promises.all_promises().values()
     assert found
     for promise in found:
@@ -23,14 +13,14 @@ def test_every_promise_says_a_sentence_and_names_the_page_that_makes_it(promises
         assert (ROOT / promise.where).is_file(), promise.name
 
 
-def test_measurement_that_fails_is_a_promise_that_does_not_hold(promises, monkeypatch, capsys):
+def test_measurement_that_fails_is_a_promise_that_does_not_hold(monkeypatch, capsys):
     monkeypatch.setattr(promises, "measured", lambda promise, seed: promises.Measured("told", holds=seed == 0))
     name = next(iter(promises.all_promises()))
     assert (promises.main(["--only", name]), promises.main(["--only", name, "--seed", "1"])) == (0, 1)
     assert f"1 does not hold: {name}" in capsys.readouterr().out
 
 
-def test_error_of_a_measurement_is_its_result(promises):
+def test_error_of_a_measurement_is_its_result():
     def broken(seed):
         raise RuntimeError("no such thing")
 
