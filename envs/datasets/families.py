@@ -246,6 +246,7 @@ def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
         loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
     (item, n), (other, m) = loads
     sign, phrasings = ("-", _DIFFERENCE_PHRASINGS) if difference else ("+", _TOTAL_PHRASINGS)
+    thought = "Subtract the second load." if difference else "Add the loads."
     answer = n * item.weight_kg + (-1 if difference else 1) * m * other.weight_kg
     return Problem(
         question=rng.choice(phrasings).format(n=n, name=item.name, m=m, other=other.name),
@@ -253,7 +254,7 @@ def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
         plan=(
             _search(item),
             _search(other),
-            _code("Combine both.", f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}"),
+            _code(thought, f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}"),
             _answer(answer),
         ),
         keys=(item.name, other.name),

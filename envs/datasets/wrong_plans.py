@@ -55,19 +55,29 @@ def _value(node: ast.expr, names: dict[str, int]) -> int:
 Plan = tuple[PlanStep, ...]
 
 GUESS_SHARE = 0.85
+FORGOTTEN_SHARE = 0.9
+"""Of the wrong plans for a difference between two loads these leave out a search, but subtract. Without them hardly any
+demonstration subtracts, and RL, which cannot reward what is never tried, learns to add the loads."""
 
 
 def wrong_steps(plan: Plan, rng: random.Random) -> Plan:
     """A guess mostly, else one of the wrong turns that fit the plan. The answer follows from the steps, and is
     wrong. Guesses prevail so that using the tools at all is something that is left to learn."""
+    wrong = _careless(plan, rng)
+    # A changed expression can come out right by chance; a guess never does.
+    return wrong if wrong[-1].action_input != plan[-1].action_input else _guess(plan, rng)
+
+
+def _careless(plan: Plan, rng: random.Random) -> Plan:
+    searches = any(step.action == "search" for step in plan)
+    if searches and "-" in plan[-2].action_input and rng.random() < FORGOTTEN_SHARE:
+        return _forget_search(plan, rng)
     if rng.random() < GUESS_SHARE:
         return _guess(plan, rng)
     turns = [_wrong_operator, _stop_early]
-    if any(step.action == "search" for step in plan):
+    if searches:
         turns.append(_forget_search)
-    wrong = rng.choice(turns)(plan, rng)
-    # A changed expression can come out right by chance; a guess never does.
-    return wrong if wrong[-1].action_input != plan[-1].action_input else _guess(plan, rng)
+    return rng.choice(turns)(plan, rng)
 
 
 def _guess(plan: Plan, rng: random.Random) -> Plan:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
@@ -230,6 +231,19 @@ def test_wrong_plans_guess_forget_a_search_stop_early_or_compute_wrongly(family,
     rng = random.Random(0)
     plans = [wrong_plan(generated, rng) for generated in drawn(family, count=200)]
     assert {" ".join(step.action for step in plan) for plan in plans} == wrong_turns
+
+
+def test_most_wrong_plans_for_a_difference_and_none_for_a_sum_subtract_after_one_search():
+    """So that a policy that learns from them tries to subtract at all."""
+    rng = random.Random(0)
+    subtract = {"-": [], "+": []}
+    for generated in drawn("two_lookup", count=1000):
+        wrong = wrong_plan(generated, rng)
+        one_search = [step.action for step in wrong] == ["search", "code", "answer"]
+        sign = "-" if "-" in generated.plan[-2].action_input else "+"
+        subtract[sign].append(one_search and "-" in wrong[1].action_input)
+    assert 0.85 < fmean(subtract["-"]) < 0.95
+    assert not any(subtract["+"])
 
 
 def test_a_wrong_plan_is_deterministic_in_its_generator():
