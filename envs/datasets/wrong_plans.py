@@ -61,8 +61,9 @@ demonstration subtracts, and RL, which cannot reward what is never tried, learns
 
 
 def wrong_steps(plan: Plan, rng: random.Random) -> Plan:
-    """A guess mostly, else one of the wrong turns that fit the plan. The answer follows from the steps, and is
-    wrong. Guesses prevail so that using the tools at all is something that is left to learn."""
+    """A guess mostly (for a difference a search left out), else one of the wrong turns that fit the plan. The answer
+    follows from the steps, and is wrong. Guesses prevail so that using the tools at all is something that is left to
+    learn."""
     wrong = _careless(plan, rng)
     # A changed expression can come out right by chance; a guess never does.
     return wrong if wrong[-1].action_input != plan[-1].action_input else _guess(plan, rng)
