@@ -1,11 +1,17 @@
 """Wall seconds of RL until a skill is there, ours against TRL's GRPOTrainer, from the same start on the same CPU.
 
-    python -m benchmarks.time_to_skill [--seeds 0,1,2] [--threshold 0.8] [--out runs/time-to-skill] [key=value ...]
+    python -m benchmarks.time_to_skill [--job clerk] [--seeds 0,1,2] [--threshold 0.8] [key=value ...]
 
-The job is `expressions.toml`, with changes that are given as key=value. For each seed our cold start makes an adapter,
-and both sides go on from it: the same model, LoRA, prompts token for token in the same order, reward, 8 groups of 8 a
-train step, temperature 1, constant step size, DAPO loss with the same clipping, no KL term. TRL has a thread for each
-of two cores; so have our learner and, on the same cores, our engine.
+There are two jobs, each a recipe, which key=value changes:
+
+    expressions.toml    one reply: two steps in words become one expression
+    clerk.toml          several calls: look up a lot, look up what its page names, answer with a number
+
+For each seed our cold start makes an adapter, and both sides go on from it: the same model, LoRA, prompts token for
+token in the same order, reward, 8 groups of 8 a train step, temperature 1, constant step size, DAPO loss with the same
+clipping, no KL term. What calls bring stands between two replies token for token the same, and as many may call. TRL
+bounds the tokens of an attempt as a whole, results included; ours bounds each reply. TRL has a thread for each of two
+cores; so have our learner and, on the same cores, our engine.
 
 The clock is that of RL alone. It starts when both are about to begin their first step, engine and model loaded, and
 stands still while nobody trains. Adapters are saved on the way, with their seconds; one evaluator, our engine at the
@@ -15,7 +21,8 @@ evaluation at or above the threshold counts, and ends the curve; nothing is inte
 
 Ours is the system as it runs anything: Ray, an agent over the HTTP endpoint, vLLM, the ledger on disk, every version
 published and proven, checkpoints, all of it on the clock; asynchronous at the recipe's depth. Groups without signal are
-replaced by others, so that every step trains on 64 completions that teach something. TRL trains on what it samples.
+replaced by others, so that every step trains on 64 attempts that teach something. TRL trains on what it samples; its
+own loop calls the clerk's function.
 That, and who computes what how often, is the difference that is measured. `envs.choice = "learnable"` plays no part: it
 chooses between generated families, and here is one task of one's own.
 
@@ -26,7 +33,8 @@ steps first, and the one whose second step is the fastest runs, in one or severa
 train under autocast, which is what a processor without units for it does 5 to 40 times slower, those in float32
 without.
 
-What is done is kept in `--out`, a JSON file for each curve, and not run again; `curves.svg` shows them.
+What is done is kept in `--out`, in a folder for each job a JSON file for each curve, and not run again; `curves.svg`
+shows them.
 """
 
 import argparse
@@ -45,11 +53,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.skill_curves import Curve, Point, drawing, table
-from benchmarks.trl_environment import trl_process_environment, trl_python, trl_settings
+from benchmarks.skill_job import ENDLESS, JOBS, MICROBATCHES, job_of, recipe, trl_job
+from benchmarks.trl_environment import trl_process_environment, trl_python
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from envs.datasets.sampler import training_tasks
-from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Wanted
 from ray_jobs.evaluation.folder import ItemRecord
 from ray_jobs.evaluation.held_out import evaluation_tasks
@@ -59,21 +66,17 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import check_before_start
 from ray_jobs.run.run import open_run
 from ray_jobs.train import reinforce
-from rollout.agent.agent import build_chat
 from rollout.engines.adapters import AdapterMerger
-from rollout.types import Message
 from rollout.worker import Worker
 
-RECIPE = Path(__file__).with_name("expressions.toml")
 PEER = Path(__file__).with_name("skill_peer.py")
-NUM_PROMPTS = 2000
-ENDLESS = 10_000
-"""Train steps of TRL, which is ended before."""
+KILLED = (-9, 137)
+"""Exit codes of a process that the system killed, which it does where memory runs out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """An adapter's file; seconds of RL and completions sampled until then."""
+    """An adapter's file; seconds of RL and attempts sampled until then."""
 
     step: int
     seconds: float
@@ -83,6 +86,7 @@ class Saved:
 
 def main() -> None:
     options = _options()
+    options.out /= options.job
     options.out.mkdir(parents=True, exist_ok=True)
     pairs = []
     for seed in map(int, options.seeds.split(",")):
@@ -93,6 +97,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--job", choices=JOBS, default=JOBS[0], help="one reply, or several calls")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threshold", type=float, default=0.8, help="share of the held-out tasks that is the skill")
     parser.add_argument("--every", type=int, default=2, help="train steps from one evaluation to the next")
@@ -100,7 +105,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--trl-variants",
         help="dtype of TRL's weights and microbatches per train step, several with commas; the fastest runs (default: "
-        "one and four microbatches in the precision that this machine multiplies faster)",
+        "one and four microbatches, of the clerk four and eight, in the precision that this machine multiplies faster)",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/time-to-skill"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
@@ -132,7 +137,7 @@ def kept(path: Path, make: Callable[[], Curve]) -> Curve:
 def _config(options: argparse.Namespace, name: str, seed: int) -> RunConfig:
     checkpoints = (f"learner.checkpoint_every={options.every}", f"learner.keep_checkpoints={ENDLESS}")
     own = (f"name={name}", f"output_dir={options.out}", f"seed={seed}", *checkpoints)
-    return load_run_config(RECIPE, [*own, *options.overrides])
+    return load_run_config(recipe(options.job), [*own, *options.overrides])
 
 
 def _start(config: RunConfig) -> Path:
@@ -222,7 +227,8 @@ def train_ours(config: RunConfig) -> list[Saved]:
 def fastest_variant(options: argparse.Namespace, config: RunConfig, start: Path) -> str:
     """By its second step; the trial is made once, and kept."""
     precision, trial = config.learner.precision, options.out / "trial.json"
-    variants = (options.trl_variants or f"{precision}:1,{precision}:4").split(",")
+    usual = ",".join(f"{precision}:{number}" for number in MICROBATCHES[job_of(config)])
+    variants = (options.trl_variants or usual).split(",")
     found: dict[str, float] = json.loads(trial.read_text()) if trial.exists() else {}
     for variant in variants:
         if variant not in found:
@@ -260,12 +266,7 @@ def train_trl(config: RunConfig, start: Path, variant: str, *, every: int, heard
     shutil.rmtree(folder, ignore_errors=True)
     scale = config.model.lora_alpha / config.model.lora_rank
     AdapterMerger(model_path, scale).write_adapter_folder(folder / "start", start.read_bytes())
-    job = {
-        **trl_settings(config, variant, autocast=variant.startswith("bfloat16"), steps=ENDLESS, seed=config.seed),
-        "adapter": str(folder / "start"),
-        "every": every,
-        "rows": _rows(config, model_path),
-    }
+    job = trl_job(config, folder / "start", variant, every=every)
     (folder / "job.json").write_text(json.dumps(job))
     listen([str(trl_python()), str(PEER), str(folder / "job.json")], config, heard)
 
@@ -280,20 +281,13 @@ def listen(command: Sequence[str], config: RunConfig, heard: Callable[[Saved], b
             said = json.loads(line)
             saved = Saved(said["step"], said["seconds"], said["step"] * per_step, Path(said["adapter"]))
             print("go on" if heard(saved) else "stop", file=peer.stdin, flush=True)
+    if peer.returncode in KILLED:
+        sys.exit(
+            f"TRL was killed with exit code {peer.returncode}, most likely because memory ran out: give its train step "
+            "more microbatches, as in --trl-variants float32:16"
+        )
     if peer.returncode:
         sys.exit(f"TRL failed with exit code {peer.returncode}: see {log}")
-
-
-def _rows(config: RunConfig, model_path: Path) -> list[dict[str, Any]]:
-    """The training tasks in the order in which our run draws them, as the trainer's data set."""
-    chat, sampler = build_chat(model_path), training_tasks(config)
-
-    def row(task: Task) -> dict[str, Any]:
-        ids = chat.dialogue([Message(role="user", content=task.question)])
-        text = chat.rendered(ids)
-        return {"prompt": text, "token_ids": list(ids), **{key: task.metadata[key] for key in ("numbers", "value")}}
-
-    return [row(sampler.task(ordinal)) for ordinal in range(NUM_PROMPTS)]
 
 
 if __name__ == "__main__":

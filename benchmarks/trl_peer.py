@@ -80,7 +80,7 @@ def make_trainer(job: dict[str, Any], tokenizer: Any, ends: list[float]) -> Any:
     )
 
 
-def settings(job: dict[str, Any]) -> Any:
+def settings(job: dict[str, Any], **own: Any) -> Any:
     from trl import GRPOConfig
 
     per_step = job["groups"] * job["group_size"]
@@ -114,6 +114,7 @@ def settings(job: dict[str, Any]) -> Any:
         disable_tqdm=True,
         dataloader_pin_memory=False,
         seed=job["seed"],
+        **own,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import time_to_skill
 from benchmarks.expressions import FORMS, SIZES, Sentence, score, solved, tasks, teach
 from benchmarks.skill_curves import Curve, Point, drawing, table
+from benchmarks.skill_job import MICROBATCHES, NUM_PROMPTS, job_of, recipe
 from configs.loading import load_run_config
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import cold_start_tasks, training_tasks
@@ -24,7 +25,7 @@ FROM = Sentence("+", "c-", 2, 5, 90)
 
 @pytest.fixture
 def config():
-    return load_run_config(time_to_skill.RECIPE, [])
+    return load_run_config(recipe("expressions"), [])
 
 
 def test_a_sentence_asks_for_two_steps_and_has_their_value():
@@ -82,10 +83,10 @@ def test_tasks_are_the_same_each_time_and_of_every_form():
 def test_held_out_tasks_are_neither_trained_nor_taught(config):
     held_out = evaluation_tasks(config)
     sampler = training_tasks(config)
-    trained = [sampler.task(ordinal) for ordinal in range(time_to_skill.NUM_PROMPTS)]
+    trained = [sampler.task(ordinal) for ordinal in range(NUM_PROMPTS)]
     taught = [one.task for one in cold_start_tasks(config)]
     assert len(held_out) == 200
-    assert len({task.question for task in trained}) == time_to_skill.NUM_PROMPTS
+    assert len({task.question for task in trained}) == NUM_PROMPTS
     assert not {question_key(one.question) for one in held_out} & {
         question_key(one.question) for one in trained + taught
     }
@@ -132,7 +133,14 @@ def test_the_drawing_has_a_line_for_each_side_of_each_seed():
 @pytest.fixture
 def options(tmp_path):
     return argparse.Namespace(
-        seeds="0", threshold=0.8, every=2, patience=6.0, trl_variants="float32:1", out=tmp_path, overrides=[]
+        job="expressions",
+        seeds="0",
+        threshold=0.8,
+        every=2,
+        patience=6.0,
+        trl_variants="float32:1",
+        out=tmp_path,
+        overrides=[],
     )
 
 
@@ -193,6 +201,38 @@ def test_variants_that_nobody_names_are_of_the_precision_that_the_machine_multip
     assert time_to_skill.fastest_variant(options, config, Path("start")) == fastest
 
 
+@pytest.mark.parametrize(("job", "few", "many"), [("expressions", 1, 4), ("clerk", 4, 8)])
+def test_variants_that_nobody_names_are_of_the_jobs_own_microbatches(options, job, few, many):
+    assert MICROBATCHES[job] == (few, many)
+    config = load_run_config(recipe(job), [])
+    assert job_of(config) == job
+    options.trl_variants = None
+    for fastest, other in ((few, many), (many, few)):
+        seconds = {f"{config.learner.precision}:{fastest}": 4.0, f"{config.learner.precision}:{other}": 5.0}
+        (options.out / "trial.json").write_text(json.dumps(seconds))
+        variant = time_to_skill.fastest_variant(options, config, Path("start"))
+        assert variant == f"{config.learner.precision}:{fastest}"
+
+
+@pytest.mark.parametrize("job", ["expressions", "clerk"])
+def test_each_job_keeps_its_curves_in_a_folder_of_its_own(tmp_path, monkeypatch, job):
+    asked = ["time_to_skill", "--job", job, "--seeds", "0,1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", asked)
+    found = []
+
+    def measure(options, seed):
+        found.append(time_to_skill._config(options, f"ours-{seed}", seed))
+        return curve("ours", 0.2, 0.9), curve("TRL", 0.2, 0.8)
+
+    monkeypatch.setattr(time_to_skill, "measure", measure)
+    time_to_skill.main()
+    assert [config.run_path for config in found] == [tmp_path / job / f"ours-{seed}" for seed in (0, 1)]
+    assert {config.agent.function for config in found} == {
+        {"expressions": "benchmarks.public.one_reply:solve", "clerk": "benchmarks.clerk:solve"}[job]
+    }
+    assert (tmp_path / job / "curves.svg").exists()
+
+
 PEER = """
 import json, sys
 for step in (0, 2, 4):
@@ -215,7 +255,7 @@ def listened(config, exit_code):
 
 
 def test_the_trainer_waits_for_each_evaluation_and_ends_when_it_is_told_to(tmp_path):
-    config = load_run_config(time_to_skill.RECIPE, [f"output_dir={tmp_path}"])
+    config = load_run_config(recipe("expressions"), [f"output_dir={tmp_path}"])
     assert listened(config, 0) == [
         time_to_skill.Saved(0, 0.0, 0, Path("step-0")),
         time_to_skill.Saved(2, 3.0, 128, Path("step-2")),
@@ -223,6 +263,23 @@ def test_the_trainer_waits_for_each_evaluation_and_ends_when_it_is_told_to(tmp_p
 
 
 def test_a_trainer_that_fails_ends_the_benchmark(tmp_path):
-    config = load_run_config(time_to_skill.RECIPE, [f"output_dir={tmp_path}"])
+    config = load_run_config(recipe("expressions"), [f"output_dir={tmp_path}"])
     with pytest.raises(SystemExit, match=r"TRL failed with exit code 3: see .*log\.txt"):
         listened(config, 3)
+
+
+KILLED = """
+import json, os, signal, sys
+print(json.dumps({"step": 0, "seconds": 0.0, "adapter": "step-0"}), flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "-9" else sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("exit_code", [-9, 137])
+def test_a_trainer_that_is_killed_for_memory_says_what_to_do(tmp_path, exit_code):
+    config = load_run_config(recipe("clerk"), [f"output_dir={tmp_path}"])
+    config.run_path.mkdir(parents=True)
+    killed = rf"TRL was killed with exit code {exit_code}, .* memory ran out: .* more microbatches, .* --trl-variants"
+    with pytest.raises(SystemExit, match=killed):
+        time_to_skill.listen([sys.executable, "-c", KILLED, str(exit_code)], config, lambda _: True)
