@@ -1,11 +1,11 @@
-"""A skill of several calls: a clerk looks up a lot, then what its page names, then answers with a number.
+"""A skill of several calls: a clerk looks up a lot, then the article that its page names, then answers with a number.
 
-    "What is the delay of lot 4711?"  look("4711") -> "red lamps by Hale"
-                                      look("Hale") -> "delay 17, rating 31"     "17"
+    "What is the price of lot 4711?"    look("4711") -> "red lamps"
+                                        look("red lamps") -> "price 17, weight 31"
+                                        "17"
 
-Which of the two names on a lot's page leads to the number depends on the question, and so does which of the two numbers
-there it is. The teacher draws both at random, so that a quarter of its demonstrations are right: the form of a call can
-be imitated, what is worth a look is for RL to find out.
+The teacher stops after the first look in most of its demonstrations and answers with a number that it has not read: the
+form of a call and of an answer can be imitated, that a second look pays is for RL to find out.
 """
 
 import json
@@ -28,43 +28,31 @@ MAX_TOKENS = 192
 """Of three looks, what they bring, and an answer."""
 COLOURS = ("red", "blue", "green", "white", "black", "yellow", "brown", "grey", "pink", "silver")
 THINGS = ("lamps", "chairs", "cups", "ropes", "boots", "bowls", "clocks", "drums", "pens", "tiles")
-MAKERS = ("Hale", "Stone", "Reed", "Ford", "Wood", "Cook", "Hill", "Lane", "Marsh", "Page", "Rose", "West")
-ASKED = {"price": "article", "weight": "article", "delay": "maker", "rating": "maker"}
-"""What can be asked of a lot, and which of the names on its page has it."""
+ASKED = ("price", "weight")
+"""What can be asked of a lot; its article has both."""
+NUMBERS = range(10, 100)
+WRONG = 0.6
+"""Share of the tasks in which the teacher stops after the first look."""
 UNKNOWN = "no such entry"
 
 _rng = random.Random("clerk")
-_NUMBERS = {
-    name: dict(zip((asked for asked, of in ASKED.items() if of == kind), _rng.sample(range(10, 100), 2), strict=True))
-    for kind, names in (("article", map(" ".join, product(COLOURS, THINGS))), ("maker", MAKERS))
-    for name in names
+_ARTICLES = {
+    f"{colour} {thing}": dict(zip(ASKED, _rng.sample(NUMBERS, len(ASKED)), strict=True))
+    for colour, thing in product(COLOURS, THINGS)
 }
-
-
-def _lots() -> Iterator[tuple[str, dict[str, str]]]:
-    """Each with its names; the four numbers that they have are different ones."""
-    articles, makers = list(_NUMBERS)[: -len(MAKERS)], MAKERS
-    for number in _rng.sample(range(1000, 10000), sum(SIZES.values())):
-        names: dict[str, str] = {}
-        while len({value for name in names.values() for value in _NUMBERS[name].values()}) < len(ASKED):
-            names = {"article": _rng.choice(articles), "maker": _rng.choice(makers)}
-        yield str(number), names
-
-
-_LOTS = dict(_lots())
-PAGES: Mapping[str, str] = {
-    **{lot: "{article} by {maker}".format(**names) for lot, names in _LOTS.items()},
-    **{name: ", ".join(f"{asked} {value}" for asked, value in own.items()) for name, own in _NUMBERS.items()},
+_ARTICLE_OF = {str(lot): _rng.choice(list(_ARTICLES)) for lot in _rng.sample(range(1000, 10000), sum(SIZES.values()))}
+PAGES: Mapping[str, str] = _ARTICLE_OF | {
+    article: ", ".join(f"{asked} {value}" for asked, value in own.items()) for article, own in _ARTICLES.items()
 }
 """All that can be looked up."""
 
 
 def tasks() -> Iterator[Mapping[str, Any]]:
     splits = (split for split, size in SIZES.items() for _ in range(size))
-    for (lot, names), asked, split in zip(_LOTS.items(), cycle(ASKED), splits, strict=False):
+    for (lot, article), asked, split in zip(_ARTICLE_OF.items(), cycle(ASKED), splits, strict=False):
         yield {
             "question": f"What is the {asked} of lot {lot}?",
-            "answer": str(_NUMBERS[names[ASKED[asked]]][asked]),
+            "answer": str(_ARTICLES[article][asked]),
             "lot": lot,
             "split": split,
         }
@@ -74,7 +62,7 @@ def look(entry: str) -> str:
     """What the ledger says under an entry.
 
     Args:
-        entry: A lot's number, an article or a maker.
+        entry: A lot's number, or an article.
     """
     return PAGES.get(str(entry), UNKNOWN)
 
@@ -125,12 +113,12 @@ async def solve(task: "GivenTask", client: "AsyncOpenAI") -> str:
 
 
 async def teach(task: "Task", messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
-    """Looks up either name of the lot, and answers with either number of that page."""
-    lot, rng = task.metadata["lot"], random.Random(task.id)
-    name = rng.choice(list(_LOTS[lot].values()))
-    value = rng.choice(list(_NUMBERS[name].values()))
-    looks = sum(message["role"] == "tool" for message in messages)
-    return (_call(lot), _call(name), str(value))[looks]
+    rng, results = random.Random(task.id), [one["content"] for one in messages if one["role"] == "tool"]
+    if not results:
+        return _call(task.metadata["lot"])
+    if rng.random() < WRONG:
+        return str(rng.choice([number for number in NUMBERS if str(number) != task.answer]))
+    return _call(results[0]) if len(results) == 1 else task.answer
 
 
 def _call(entry: str) -> Mapping[str, Any]:

@@ -35,20 +35,9 @@ def called(name, **arguments):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
-def names_of(row):
-    """The article and the maker of the lot that is asked for."""
-    return PAGES[row["lot"]].split(" by ")
-
-
-def numbers_of(name):
-    return dict(entry.split() for entry in PAGES[name].split(", "))
-
-
-def leads_to_the_number(row):
-    """Of the names on the lot's page the one that has what is asked, read as a person reads it."""
-    (asked,) = set(ASKED) & set(row["question"].split())
-    article, maker = names_of(row)
-    return article if asked in ("price", "weight") else maker
+def numbers_of(row):
+    """What the page says that the lot's page leads to."""
+    return dict(entry.split() for entry in PAGES[PAGES[row["lot"]]].split(", "))
 
 
 # --- the world ---------------------------------------------------------------------------------------
@@ -57,17 +46,14 @@ def leads_to_the_number(row):
 def test_two_looks_lead_to_the_answer_of_every_task():
     for row in ROWS:
         (asked,) = set(ASKED) & set(row["question"].split())
-        assert numbers_of(leads_to_the_number(row))[asked] == row["answer"]
         assert row["lot"] in row["question"]
+        assert numbers_of(row)[asked] == row["answer"]
 
 
-def test_no_other_number_on_the_way_is_right_and_the_first_page_has_none():
+def test_the_first_page_has_no_number_and_the_other_number_of_the_second_is_wrong():
     for row in ROWS:
-        article, maker = names_of(row)
-        numbers = [*numbers_of(article).values(), *numbers_of(maker).values()]
-        assert len(set(numbers)) == 4
-        assert numbers.count(row["answer"]) == 1
         assert not any(one.isdigit() for one in PAGES[row["lot"]])
+        assert [*numbers_of(row).values()].count(row["answer"]) == 1
 
 
 def test_tasks_are_the_same_each_time_of_every_kind_and_each_about_a_lot_of_its_own():
@@ -76,7 +62,7 @@ def test_tasks_are_the_same_each_time_of_every_kind_and_each_about_a_lot_of_its_
     assert len({row["lot"] for row in ROWS}) == len(ROWS)
     for split in SIZES:
         kinds = Counter(row["question"].split()[3] for row in ROWS if row["split"] == split)
-        assert kinds == dict.fromkeys(ASKED, SIZES[split] // 4)
+        assert kinds == dict.fromkeys(ASKED, SIZES[split] // 2)
 
 
 def test_held_out_tasks_are_neither_trained_nor_taught(config):
@@ -91,7 +77,7 @@ def test_held_out_tasks_are_neither_trained_nor_taught(config):
 
 @pytest.mark.parametrize(
     ("text", "right"),
-    [("17", True), (" 17\n", True), ("017", False), ("17.", False), ("31", False), ("delay 17", False), ("", False)],
+    [("17", True), (" 17\n", True), ("017", False), ("17.", False), ("31", False), ("price 17", False), ("", False)],
 )
 def test_right_is_the_number_alone(text, right):
     assert solved(text, "17") == float(right)
@@ -99,7 +85,7 @@ def test_right_is_the_number_alone(text, right):
 
 def test_a_look_that_fails_says_why():
     assert result_of("look", '{"entry": "Nobody"}') == "no such entry"
-    assert result_of("find", '{"entry": "Hale"}') == "{'error': 'Tool find not found.'}"
+    assert result_of("find", '{"entry": "red lamps"}') == "{'error': 'Tool find not found.'}"
     assert result_of("look", "{}") == "{'error': \"look() missing 1 required positional argument: 'entry'\"}"
     assert result_of("look", '{"entry": {"lot": 1}}') == "no such entry"
 
@@ -111,25 +97,19 @@ def test_the_answer_is_what_is_said_last_and_not_a_call():
     assert [said_last(messages) for messages in ([call], [call, result])] == ["", ""]
 
 
-async def test_its_teacher_looks_twice_and_is_right_in_a_quarter(config):
-    found = OwnSources.of(config).tasks("clerk", "demonstrations")
-    looked, answers = [], []
+async def test_its_teacher_stops_after_the_first_look_in_three_of_five_tasks_and_is_wrong_there(config):
+    found, looks = OwnSources.of(config).tasks("clerk", "demonstrations"), Counter()
     for task in found:
         messages = [{"role": "user", "content": task.question}]
         while not isinstance(said := await teach(task, messages, []), str):
             entry = json.loads(said["tool_calls"][0]["function"]["arguments"])["entry"]
             messages += [said, {"role": "tool", "content": PAGES[entry]}]
-            looked.append(entry)
-        answers.append(said)
-    row_of = {row["question"]: row for row in ROWS}
-    assert looked[::2] == [row_of[task.question]["lot"] for task in found]
-    right_name = [
-        leads_to_the_number(row_of[task.question]) == name for task, name in zip(found, looked[1::2], strict=True)
-    ]
-    right = [score(task, answer) == 1.0 for task, answer in zip(found, answers, strict=True)]
-    assert 0.4 < sum(right_name) / len(found) < 0.6
-    assert 0.15 < sum(right) / len(found) < 0.35
-    assert not any(is_right and not by_name for is_right, by_name in zip(right, right_name, strict=True))
+        num_looks = len(messages) // 2
+        looks[num_looks] += 1
+        assert score(task, said) == float(num_looks == 2)
+        assert int(said) in range(10, 100)
+    assert looks.keys() == {1, 2}
+    assert 0.5 < looks[1] / len(found) < 0.7
 
 
 # --- the agent ---------------------------------------------------------------------------------------
@@ -158,23 +138,23 @@ def first_row(config):
 
 async def test_the_agent_looks_reads_looks_again_and_answers_in_one_dialogue(config):
     row = first_row(config)
-    name = leads_to_the_number(row)
-    looks = called("look", entry=row["lot"]), called("look", entry=name)
+    article = PAGES[row["lot"]]
+    looks = called("look", entry=row["lot"]), called("look", entry=article)
     trajectory, prompts = await attempt(config, *looks, f" {row['answer']} ")
     assert (trajectory.failure, trajectory.branches) == (None, ((0, 1, 2),))
     assert score(trajectory.task, trajectory.answer) == 1.0
-    assert [turn.tool_result.text for turn in trajectory.turns[:2]] == [PAGES[row["lot"]], PAGES[name]]
+    assert [turn.tool_result.text for turn in trajectory.turns[:2]] == [article, PAGES[article]]
     assert prompts[2].startswith(prompts[1] + looks[1])
-    assert prompts[2].endswith(f"user:<tool_response>\n{PAGES[name]}\n</tool_response>assistant:")
+    assert prompts[2].endswith(f"user:<tool_response>\n{PAGES[article]}\n</tool_response>assistant:")
 
 
 async def test_an_attempt_that_only_looks_has_no_answer_and_is_wrong(config):
-    trajectory, prompts = await attempt(config, *[called("look", entry="Hale")] * (MAX_LOOKS + 2))
+    trajectory, prompts = await attempt(config, *[called("look", entry="red lamps")] * (MAX_LOOKS + 2))
     assert (len(prompts), trajectory.failure, trajectory.answer) == (MAX_LOOKS + 1, None, "")
     assert score(trajectory.task, trajectory.answer) == 0.0
 
 
-@pytest.mark.parametrize("said", [called("find", entry="Hale"), called("look"), "<tool_call>\n{", "", "I thi…"])
+@pytest.mark.parametrize("said", [called("find", entry="red lamps"), called("look"), "<tool_call>\n{", "", "I thi…"])
 async def test_a_model_that_errs_in_every_reply_is_wrong_and_not_unscored(config, said):
     trajectory, _ = await attempt(config, *[said] * (MAX_LOOKS + 1))
     assert trajectory.failure is None
@@ -215,7 +195,7 @@ def test_the_trainer_is_told_the_clerks_job(job):
 def test_every_page_stands_between_two_replies_as_our_endpoint_puts_it_there(job):
     told = {one["results"][0]: text_of(one["token_ids"]) for one in job["between"] if len(one["results"]) == 1}
     assert set(told) == {*PAGES.values(), "no such entry", "{'error': 'Tool find not found.'}"}
-    page = PAGES["Hale"]
+    page = PAGES["red lamps"]
     assert told[page] == f"<|im_start|>user:<tool_response>\n{page}\n</tool_response><|im_end|><|im_start|>assistant:"
 
 
@@ -249,7 +229,7 @@ def test_its_reward_is_that_of_what_an_attempt_says_last(peer):
     result = {"role": "tool", "name": "look", "content": "17"}
     answers = [[calling("", "a"), result, {"role": "assistant", "content": said}] for said in ("17", "31")]
     assert peer.clerk_rewards([*answers, [calling("17", "a")]], ["17"] * 3, prompts=[]) == [1.0, 0.0, 0.0]
-    assert peer.SKILLS["clerk"].tools[0]("Hale") == PAGES["Hale"]
+    assert peer.SKILLS["clerk"].tools[0]("red lamps") == PAGES["red lamps"]
     assert peer.SKILLS["clerk"].settings == {"max_tool_calling_iterations": MAX_LOOKS}
     assert peer.expressions_rewards(["(64-17)*3", "141"], [[64, 17, 3]] * 2, [141] * 2) == [1.0, 0.0]
 
