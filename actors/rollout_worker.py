@@ -192,7 +192,7 @@ class RolloutWorkerActor:
     async def _judged(self, permit: Permit) -> GroupResult:
         started = time.monotonic()
         try:
-            task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
+            task, name = self._tasks.task(permit.made_of, permit.family), group_id(permit.ordinal)
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
             judging = time.monotonic()

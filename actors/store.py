@@ -24,7 +24,7 @@ from rollout.records import append_record, read_records
 from rollout.store.adapters import AdapterMismatchError, AdapterStore, PublishedAdapter
 from rollout.store.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.store.casualties import Loss
-from rollout.store.choice import FamilyChoice, FixedChoice, LearnableChoice
+from rollout.store.choice import FixedChoice, LearnableChoice, TaskChoice
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, TrainedGroups
 from rollout.store.turns import Turns
@@ -93,7 +93,7 @@ class StoreActor:
             self._ledger,
             policy_version=newest.policy_version if newest else 0,
             gather_s=GATHER_S,
-            choice=_family_choice(config),
+            choice=_task_choice(config),
         )
         self._started_at = time.monotonic()
         self._published_at: dict[int, float] = {}
@@ -258,7 +258,7 @@ class StoreActor:
         )
 
 
-def _family_choice(config: RunConfig) -> FamilyChoice:
+def _task_choice(config: RunConfig) -> TaskChoice:
     shares = FixedShares(config.envs.mix, seed=config.seed)
     if config.envs.choice == "mix":
         return FixedChoice(names=shares.names, family_of=shares.name)

@@ -14,7 +14,7 @@ from rollout.filters import StarvationGuard, StarvedError
 from rollout.store.admission import Admission, AdmissionQueue, Admitter, BufferSettings, WorkerStatus
 from rollout.store.admission import admission_capacity as admission_capacity
 from rollout.store.casualties import Loss
-from rollout.store.choice import FamilyChoice
+from rollout.store.choice import TaskChoice
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
 from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -54,8 +54,8 @@ class BufferClosedError(RuntimeError):
 
 class GroupBuffer:
     """Plain asyncio, used from one event loop. `clock` tells the time at which groups end, in seconds. `gather_s`: for
-    so long results that come back are gathered, to be written down in one transaction. `choice`: which family of tasks
-    a new group is of; with None nobody chooses one."""
+    so long results that come back are gathered, to be written down in one transaction. `choice`: which task a
+    new group is of; with None nobody chooses one."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class GroupBuffer:
         policy_version: int = 0,
         clock: Callable[[], float] = time.time,
         gather_s: float = 0.0,
-        choice: FamilyChoice | None = None,
+        choice: TaskChoice | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -363,6 +363,7 @@ class GroupBuffer:
                     ordinal=permit.ordinal,
                     task=permit.task,
                     family=permit.family,
+                    repeats=permit.repeats,
                     attempt=permit.attempt,
                     versions=result.versions,
                 )

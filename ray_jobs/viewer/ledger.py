@@ -18,8 +18,8 @@ _COLUMNS = (
     "ordinal, task, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, versions, facts, "
     "reason"
 )
-_LATER = "family"
-"""Ledgers of earlier releases lack this column."""
+_LATER = ("family", "repeats")
+"""Ledgers of earlier releases lack these columns."""
 
 
 class LedgerRows:
@@ -56,8 +56,8 @@ class LedgerRows:
 def _read(path: Path) -> list[sqlite3.Row]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
         db.row_factory = sqlite3.Row
-        has_it = any(row["name"] == _LATER for row in db.execute("PRAGMA table_info(groups)"))
-        later = _LATER if has_it else f"NULL AS {_LATER}"
+        there = {row["name"] for row in db.execute("PRAGMA table_info(groups)")}
+        later = ", ".join(name if name in there else f"NULL AS {name}" for name in _LATER)
         return list(db.execute(f"SELECT {_COLUMNS}, {later} FROM groups ORDER BY ordinal"))
 
 
@@ -68,6 +68,7 @@ def _group(row: sqlite3.Row) -> dict[str, Any]:
         "id": group_id(row["ordinal"]),
         "task_number": row["task"],
         "family": row["family"],
+        "repeats": row["repeats"],
         "state": row["state"],
         "attempt": row["attempt"],
         "worker": row["worker"],

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rollout.store.casualties import Casualties
-from rollout.store.choice import FamilyChoice, FamilyOf, nobody_chooses
+from rollout.store.choice import DrawOf, TaskChoice, nobody_chooses
 from rollout.store.ledger import Ledger, LedgerError
 from rollout.store.lifecycle import Lease, Permit
 
@@ -56,15 +56,15 @@ class Admission:
 class Admitter:
     """The rules of admission over a ledger. `proven`: the version that each worker has shown to sample with; `runs`:
     who runs what. Both are counted as they change: nothing here takes longer where more runs, or more workers are.
-    `choice`: which family of tasks a new group is of; with None nobody chooses one."""
+    `choice`: which task a new group is of; with None nobody chooses one."""
 
     def __init__(
-        self, settings: BufferSettings, ledger: Ledger, *, policy_version: int, choice: FamilyChoice | None = None
+        self, settings: BufferSettings, ledger: Ledger, *, policy_version: int, choice: TaskChoice | None = None
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._choice = choice
-        self._family_of = self._choose()
+        self._draw_of = self._choose()
         self._left_in_round = 0
         self.policy_version = policy_version
         self.proven: dict[int, int] = {}
@@ -101,7 +101,7 @@ class Admitter:
         available, given = self.num_available(), []
         # A synchronous round is chosen as things were when it began, whatever of it has ended already.
         if self._settings.pipeline_depth or not self._ledger.counts.running:
-            self._family_of = self._choose()
+            self._draw_of = self._choose()
         with self._ledger.together():
             for worker, num in shares:
                 suspects = self.waiting_suspects()
@@ -110,7 +110,7 @@ class Admitter:
                     num,
                     num_new=max(0, available - self._ledger.counts.queued),
                     min_version=self.min_version,
-                    family_of=self._family_of,
+                    draw_of=self._draw_of,
                     only=suspects[:1] if self.tries_suspects(worker) else None,
                     without=suspects,
                 )
@@ -197,8 +197,8 @@ class Admitter:
         """The oldest version that a group may begin with."""
         return max(0, self.policy_version - self._settings.pipeline_depth)
 
-    def _choose(self) -> FamilyOf:
-        return self._choice.by(self._ledger.outcomes) if self._choice else nobody_chooses
+    def _choose(self) -> DrawOf:
+        return self._choice.by(self._ledger.outcomes, self._ledger.open_tasks) if self._choice else nobody_chooses
 
     def _begin(self, worker: int, permit: Permit) -> None:
         self.runs[permit.lease] = worker

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rollout.store.choice import FamilyOf, nobody_chooses
+from rollout.store.choice import Draw, DrawOf, Outcome, nobody_chooses
 from rollout.store.ledger_file import LedgerError as LedgerError
 from rollout.store.ledger_mending import BROUGHT, LedgerMending
 from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, ReadyGroup, State
@@ -93,15 +93,21 @@ class LedgerReading:
                 rates[family] = row["rate"]
         return rates
 
-    def outcomes(self, family: str, last: int) -> list[tuple[float, int]]:
-        """Sum of the outcomes and number of scored trajectories of the family's groups that ended with any: so many of
-        those that were drawn last, newest first. It takes no longer the more groups there are."""
+    def outcomes(self, family: str, last: int) -> list[Outcome]:
+        """What came of the family's groups that ended with a scored trajectory: of so many of those that were drawn
+        last, newest first. A repeated task has the number of the one that it repeats. It takes no longer the more
+        groups there are."""
         rows = self._db.execute(
-            "SELECT num_right, num_scored FROM groups WHERE family = ? AND num_scored > 0 "
+            "SELECT COALESCE(repeats, task), num_right, num_scored FROM groups WHERE family = ? AND num_scored > 0 "
             "ORDER BY ordinal DESC LIMIT ?",
             (family, last),
         )
-        return [(row["num_right"], row["num_scored"]) for row in rows]
+        return [Outcome(*row) for row in rows]
+
+    def open_tasks(self) -> set[int]:
+        """The numbers of the tasks that groups play or wait to play; of one that is repeated, its first number."""
+        rows = self._db.execute("SELECT COALESCE(repeats, task) FROM groups WHERE state IN ('queued', 'running')")
+        return {task for (task,) in rows}
 
     def durations(self, last: int) -> list[tuple[State, float, int]]:
         """(state, seconds, tokens) of the groups that ended last."""
@@ -129,34 +135,33 @@ class Ledger(LedgerMending, LedgerReading):
         *,
         num_new: int,
         min_version: int,
-        family_of: FamilyOf = nobody_chooses,
+        draw_of: DrawOf = nobody_chooses,
         only: Collection[int] | None = None,
         without: Collection[int] = (),
     ) -> list[Permit]:
         """Give up to `num` groups to a worker: queued ones first, then up to `num_new` new ones of the next tasks. With
-        `only` these queued ones and none besides, otherwise none of those in `without`. A task gets its family once,
-        the first time that it is given out."""
+        `only` these queued ones and none besides, otherwise none of those in `without`. What a task is gets decided
+        once, the first time that it is given out."""
         named = ", ".join(map(str, without if only is None else only))
         which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
         with self._transaction():
-            query = (
-                f"SELECT ordinal, task, family, attempt FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
-            )
+            columns = "ordinal, task, family, repeats, attempt"
+            query = f"SELECT {columns} FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
             queued = self._db.execute(f"{query} LIMIT {num}").fetchall() if self._counts["queued"] else []
             num_new = min(num_new, num - len(queued)) if only is None else 0
             self._rounds += 1
             run = {"worker": worker, "min_version": min_version, "round": self._rounds}
             groups = []
-            for ordinal, task, known, attempt in queued:
-                family = known or family_of(task)
-                self._move(ordinal, "queued", "running", family=family, **run)
-                groups.append((ordinal, task, family, attempt))
+            for ordinal, task, family, repeats, attempt in queued:
+                draw = Draw(family, repeats) if family else draw_of(task)
+                self._move(ordinal, "queued", "running", **draw._asdict(), **run)
+                groups.append((ordinal, task, draw, attempt))
             for task in range(self._next_task, self._next_task + num_new):
-                family = family_of(task)
-                groups.append((self._insert(task, "running", 1, family=family, **run), task, family, 1))
+                draw = draw_of(task)
+                groups.append((self._insert(task, "running", 1, **draw._asdict(), **run), task, draw, 1))
         return [
-            Permit(ordinal=ordinal, task=task, family=family, attempt=attempt, min_policy_version=min_version)
-            for ordinal, task, family, attempt in groups
+            Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt, min_policy_version=min_version)
+            for ordinal, task, draw, attempt in groups
         ]
 
     def leases(self) -> list[tuple[int, Permit]]:
@@ -198,12 +203,15 @@ class Ledger(LedgerMending, LedgerReading):
 
     def ready(self) -> list[ReadyGroup]:
         """The groups that wait for a batch, oldest weights first, then in the order of drawing."""
-        rows = self._db.execute("SELECT ordinal, task, family, attempt, versions FROM groups WHERE state = 'ready'")
+        rows = self._db.execute(
+            "SELECT ordinal, task, family, repeats, attempt, versions FROM groups WHERE state = 'ready'"
+        )
         groups = [
             ReadyGroup(
                 ordinal=row["ordinal"],
                 task=row["task"],
                 family=row["family"],
+                repeats=row["repeats"],
                 attempt=row["attempt"],
                 versions=_versions(row["versions"]),
             )
@@ -216,7 +224,8 @@ class Ledger(LedgerMending, LedgerReading):
         with self._transaction():
             self._move(group.ordinal, "ready", "expired", reason=reason)
             self._drop(group.ordinal)
-            self._insert(group.task, "queued", group.attempt + 1, family=group.family)
+            again = Draw(group.family, group.repeats)
+            self._insert(group.task, "queued", group.attempt + 1, **again._asdict())
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
@@ -372,6 +381,7 @@ def _permit(row: sqlite3.Row) -> Permit:
         ordinal=row["ordinal"],
         task=row["task"],
         family=row["family"],
+        repeats=row["repeats"],
         attempt=row["attempt"],
         min_policy_version=row["min_version"],
     )

@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS groups (
     ordinal INTEGER PRIMARY KEY,
     task INTEGER NOT NULL,
     family TEXT,
+    repeats INTEGER,
     state TEXT NOT NULL,
     attempt INTEGER NOT NULL DEFAULT 1,
     round INTEGER NOT NULL DEFAULT 0,
@@ -98,7 +99,7 @@ COMMIT;
 """
 """From the schema of earlier releases, in which a group's bytes stood in its row."""
 
-_LATER_COLUMNS = {"family": "TEXT", "num_right": "REAL", "num_scored": "INTEGER"}
+_LATER_COLUMNS = {"family": "TEXT", "repeats": "INTEGER", "num_right": "REAL", "num_scored": "INTEGER"}
 """Ledgers of earlier releases lack these; of their groups they are not known."""
 
 LARGEST_WAL_PAGES = 2**14

@@ -54,13 +54,19 @@ def group_id(ordinal: int) -> str:
 class Permit:
     """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th
     time, with weights of at least this version. `family`: which family of tasks was chosen for that number; None where
-    nobody chose."""
+    nobody chose. `repeats`: the number of the earlier task that it asks again."""
 
     ordinal: int
     task: int
     family: str | None = None
+    repeats: int | None = None
     attempt: int
     min_policy_version: int
+
+    @property
+    def made_of(self) -> int:
+        """The number that the task itself is made of."""
+        return self.task if self.repeats is None else self.repeats
 
     @property
     def lease(self) -> Lease:
@@ -92,6 +98,7 @@ class ReadyGroup:
     ordinal: int
     task: int
     family: str | None = None
+    repeats: int | None = None
     attempt: int
     versions: Mapping[int, int]
 

@@ -4,6 +4,7 @@ import json
 
 from benchmarks.race import Ended, ended, table
 from benchmarks.restart_ablation import RESTARTS
+from rollout.store.choice import Draw
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupResult
 
@@ -12,7 +13,7 @@ def play(ledger, step, *groups):
     """Groups of this family with so many of four attempts right, 100 sampled tokens each; the last ones had forks."""
     first = ledger.next_task
     permits = ledger.lease(
-        0, len(groups), num_new=len(groups), min_version=0, family_of=lambda task: groups[task - first][0]
+        0, len(groups), num_new=len(groups), min_version=0, draw_of=lambda task: Draw(groups[task - first][0])
     )
     for permit, (_, right, fork_tokens) in zip(permits, groups, strict=True):
         facts = {"sampled_tokens": 100.0, "fork_tokens": fork_tokens}

@@ -96,8 +96,18 @@ def test_ledger_of_an_earlier_release_shows_the_family_of_recorded_groups(folder
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
         db.execute("DROP INDEX outcomes")
         db.execute("ALTER TABLE groups DROP COLUMN family")
+        db.execute("ALTER TABLE groups DROP COLUMN repeats")
     groups = ask(client_of(folder), "groups")["rows"]
     assert [group["family"] for group in groups] == ["lookup"] * 4 + [None] * 3
+    assert {group["repeats"] for group in groups} == {None}
+
+
+def test_group_that_asks_a_task_again_says_which(folder):
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
+        db.execute("UPDATE groups SET repeats = 1 WHERE ordinal = 3")
+        db.commit()
+    client = client_of(folder)
+    assert [ask(client, "group", id=f"g00000{number}")["repeats"] for number in (2, 3)] == [None, 1]
 
 
 def test_new_rows_are_taken_in_without_reading_the_old_ones_again(folder):

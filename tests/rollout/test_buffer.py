@@ -1363,7 +1363,7 @@ class Life(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="ledger-"))
         self.ledgers = []
         self.choice = LearnableChoice(names=("chain", "lookup"), seed=0)
-        self.families = {}
+        self.draws = {}
 
     @initialize(
         depth=st.integers(0, 2), batch_groups=st.integers(1, 3), max_tasks=st.none() | st.integers(1, 9), data=st.data()
@@ -1600,9 +1600,16 @@ class Life(RuleBasedStateMachine):
         assert self.settings.max_tasks is None or self.ledger.next_task <= self.settings.max_tasks
 
     @invariant()
-    def family_of_a_task_is_chosen_once(self):
+    def what_a_task_is_gets_decided_once(self):
         for _, permit in self.ledger.leases():
-            assert self.families.setdefault(permit.task, permit.family) == permit.family
+            draw = permit.family, permit.made_of
+            assert self.draws.setdefault(permit.task, draw) == draw
+
+    @invariant()
+    def open_tasks_are_those_that_run_or_are_queued(self):
+        counts, open_tasks = self.buffer.counts, self.ledger.open_tasks()
+        assert {permit.made_of for _, permit in self.ledger.leases()} <= open_tasks
+        assert len(open_tasks) <= counts.queued + counts.running
 
     @invariant()
     def what_is_believed_of_families_is_of_the_groups_that_ended(self):

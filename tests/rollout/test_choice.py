@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.buffer import BufferSettings, GroupBuffer, WorkerStatus
-from rollout.store.choice import NUM_RECENT, FixedChoice, LearnableChoice, learnable_weight, solve_rate
+from rollout.store.choice import (
+    NUM_RECENT,
+    Draw,
+    FixedChoice,
+    LearnableChoice,
+    Outcome,
+    learnable_weight,
+    solve_rate,
+    teaching,
+)
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupResult
 
@@ -14,14 +23,27 @@ FOUR = ("chain", "lookup", "three_lookup", "two_lookup")
 TWO = ("chain", "lookup")
 
 
+def ended(*outcomes):
+    """Groups with so many (right, scored), the one drawn last first, of tasks with the numbers 0, 1, 2 and so on."""
+    return [Outcome(task, *outcome) for task, outcome in enumerate(outcomes)]
+
+
 def known(**outcomes):
     """What the ledger would say of families: (right, scored) of their groups, the one drawn last first."""
-    return lambda family, last: outcomes.get(family, [])[:last]
+    return lambda family, last: ended(*outcomes.get(family, []))[:last]
 
 
-def choose(outcomes, *, names=FOUR, seed=0, tasks=range(2000)):
-    family_of = LearnableChoice(names=names, seed=seed).by(outcomes)
-    return [family_of(task) for task in tasks]
+def no_tasks():
+    return set()
+
+
+def draw(outcomes, *, names=FOUR, seed=0, tasks=range(2000), open_tasks=no_tasks):
+    draw_of = LearnableChoice(names=names, seed=seed).by(outcomes, open_tasks)
+    return [draw_of(task) for task in tasks]
+
+
+def choose(outcomes, **rest):
+    return [one.family for one in draw(outcomes, **rest)]
 
 
 # Weights.
@@ -29,11 +51,13 @@ def choose(outcomes, *, names=FOUR, seed=0, tasks=range(2000)):
 
 def test_rate_is_the_mean_of_a_beta_distribution_whose_counts_decay():
     assert solve_rate([]) == 0.5
-    assert solve_rate([(8, 8)]) == 9 / 10
+    assert solve_rate(ended((8, 8))) == 9 / 10
     # The older group counts 0.9: 8 right of 8 + 7.2.
-    assert solve_rate([(8, 8), (0, 8)]) == pytest.approx(9 / 17.2)
-    assert solve_rate([(0, 8), (8, 8)]) == pytest.approx(8.2 / 17.2)
-    assert solve_rate([(2, 4), (1, 4), (4, 4)]) == pytest.approx((1 + 2 + 0.9 + 0.81 * 4) / (2 + 4 * (1 + 0.9 + 0.81)))
+    assert solve_rate(ended((8, 8), (0, 8))) == pytest.approx(9 / 17.2)
+    assert solve_rate(ended((0, 8), (8, 8))) == pytest.approx(8.2 / 17.2)
+    assert solve_rate(ended((2, 4), (1, 4), (4, 4))) == pytest.approx(
+        (1 + 2 + 0.9 + 0.81 * 4) / (2 + 4 * (1 + 0.9 + 0.81))
+    )
 
 
 def test_weight_is_the_floor_and_the_variance_of_an_outcome():
@@ -72,6 +96,44 @@ def test_number_seed_and_outcomes_decide_and_no_draw_before():
     assert choose(known()) != choose(known(lookup=[(8, 8)] * NUM_RECENT))
 
 
+# Tasks that are asked again.
+
+
+def test_task_teaches_while_some_attempts_of_its_last_group_solve_it_and_others_do_not():
+    """Task 3 was solved by 2 of 8 and then, drawn later, by 6 of 8; task 5 by half, and then by all."""
+    outcomes = [Outcome(*one) for one in ((3, 6, 8), (5, 8, 8), (3, 2, 8), (5, 4, 8), (6, 0, 8), (7, 4, 8))]
+    assert teaching(outcomes) == {3: 0.75 * 0.25, 7: 0.25}
+
+
+def test_half_of_the_draws_ask_a_task_that_teaches_again_by_how_much_it_teaches():
+    """In each of 4,000 moments one draw is made: what is drawn is played, and not drawn again."""
+    outcomes = known(lookup=[(4, 8), (8, 8), (1, 8)])
+    drawn = [draw(outcomes, names=("lookup",), tasks=[task])[0] for task in range(4000)]
+    repeats = Counter(one.repeats for one in drawn)
+    assert repeats.keys() == {None, 0, 2}
+    assert repeats[None] / 4000 == pytest.approx(0.5, abs=0.03)
+    # 1/4 against 1/8 x 7/8 = 0.109375.
+    assert repeats[0] / (repeats[0] + repeats[2]) == pytest.approx(0.25 / 0.359375, abs=0.03)
+
+
+def test_task_that_is_played_is_not_drawn_beside_it():
+    outcomes = known(lookup=[(4, 8), (4, 8)])
+    drawn = draw(outcomes, names=("lookup",), open_tasks=lambda: {0})
+    assert [one.repeats for one in drawn if one.repeats is not None] == [1]
+    assert {one.repeats for one in draw(outcomes, names=("lookup",), open_tasks=lambda: {0, 1})} == {None}
+
+
+def test_task_is_repeated_as_one_of_its_own_family():
+    outcomes = {"lookup": [Outcome(2, 4, 8)], "chain": [Outcome(1, 4, 8)]}
+    drawn = draw(lambda family, last: outcomes.get(family, []))
+    assert {one for one in drawn if one.repeats is not None} == {Draw("lookup", 2), Draw("chain", 1)}
+
+
+def test_fixed_shares_repeat_nothing():
+    draw_of = FixedChoice(names=TWO, family_of=lambda task: TWO[task % 2]).by(known(lookup=[(4, 8)]), no_tasks)
+    assert [draw_of(task) for task in range(3)] == [Draw("chain"), Draw("lookup"), Draw("chain")]
+
+
 # In the ledger.
 
 
@@ -97,10 +159,16 @@ def make_result(right, scored=8, ending=None):
 
 def lease(ledger, *families, worker=0):
     """A new group of each of these families, in this order."""
+    return lease_draws(ledger, *map(Draw, families), worker=worker)
+
+
+def lease_draws(ledger, *draws, worker=0):
     begin = ledger.next_task
-    return ledger.lease(
-        worker, len(families), num_new=len(families), min_version=0, family_of=lambda task: families[task - begin]
-    )
+    return ledger.lease(worker, len(draws), num_new=len(draws), min_version=0, draw_of=lambda task: draws[task - begin])
+
+
+def of_another_family(task):
+    return Draw("chain")
 
 
 def settle(ledger, permit, right, *, now=1.0):
@@ -120,9 +188,9 @@ def test_outcomes_stand_in_the_order_of_drawing_whoever_ended_first():
     permits = lease(ledger, *["lookup"] * 3, "chain")
     for permit, right in zip(reversed(permits), (1, 8, 4, 0), strict=True):
         settle(ledger, permit, right)
-    assert ledger.outcomes("lookup", 9) == [(8, 8), (4, 8), (0, 8)]
-    assert ledger.outcomes("lookup", 2) == [(8, 8), (4, 8)]
-    assert ledger.outcomes("chain", 9) == [(1, 8)]
+    assert ledger.outcomes("lookup", 9) == [(2, 8, 8), (1, 4, 8), (0, 0, 8)]
+    assert ledger.outcomes("lookup", 2) == [(2, 8, 8), (1, 4, 8)]
+    assert ledger.outcomes("chain", 9) == [(3, 1, 8)]
     assert ledger.outcomes("branch", 9) == []
 
 
@@ -132,7 +200,7 @@ def test_group_that_ended_without_a_score_says_nothing_of_its_family():
     ledger.fail(permits[0].lease, make_result(0, scored=0), now=1.0)
     ledger.fail(permits[1].lease, make_result(1, scored=1), now=1.0)
     ledger.give_back(permits[2].lease, "worker lost", max_attempts=1)
-    assert ledger.outcomes("lookup", 9) == [(1, 1)]
+    assert ledger.outcomes("lookup", 9) == [(1, 1, 1)]
 
 
 def test_group_that_is_played_again_counts_once_and_keeps_its_family():
@@ -142,7 +210,7 @@ def test_group_that_is_played_again_counts_once_and_keeps_its_family():
     ledger.run_again(second.lease)
     ledger.undo_open_rounds()
     assert ledger.outcomes("lookup", 9) == []
-    again = ledger.lease(0, 2, num_new=0, min_version=0, family_of=lambda task: "chain")
+    again = ledger.lease(0, 2, num_new=0, min_version=0, draw_of=of_another_family)
     assert [permit.family for permit in again] == ["lookup", "lookup"]
 
 
@@ -151,8 +219,32 @@ def test_task_that_is_drawn_again_keeps_its_family():
     (permit,) = lease(ledger, "lookup")
     settle(ledger, permit, 4)
     ledger.expire(ledger.ready()[0], "too old")
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, family_of=lambda task: "chain")
+    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family) == (1, 0, "lookup")
+
+
+def test_repeated_task_is_made_of_the_first_ones_number_through_every_move():
+    ledger = Ledger()
+    first, second = lease_draws(ledger, Draw("lookup"), Draw("lookup", 0))
+    assert [(one.task, one.made_of) for one in (first, second)] == [(0, 0), (1, 0)]
+    assert ledger.open_tasks() == {0}
+    ledger.run_again(second.lease)
+    (queued,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    assert (queued.task, queued.family, queued.made_of) == (1, "lookup", 0)
+    settle(ledger, queued, 4)
+    assert ledger.outcomes("lookup", 9) == [(0, 4, 8)]
+    ledger.expire(ledger.ready()[0], "too old")
+    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    assert (again.ordinal, again.task, again.family, again.made_of) == (2, 1, "lookup", 0)
+    assert [permit for _, permit in ledger.leases()] == [first, again]
+
+
+def test_open_tasks_are_those_that_run_or_wait_to_run():
+    ledger = Ledger()
+    permits = lease_draws(ledger, *[Draw("lookup")] * 3, Draw("lookup", 7))
+    settle(ledger, permits[0], 4)
+    ledger.run_again(permits[1].lease)
+    assert ledger.open_tasks() == {1, 2, 7}
 
 
 def test_queued_group_of_which_no_family_is_known_gets_one_when_it_is_given_out():
@@ -161,7 +253,7 @@ def test_queued_group_of_which_no_family_is_known_gets_one_when_it_is_given_out(
     (permit,) = ledger.lease(0, 1, num_new=1, min_version=0)
     assert permit.family is None
     ledger.run_again(permit.lease)
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, family_of=lambda task: "chain")
+    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
     assert again.family == "chain"
     assert ledger.leases() == [(0, again)]
 
@@ -200,14 +292,16 @@ def test_what_is_believed_of_a_family_outlives_a_kill(path):
     again = Ledger(killed(path))
     assert again.outcomes("chain", NUM_RECENT) == ledger.outcomes("chain", NUM_RECENT) != []
     assert choice.weights(again.outcomes) == choice.weights(ledger.outcomes)
-    assert list(map(choice.by(again.outcomes), range(300))) == list(map(choice.by(ledger.outcomes), range(300)))
+    draws = [list(map(choice.by(one.outcomes, one.open_tasks), range(300))) for one in (again, ledger)]
+    assert draws[0] == draws[1]
+    assert any(one.repeats is not None for one in draws[0])
 
 
 def test_looking_at_outcomes_reads_an_index_and_sorts_nothing():
     ledger = Ledger()
     said = ledger._db.execute(
-        "EXPLAIN QUERY PLAN SELECT num_right, num_scored FROM groups WHERE family = ? AND num_scored > 0 "
-        "ORDER BY ordinal DESC LIMIT ?",
+        "EXPLAIN QUERY PLAN SELECT COALESCE(repeats, task), num_right, num_scored FROM groups WHERE family = ? AND "
+        "num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
         ("lookup", 64),
     ).fetchall()
     assert [row["detail"] for row in said] == ["SEARCH groups USING INDEX outcomes (family=?)"]
@@ -262,17 +356,48 @@ async def test_synchronous_round_is_chosen_as_things_were_when_it_began():
         buffer._admitter._choose = None
         rest = await admitted(buffer, worker=1)
         assert len(rest) == 2
-        families.append([one.family for one in (first, second, *rest)])
+        families.append([(one.family, one.repeats) for one in (first, second, *rest)])
     assert families[0] == families[1]
+
+
+async def test_synchronous_round_that_was_cut_off_repeats_the_same_tasks(path):
+    """Killed after two of its four groups were given out, it draws the other two as it would have."""
+    ledger = Ledger(path)
+    buffer = make_buffer(ledger, LearnableChoice(names=("lookup",), seed=3), depth=0)
+    for _ in range(4):
+        for permit in await admitted(buffer):
+            await buffer.complete(permit.lease, make_result(4, ending="overlong"))
+    begun = await admitted(buffer, free_places=2)
+    folder = killed(path)
+    buffer._admitter.proven[1] = 0
+    rest = await admitted(buffer, worker=1)
+    again = make_buffer(Ledger(folder), LearnableChoice(names=("lookup",), seed=3), depth=0)
+    await again.release(None, "killed")
+    permits = await admitted(again)
+    assert [(one.task, one.repeats) for one in permits] == [(one.task, one.repeats) for one in (*begun, *rest)]
+    assert len({one.made_of for one in permits}) == 4
+    assert sum(one.repeats is not None for one in permits) >= 2
 
 
 async def test_asynchronous_choice_follows_each_group_that_ends():
     buffer = make_buffer(Ledger(), LearnableChoice(names=TWO, seed=0), depth=1)
     first, *_ = await admitted(buffer, free_places=2)
-    before = [buffer._admitter._family_of(task) for task in range(300)]
+    before = [buffer._admitter._draw_of(task).family for task in range(300)]
     await buffer.complete(first.lease, make_result(8))
     await admitted(buffer, free_places=3)
-    assert [buffer._admitter._family_of(task) for task in range(300)] != before
+    assert [buffer._admitter._draw_of(task).family for task in range(300)] != before
+
+
+async def test_no_two_groups_play_a_task_at_the_same_time():
+    buffer = make_buffer(Ledger(), LearnableChoice(names=("lookup",), seed=0), depth=1)
+    running, num_repeats = [], 0
+    for turn in range(60):
+        running += await admitted(buffer, free_places=2)
+        played = [one.made_of for one in running]
+        assert len(played) == len(set(played))
+        num_repeats += running[-1].repeats is not None
+        await buffer.complete(running.pop(turn % len(running)).lease, make_result(4, ending="overlong"))
+    assert num_repeats >= 10
 
 
 async def test_batch_counts_every_family_that_there_is():
@@ -293,11 +418,11 @@ def test_ledger_of_an_earlier_release_gets_what_the_choice_needs(path):
     (permit,) = lease(ledger, "lookup")
     settle(ledger, permit, 4)
     ledger._db.execute("DROP INDEX outcomes")
-    for name in ("family", "num_right", "num_scored"):
+    for name in ("family", "repeats", "num_right", "num_scored"):
         ledger._db.execute(f"ALTER TABLE groups DROP COLUMN {name}")
     ledger.close()
     ledger = Ledger(path)
     assert (ledger.ready()[0].family, ledger.outcomes("lookup", 9)) == (None, [])
     (permit,) = lease(ledger, "chain")
     settle(ledger, permit, 4)
-    assert ledger.outcomes("chain", 9) == [(4, 8)]
+    assert ledger.outcomes("chain", 9) == [(1, 4, 8)]
