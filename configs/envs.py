@@ -210,7 +210,7 @@ class EnvsConfig(Config):
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
     choice: Literal["mix", "learnable"] = "mix"
     """Where the next task of RL is from: `mix` keeps the shares; `learnable` draws each generated family of the mix
-    with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in half of the draws a task
+    with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in three of four draws a task
     again that only some attempts of its last group solved."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks that a function of one's own returns, or of the hub."""

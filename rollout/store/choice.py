@@ -17,7 +17,7 @@ DECAY = 0.9
 NUM_RECENT = 64
 """Finished groups of a family that are looked at; those before would count less than 1/800 each."""
 
-REPEATED = 0.5
+REPEATED = 0.75
 """Share of a family's draws that ask a task of `teaching` again, as long as there is one that no group plays."""
 
 
