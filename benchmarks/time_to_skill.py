@@ -225,10 +225,12 @@ def train_ours(config: RunConfig) -> list[Saved]:
 
 
 def fastest_variant(options: argparse.Namespace, config: RunConfig, start: Path) -> str:
-    """By its second step; the trial is made once, and kept."""
+    """By its second step; the trial is made once, and kept. A single variant needs none."""
     precision, trial = config.learner.precision, options.out / "trial.json"
     usual = ",".join(f"{precision}:{number}" for number in MICROBATCHES[job_of(config)])
-    variants = (options.trl_variants or usual).split(",")
+    variants: list[str] = (options.trl_variants or usual).split(",")
+    if len(variants) == 1:
+        return variants[0]
     found: dict[str, float] = json.loads(trial.read_text()) if trial.exists() else {}
     for variant in variants:
         if variant not in found:

@@ -193,6 +193,12 @@ def test_a_variant_that_was_tried_is_not_tried_again(options, config, monkeypatc
     assert tried == ["float32:4"]
 
 
+def test_single_variant_is_not_tried_first(options, config, monkeypatch):
+    options.trl_variants = "bfloat16:8"
+    monkeypatch.setattr(time_to_skill, "train_trl", lambda *_, **__: pytest.fail("was tried"))
+    assert time_to_skill.fastest_variant(options, config, Path("start")) == "bfloat16:8"
+
+
 def test_variants_that_nobody_names_are_of_the_precision_that_the_machine_multiplies_faster(options, config):
     seconds = {"float32:1": 30.0, "float32:4": 20.0, "bfloat16:1": 4.0, "bfloat16:4": 5.0}
     (options.out / "trial.json").write_text(json.dumps(seconds))
