@@ -87,16 +87,14 @@ class LearnableChoice:
         return {name: learnable_weight(solve_rate(outcomes(name, NUM_RECENT))) for name in self.names}
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
+        outcomes = cache(outcomes)
         weights, played = self.weights(outcomes), set(open_tasks())
-
-        @cache
-        def to_repeat(family: str) -> Mapping[int, float]:
-            return teaching(outcomes(family, NUM_RECENT))
+        to_repeat = {name: teaching(outcomes(name, NUM_RECENT)) for name in self.names}
 
         def draw(task: int) -> Draw:
             rng = random.Random(f"choice|{self.seed}|{task}")
             (family,) = rng.choices(list(weights), list(weights.values()))
-            known = {one: weight for one, weight in to_repeat(family).items() if one not in played}
+            known = {one: weight for one, weight in to_repeat[family].items() if one not in played}
             if not known or rng.random() >= REPEATED:
                 return Draw(family)
             (again,) = rng.choices(list(known), list(known.values()))

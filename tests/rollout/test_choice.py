@@ -123,6 +123,19 @@ def test_task_that_is_played_is_not_drawn_beside_it():
     assert {one.repeats for one in draw(outcomes, names=("lookup",), open_tasks=lambda: {0, 1})} == {None}
 
 
+def test_choice_knows_what_was_known_when_it_was_made_and_asks_once_for_each_family():
+    asked, found = [], []
+
+    def outcomes(family, last):
+        asked.append(family)
+        return list(found)
+
+    draw_of = LearnableChoice(names=TWO, seed=0).by(outcomes, no_tasks)
+    found.append(Outcome(0, 4, 8))
+    assert {draw_of(task).repeats for task in range(50)} == {None}
+    assert sorted(asked) == ["chain", "lookup"]
+
+
 def test_task_is_repeated_as_one_of_its_own_family():
     outcomes = {"lookup": [Outcome(2, 4, 8)], "chain": [Outcome(1, 4, 8)]}
     drawn = draw(lambda family, last: outcomes.get(family, []))
