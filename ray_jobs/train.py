@@ -89,13 +89,15 @@ def reinforce(run: Run) -> Mapping[str, object]:
 
 
 def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
-    """One turn of the loop; False when there are no tasks left. The batch is trained, or refused by the learner's
-    guard, for good once a checkpoint knows it; until then the store keeps its bytes, and a crash takes the loop back to
-    the checkpoint before."""
+    """One turn of the loop; False when no tasks are left, and then a checkpoint knows all steps. The batch is trained,
+    or refused by the learner's guard, for good once a checkpoint knows it; until then the store keeps its bytes, and a
+    crash takes the loop back to the checkpoint before."""
     config, actors, step = run.config, run.actors, training.num_steps + 1
     started = time.perf_counter()
     cut, payloads = actors.store.next_batch.remote(step)
     if (batch := rollouts.get(cut, f"the groups of step {step}")) is None:
+        if training.num_steps % config.learner.checkpoint_every:
+            keep(run, rollouts)
         return False
     batched = time.perf_counter()
     groups = StepGroups(payloads)
