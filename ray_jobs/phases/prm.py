@@ -15,7 +15,7 @@ from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import write_json
 from reward.labels.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
-from reward.prm.step_text import step_texts
+from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
 from reward.stored import StoredGroup
 from rollout.records import trajectory_of
@@ -70,13 +70,19 @@ def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: floa
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
         scored = (group for group in map(StoredGroup.of, payloads) if group.step_scores is not None)
-        firsts = [step_texts(trajectory_of(json.loads(group.lines[0])))[0] for group in scored]
+        firsts = [first for group in scored if (first := _first_step(group))]
         # A PRM that died is being started again; its canaries wait for the next window.
         with suppress(ray.exceptions.RayActorError):
             found = ray.get([run.actors.prm.score_canaries.remote(first) for first in firsts])
             worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}
     return metrics
+
+
+def _first_step(group: StoredGroup) -> StepText | None:
+    """Of the first attempt that made one: a tool or an agent may fail before the first step is recorded."""
+    attempts = (step_texts(trajectory_of(json.loads(line))) for line in group.lines)
+    return next((steps[0] for steps in attempts if steps), None)
 
 
 def _highest(scores: Iterable[float | None]) -> float | None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,25 @@ def test_canaries_are_asked_once_a_window_in_a_context_of_every_group(watch):
     assert watch(groups, step=3, prm=prm) == {"prm/weight": 0.5}
     assert watch(groups, step=4, prm=prm)["prm/canary_max"] == 0.4
     assert prm.asked == ["g0/0", "g1/0"]
+
+
+def test_a_group_whose_first_attempt_failed_before_its_first_step_is_asked_about_by_the_next(watch):
+    """Regression: an attempt without a step ended the run with an IndexError, and again at every resume."""
+    failed, group = make_trajectory(0, group="g0", task=PLANNED, turns=(), answer=None), make_group("g0", 0.1, 0.2)
+    others = group.group.trajectories[1:]
+    mixed = replace(
+        group,
+        group=replace(group.group, trajectories=(failed, *others)),
+        step_scores=StepScores(raw=((), (0.2,)), prm_digest="d"),
+    )
+    empty = replace(
+        mixed,
+        group=replace(group.group, id="g1", trajectories=(failed, failed)),
+        step_scores=StepScores(raw=((), ()), prm_digest="d"),
+    )
+    prm = Canaries(0.4)
+    assert watch([mixed, empty], step=4, prm=prm)["prm/canary_max"] == 0.4
+    assert prm.asked == ["g0/1"]
 
 
 def test_phases_that_ended_before_a_kill_are_read_and_ask_nobody_again(tmp_path):
