@@ -329,10 +329,10 @@ class GroupBuffer:
         for one in came_back:
             if one.lease in self._admitter.runs:
                 first.setdefault(one.lease, one)
+        ended: set[Lease] = set()
         try:
             with self._ledger.together():
-                for one in first.values():
-                    self._settle(one.lease, one.result)
+                ended.update(one.lease for one in first.values() if self._settle(one.lease, one.result))
         except Exception as error:
             for one in came_back:
                 one.answer(error)
@@ -342,18 +342,21 @@ class GroupBuffer:
             if self._admitter.casualties.survived(worker, one.lease[0]):
                 self._queue.look_at_all()
             self._queue.look_again(worker)
-            self._guard.observe(signal=one.result.ending == "ready")
+            if one.lease in ended:
+                self._guard.observe(signal=one.result.ending == "ready")
         for one in came_back:
             one.answer(first.get(one.lease) is one and one.result.ending == "ready")
         if first:
             self._tell()
 
-    def _settle(self, lease: Lease, result: GroupResult) -> None:
+    def _settle(self, lease: Lease, result: GroupResult) -> bool:
+        """Returns whether the group has ended; else another attempt at it follows."""
         ending = result.ending
         if ending is not None:
             self._ledger.settle(lease, ending, result, now=self._clock())
         elif lease[1] < self._max_attempts(lease):
             self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
+            return False
         else:
             self._ledger.fail(lease, result, now=self._clock())
         if ending == "ready":
@@ -368,6 +371,7 @@ class GroupBuffer:
                     versions=result.versions,
                 )
             )
+        return True
 
     def _expire_if_stale(self, group: ReadyGroup) -> None:
         """Asked when a group becomes ready, and of all that are when the policy moves on: between, none gets older."""

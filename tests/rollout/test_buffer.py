@@ -883,6 +883,21 @@ async def test_starvation_names_the_reasons_of_failures():
         await batch_now(buffer, 1)
 
 
+async def test_attempts_that_are_made_again_starve_nobody():
+    """Regression: an outage of seconds ended a run and advised easier tasks, for each attempt at a group counted as a
+    group: 8 groups x 5 attempts made 40 where 10 batches of 4 are the bound."""
+    buffer = make_buffer(batch_groups=4, max_empty_batches=10, max_attempts=6)
+    for _ in range(5):
+        for permit in await admitted(buffer):
+            await complete(buffer, permit, UNSCORABLE, reason="search is down")
+    with pytest.raises(TimeoutError):
+        await batch_now(buffer, 1)
+    assert (buffer.counts.failed, buffer.counts.queued) == (0, 8)
+    for permit in await admitted(buffer):
+        await complete(buffer, permit, UNSCORABLE, reason="search is down")
+    assert buffer.counts.failed == 8
+
+
 async def complete_in_a_row(buffer, *kinds):
     for ending in kinds:
         (permit,) = await admitted(buffer, free_places=1)
