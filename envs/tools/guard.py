@@ -6,7 +6,8 @@ import os
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,18 +144,29 @@ class GuardedTool:
         return ToolResult(text=text, error=result.error, foreign=True)
 
     async def _call(self, arguments: str) -> ToolResult:
-        try:
-            async with asyncio.timeout(self._time_limit_s):
-                return await self._tool.call(arguments)
-        except ToolUnavailableError:
-            raise
-        except TimeoutError:
-            raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
-        except Exception as error:
-            raise ToolUnavailableError(f"{self.name} failed with {type(error).__name__} {_place(error)}") from error
+        with faults_of(self.name):
+            try:
+                async with asyncio.timeout(self._time_limit_s):
+                    result = await self._tool.call(arguments)
+            except TimeoutError:
+                raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
+            if not isinstance(result, ToolResult):
+                raise ToolUnavailableError(f"{self.name} returned {type(result).__name__}, not a ToolResult")
+            return result
 
 
-def _place(error: Exception) -> str:
-    """Where it was raised. What it says may hold a key or a page, and stays unsaid."""
+@contextmanager
+def faults_of(name: str) -> Iterator[None]:
+    """Whatever is raised within, but ToolUnavailableError, becomes one of this tool."""
+    try:
+        yield
+    except ToolUnavailableError:
+        raise
+    except Exception as error:
+        raise ToolUnavailableError(f"{name} failed with {raised(error)}") from error
+
+
+def raised(error: Exception) -> str:
+    """The kind of an error and where it was raised. What it says may hold a key or a page, and stays unsaid."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"in {os.path.basename(frame.filename)}, line {frame.lineno}"
+    return f"{type(error).__name__} in {os.path.basename(frame.filename)}, line {frame.lineno}"

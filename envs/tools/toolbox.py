@@ -12,7 +12,7 @@ from envs.http import ServiceLimits
 from envs.tools.actions import AnswerTool, PythonCodeTool, ThinkTool
 from envs.tools.base_generator import AskModel, BaseGeneratorTool, build_ask
 from envs.tools.finders import GoogleFinder, PageFinder, PageSearchTool, WikipediaFinder
-from envs.tools.guard import BlockList, CachedTool, GuardedTool, read_questions
+from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
 from envs.tools.keys import ToolSetupError
 from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
 from envs.tools.recording import RecordedTool, Recording
@@ -143,7 +143,9 @@ def _own(name: str, parts: Parts) -> OpenTool:
 
     @contextmanager
     def open_one() -> Iterator[Tool]:
-        with _closing(make()) as tool:
+        with faults_of(name):
+            made = make()
+        with _closing(made) as tool:
             yield parts.guarded(tool)
 
     with _closing(make_first(name, make)) as tool:

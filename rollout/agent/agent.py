@@ -10,6 +10,7 @@ from typing import Protocol
 
 from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
+from envs.tools.guard import raised
 from envs.tools.own_tool import function_schemas
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.modules import (
@@ -67,29 +68,43 @@ class Agent:
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
-        """Play one task to its end; the planner reads `hints` with it. A broken engine or tool, or the time limit, ends
-        it as `infrastructure`: recorded as far as it came, unscorable, never wrong."""
-        with self.tools_for_episode() as tools:
-            limit = TimeLimit(self.settings.timeout_s)
-            episode = _Episode(self, task, tools, trajectory_id, on_turn, hints, limit)
-            try:
-                async with limit:
-                    answer, stop_reason = await episode.play()
-            except (EngineError, TimeoutError):
-                answer, stop_reason = None, "infrastructure"
-            except ToolUnavailableError as error:
-                _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
-                answer, stop_reason = None, "infrastructure"
-            finally:
-                self.engine.release(trajectory_id)
+        """Play one task to its end; the planner reads `hints` with it. A broken engine or tool, the time limit, or
+        anything else that is raised ends it as `infrastructure`: recorded as far as it came, unscorable, never wrong,
+        and no harm to those that play beside it."""
+        turns: list[Turn] = []
+        answer: str | None = None
+        stop_reason: StopReason = "infrastructure"
+        failure: str | None = None
+        try:
+            answer, stop_reason = await self._play(task, trajectory_id, turns, on_turn, hints)
+        except (EngineError, TimeoutError):
+            pass
+        except ToolUnavailableError as error:
+            _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
+        except Exception as error:
+            failure = f"the attempt failed with {raised(error)}"
+            _log.warning("trajectory %s ends unscored: %s", trajectory_id, failure)
+        finally:
+            self.engine.release(trajectory_id)
         return Trajectory(
             id=trajectory_id,
             group_id=group_id,
             task=task,
-            turns=tuple(episode.turns),
+            turns=tuple(turns),
             answer=answer,
             stop_reason=stop_reason,
+            failure=failure,
         )
+
+    async def _play(
+        self, task: Task, trajectory_id: str, turns: list[Turn], on_turn: TurnListener | None, hints: str
+    ) -> tuple[str | None, StopReason]:
+        """Adds to `turns` as they happen."""
+        with self.tools_for_episode() as tools:
+            limit = TimeLimit(self.settings.timeout_s)
+            episode = _Episode(self, task, tools, trajectory_id, turns, on_turn, hints, limit)
+            async with limit:
+                return await episode.play()
 
 
 class _Episode:
@@ -101,6 +116,7 @@ class _Episode:
         task: Task,
         tools: list[Tool],
         trajectory_id: str,
+        turns: list[Turn],
         on_turn: TurnListener | None,
         hints: str,
         limit: TimeLimit,
@@ -117,7 +133,7 @@ class _Episode:
         self._memory = Memory()
         self._on_turn = on_turn
         self._generate_s = 0.0
-        self.turns: list[Turn] = []
+        self._turns = turns
 
     async def play(self) -> tuple[str | None, StopReason]:
         for step in range(1, self._settings.planner.max_steps + 1):
@@ -196,7 +212,7 @@ class _Episode:
     def _record(self, turn: Turn | None) -> None:
         if turn is None:
             return
-        self.turns.append(turn)
+        self._turns.append(turn)
         if self._on_turn:
             self._on_turn(turn)
 

@@ -264,6 +264,15 @@ async def test_a_tool_that_hangs_or_breaks_is_unavailable_and_no_run_ends():
         await guarded(KeyError("secret")).call("x")
 
 
+async def test_a_tool_that_returns_something_else_than_a_result_is_unavailable():
+    class Careless(ScriptedTool):
+        async def call(self, arguments):
+            return "42"
+
+    with pytest.raises(ToolUnavailableError, match=r"^scripted returned str, not a ToolResult$"):
+        await GuardedTool(Careless(), BlockList(), time_limit_s=5.0).call("x")
+
+
 # The block list
 
 

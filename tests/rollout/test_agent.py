@@ -1,9 +1,12 @@
 import asyncio
+import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
+from envs.tools.actions import AnswerTool
 from envs.types import ToolUnavailableError
 from rollout.engines.engine import EngineError
 
@@ -82,6 +85,26 @@ async def test_infrastructure_fault_is_recorded_as_such_and_the_engine_is_releas
     trajectory = await run(agent)
     assert (trajectory.answer, trajectory.stop_reason) == (None, "infrastructure")
     assert agent.engine.released == ["g/0"]
+
+
+@pytest.mark.parametrize("breaks", ["opening", "closing", "engine"])
+async def test_whatever_else_is_raised_ends_the_attempt_alone_and_the_engine_is_released(breaks):
+    """Regression: a tool that could not be opened left its place in a round taken, and the others waited for ever."""
+
+    @contextmanager
+    def tools_for_episode():
+        if breaks == "opening":
+            raise ValueError("secret")
+        yield [ScriptedTool("code", {"6*7": "42"}), AnswerTool()]
+        if breaks == "closing":
+            raise ValueError("secret")
+
+    agent = make_agent([ValueError("secret")] if breaks == "engine" else [CODE, ANSWER])
+    trajectory = await run(replace(agent, tools_for_episode=tools_for_episode))
+    assert (trajectory.answer, trajectory.stop_reason) == (None, "infrastructure")
+    assert re.fullmatch(r"the attempt failed with ValueError in \w+\.py, line \d+", trajectory.failure)
+    assert agent.engine.released == ["g/0"]
+    assert len(trajectory.turns) == (2 if breaks == "closing" else 0)
 
 
 async def test_time_limit_of_an_episode_is_an_infrastructure_fault():
