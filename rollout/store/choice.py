@@ -22,12 +22,13 @@ REPEATED = 0.75
 
 
 class Outcome(NamedTuple):
-    """Of a finished group: the number of its task, the sum of its outcomes, the number of scored trajectories. Only
-    trajectories that begin with the task count."""
+    """Of a finished group: the number of its task, the sum of its outcomes, the number of scored trajectories, and
+    whether outcomes differed. Only trajectories that begin with the task count."""
 
     task: int
     right: float
     scored: int
+    differed: bool
 
 
 class Draw(NamedTuple):
@@ -120,9 +121,9 @@ def learnable_weight(rate: float) -> float:
 
 def teaching(outcomes: Outcomes) -> Mapping[int, float]:
     """The tasks that some attempts of their last group solved and others did not, each with p (1 - p), p the share that
-    did. A task leaves when all solve it or none does."""
+    did. A task leaves when all solve it or none does, also when all have the same part of a score."""
     last: dict[int, Outcome] = {}
     for one in outcomes:
         last.setdefault(one.task, one)
-    rates = {task: one.right / one.scored for task, one in last.items()}
+    rates = {task: one.right / one.scored for task, one in last.items() if one.differed}
     return {task: rate * (1 - rate) for task, rate in rates.items() if 0 < rate < 1}

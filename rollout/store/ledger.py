@@ -98,11 +98,11 @@ class LedgerReading:
         last, newest first. A repeated task has the number of the one that it repeats. It takes no longer the more
         groups there are."""
         rows = self._db.execute(
-            "SELECT COALESCE(repeats, task), num_right, num_scored FROM groups WHERE family = ? AND num_scored > 0 "
-            "ORDER BY ordinal DESC LIMIT ?",
+            "SELECT COALESCE(repeats, task), num_right, num_scored, state NOT IN ('all_right', 'all_wrong', 'failed') "
+            "FROM groups WHERE family = ? AND num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
             (family, last),
         )
-        return [Outcome(*row) for row in rows]
+        return [Outcome(task, right, scored, differed=bool(differed)) for task, right, scored, differed in rows]
 
     def open_tasks(self) -> set[int]:
         """The numbers of the tasks that groups play or wait to play; of one that is repeated, its first number."""

@@ -23,9 +23,14 @@ FOUR = ("chain", "lookup", "three_lookup", "two_lookup")
 TWO = ("chain", "lookup")
 
 
+def outcome(task, right, scored):
+    """Of attempts that are right or wrong."""
+    return Outcome(task, right, scored, differed=0 < right < scored)
+
+
 def ended(*outcomes):
     """Groups with so many (right, scored), the one drawn last first, of tasks with the numbers 0, 1, 2 and so on."""
-    return [Outcome(task, *outcome) for task, outcome in enumerate(outcomes)]
+    return [outcome(task, *one) for task, one in enumerate(outcomes)]
 
 
 def known(**outcomes):
@@ -101,8 +106,13 @@ def test_number_seed_and_outcomes_decide_and_no_draw_before():
 
 def test_task_teaches_while_some_attempts_of_its_last_group_solve_it_and_others_do_not():
     """Task 3 was solved by 2 of 8 and then, drawn later, by 6 of 8; task 5 by half, and then by all."""
-    outcomes = [Outcome(*one) for one in ((3, 6, 8), (5, 8, 8), (3, 2, 8), (5, 4, 8), (6, 0, 8), (7, 4, 8))]
+    outcomes = [outcome(*one) for one in ((3, 6, 8), (5, 8, 8), (3, 2, 8), (5, 4, 8), (6, 0, 8), (7, 4, 8))]
     assert teaching(outcomes) == {3: 0.75 * 0.25, 7: 0.25}
+
+
+def test_task_does_not_teach_when_its_attempts_have_parts_of_a_score_that_are_equal():
+    """A scorer of one's own gave each of eight attempts at task 3 a fifth; those at task 4 have as much, but differ."""
+    assert teaching([Outcome(3, 1.6, 8, differed=False), Outcome(4, 1.6, 8, differed=True)]) == {4: pytest.approx(0.16)}
 
 
 def test_three_of_four_draws_ask_a_task_that_teaches_again_by_how_much_it_teaches():
@@ -131,13 +141,13 @@ def test_choice_knows_what_was_known_when_it_was_made_and_asks_once_for_each_fam
         return list(found)
 
     draw_of = LearnableChoice(names=TWO, seed=0).by(outcomes, no_tasks)
-    found.append(Outcome(0, 4, 8))
+    found.append(outcome(0, 4, 8))
     assert {draw_of(task).repeats for task in range(50)} == {None}
     assert sorted(asked) == ["chain", "lookup"]
 
 
 def test_task_is_repeated_as_one_of_its_own_family():
-    outcomes = {"lookup": [Outcome(2, 4, 8)], "chain": [Outcome(1, 4, 8)]}
+    outcomes = {"lookup": [outcome(2, 4, 8)], "chain": [outcome(1, 4, 8)]}
     drawn = draw(lambda family, last: outcomes.get(family, []))
     assert {one for one in drawn if one.repeats is not None} == {Draw("lookup", 2), Draw("chain", 1)}
 
@@ -201,9 +211,9 @@ def test_outcomes_stand_in_the_order_of_drawing_whoever_ended_first():
     permits = lease(ledger, *["lookup"] * 3, "chain")
     for permit, right in zip(reversed(permits), (1, 8, 4, 0), strict=True):
         settle(ledger, permit, right)
-    assert ledger.outcomes("lookup", 9) == [(2, 8, 8), (1, 4, 8), (0, 0, 8)]
-    assert ledger.outcomes("lookup", 2) == [(2, 8, 8), (1, 4, 8)]
-    assert ledger.outcomes("chain", 9) == [(3, 1, 8)]
+    assert ledger.outcomes("lookup", 9) == [outcome(2, 8, 8), outcome(1, 4, 8), outcome(0, 0, 8)]
+    assert ledger.outcomes("lookup", 2) == [outcome(2, 8, 8), outcome(1, 4, 8)]
+    assert ledger.outcomes("chain", 9) == [outcome(3, 1, 8)]
     assert ledger.outcomes("branch", 9) == []
 
 
@@ -213,7 +223,16 @@ def test_group_that_ended_without_a_score_says_nothing_of_its_family():
     ledger.fail(permits[0].lease, make_result(0, scored=0), now=1.0)
     ledger.fail(permits[1].lease, make_result(1, scored=1), now=1.0)
     ledger.give_back(permits[2].lease, "worker lost", max_attempts=1)
-    assert ledger.outcomes("lookup", 9) == [(1, 1, 1)]
+    assert ledger.outcomes("lookup", 9) == [outcome(1, 1, 1)]
+
+
+def test_attempts_differed_by_how_their_group_ended_and_not_by_its_rate():
+    """Eight attempts with a fifth of the score each; as much in all, but not alike; and so, with some that were cut."""
+    ledger = Ledger()
+    for permit, ending in zip(lease(ledger, *["lookup"] * 3), ("all_right", "ready", "overlong"), strict=True):
+        ledger.settle(permit.lease, ending, make_result(1.6, ending=ending), now=1.0)
+    assert [one.differed for one in ledger.outcomes("lookup", 9)] == [True, True, False]
+    assert teaching(ledger.outcomes("lookup", 9)) == {1: pytest.approx(0.16), 2: pytest.approx(0.16)}
 
 
 def test_group_that_is_played_again_counts_once_and_keeps_its_family():
@@ -245,7 +264,7 @@ def test_repeated_task_is_made_of_the_first_ones_number_through_every_move():
     (queued,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
     assert (queued.task, queued.family, queued.made_of) == (1, "lookup", 0)
     settle(ledger, queued, 4)
-    assert ledger.outcomes("lookup", 9) == [(0, 4, 8)]
+    assert ledger.outcomes("lookup", 9) == [outcome(0, 4, 8)]
     ledger.expire(ledger.ready()[0], "too old")
     (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family, again.made_of) == (2, 1, "lookup", 0)
@@ -313,8 +332,8 @@ def test_what_is_believed_of_a_family_outlives_a_kill(path):
 def test_looking_at_outcomes_reads_an_index_and_sorts_nothing():
     ledger = Ledger()
     said = ledger._db.execute(
-        "EXPLAIN QUERY PLAN SELECT COALESCE(repeats, task), num_right, num_scored FROM groups WHERE family = ? AND "
-        "num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
+        "EXPLAIN QUERY PLAN SELECT COALESCE(repeats, task), num_right, num_scored, state FROM groups WHERE family = ? "
+        "AND num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
         ("lookup", 64),
     ).fetchall()
     assert [row["detail"] for row in said] == ["SEARCH groups USING INDEX outcomes (family=?)"]
@@ -438,4 +457,4 @@ def test_ledger_of_an_earlier_release_gets_what_the_choice_needs(path):
     assert (ledger.ready()[0].family, ledger.outcomes("lookup", 9)) == (None, [])
     (permit,) = lease(ledger, "chain")
     settle(ledger, permit, 4)
-    assert ledger.outcomes("chain", 9) == [(1, 4, 8)]
+    assert ledger.outcomes("chain", 9) == [outcome(1, 4, 8)]
