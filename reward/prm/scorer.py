@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from reward.prm.step_text import StepText, step_texts
@@ -10,6 +11,9 @@ from rollout.engines.engine import Pulse
 from rollout.types import TrajectoryGroup
 
 MAX_CACHED = 100_000
+SCORED_AT_ONCE = 64
+"""Steps after which it shows that the model works: whoever looks on kills what makes no progress. Neighbours share a
+prefix, which is computed once in each piece."""
 
 
 class StepScorer(Protocol):
@@ -68,11 +72,13 @@ class PrmScorer:
         batch, self._waiting = self._waiting, {}
         self._in_work = set(batch)
         try:
-            scores = await asyncio.to_thread(self._prm.score, list(batch.values()))
+            for start in range(0, len(batch), SCORED_AT_ONCE):
+                piece = dict(islice(batch.items(), start, start + SCORED_AT_ONCE))
+                scores = await asyncio.to_thread(self._prm.score, list(piece.values()))
+                self.num_scored += len(piece)
+                self._cache |= zip(piece, scores, strict=True)
         finally:
             self._in_work = set()
-        self.num_scored += len(batch)
-        self._cache |= zip(batch, scores, strict=True)
         self._evict(list(self._cache)[: len(self._cache) - self._max_cached])
 
     def _evict(self, digests: Iterable[str]) -> None:

@@ -125,6 +125,25 @@ async def test_calls_that_wait_for_the_model_are_scored_together():
     assert [len(call) for call in fake.calls] == [3, 15]
 
 
+async def test_many_steps_are_scored_in_pieces_so_that_it_shows_that_the_model_works():
+    """Regression: a quality report scored thousands of steps in one call, made no progress that shows, and was killed
+    as a PRM that hangs."""
+    pulses = []
+
+    class Watched(FakeScorer):
+        def score(self, steps):
+            pulses.append(scorer.pulse)
+            return super().score(steps)
+
+    fake = Watched()
+    scorer = PrmScorer(fake)
+    group = make_group("a", num_turns=(100, 50))
+    assert (await scorer.score_group(group)).raw == expected(group)
+    assert [len(call) for call in fake.calls] == [64, 64, 22]
+    assert pulses == [Pulse(done=0, num_open=150), Pulse(done=64, num_open=150), Pulse(done=128, num_open=150)]
+    assert scorer.pulse == Pulse(done=150, num_open=0)
+
+
 async def test_calls_at_the_same_moment_take_two_model_calls():
     fake = FakeScorer()
     scorer = PrmScorer(fake)
