@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from configs.errors import UserError
 
 MAX_DEATHS = 5
-"""Deaths of one part between two train steps, and events in which workers died that had finished no group. One more
+"""Deaths of one part between two train steps, and events in which workers died that had finished nothing. One more
 ends the run."""
 ONE_EVENT_S = 30.0
 """Workers of one machine that die within so many seconds die of one cause: it was lost, or its memory was short."""
@@ -21,8 +21,9 @@ class CrashLoopError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """`node`: the machine on which the part ran. `fruitless`: a rollout worker that had finished no group since it was
-    started. `explained`: the group that the worker ran alone is to blame, and will fail for good."""
+    """`node`: the machine on which the part ran. `fruitless`: a rollout worker that had finished nothing since it was
+    started, neither a group for training nor an attempt of this phase. `explained`: the group that the worker ran alone
+    is to blame, and will fail for good."""
 
     part: str
     reason: str
@@ -89,7 +90,7 @@ class Deaths:
         if self._by_part[death.part] > MAX_DEATHS:
             return self._crash_loop(f"the {death.part} died {self._by_part[death.part]} times")
         if len(self._fruitless) > MAX_DEATHS:
-            return self._crash_loop(f"{len(self._fruitless)} times workers died that had finished no group")
+            return self._crash_loop(f"{len(self._fruitless)} times workers died that had finished nothing")
         return None
 
     def _join_event(self, death: Death) -> None:

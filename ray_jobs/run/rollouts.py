@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import ray
@@ -35,6 +36,7 @@ class RayRollouts:
         self._open: Counter[int] = Counter()
         self._replacing = threading.Lock()
         self._starting: set[int] = set()
+        self._answered: set[int] = set()
         self._ended_by: BaseException | None = None
 
     @property
@@ -64,7 +66,9 @@ class RayRollouts:
             index, worker = await self._freest()
             self._open[index] += 1
             try:
-                return await call(worker)
+                answer = await call(worker)
+                self._answered.add(index)
+                return answer
             except ray.exceptions.RayActorError as error:
                 await self._lost(index, worker, error)
             finally:
@@ -109,6 +113,9 @@ class RayRollouts:
     def _start_anew(self, index: int, error: Exception) -> None:
         while True:
             death = self._actors.lose_worker(index, error)
+            # The store knows of groups for training alone.
+            death = replace(death, fruitless=death.fruitless and index not in self._answered)
+            self._answered.discard(index)
             self._note(death.news)
             self._actors.watch.deaths.add(death)
             try:

@@ -51,7 +51,7 @@ def test_workers_that_die_together_before_they_finish_anything_are_a_crash_loop_
         for index in range(8):
             deaths.add(worker(8 * round_ + index, fruitless=True))
     clock.now += 60.0
-    with pytest.raises(CrashLoopError, match="6 times workers died that had finished no group"):
+    with pytest.raises(CrashLoopError, match="6 times workers died that had finished nothing"):
         deaths.add(worker(99, fruitless=True))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +130,36 @@ async def test_successor_that_does_not_take_up_the_newest_weights_is_replaced_as
     actors.faults = [AdapterMismatchError("a rollout worker did not take up version 3 within 300 s")]
     assert await attempt_all(rollouts_over(actors)) == [task.id for task in TASKS]
     assert (actors.lost, actors.brought_up) == ([0, 0], [0])
+
+
+async def test_workers_that_answered_before_they_died_are_no_crash_loop(monkeypatch):
+    """Regression: the store knows of groups for training alone, so that six workers of preemptible machines that were
+    lost over hours ended the collecting, however much each had answered."""
+    seconds = iter(range(0, 10_000, 60))
+    dying = [FakeWorker(0.01, dies_over=(f"t{number}",)) for number in range(7)]
+    actors = FakeActors(dying, [FakeWorker(0.01) for _ in range(7)])
+    actors.watch.deaths = Deaths(advice="mend it", clock=lambda: float(next(seconds)))
+    monkeypatch.setattr(FakeActors, "lose_worker", fruitless(FakeActors.lose_worker))
+    rollouts = rollouts_over(actors)
+    for number, worker in enumerate(dying):
+        actors.by_index = {number: worker}
+        await attempt_all(rollouts, [*TASKS[7:], TASKS[number]])
+    assert actors.watch.deaths.total == 7
+
+
+async def test_workers_that_die_before_they_answered_anything_are_a_crash_loop(monkeypatch):
+    seconds = iter(range(0, 10_000, 60))
+    dying = [FakeWorker(0.01, dies_over=("t0",)) for _ in range(7)]
+    actors = FakeActors(dying)
+    actors.watch.deaths = Deaths(advice="mend it", clock=lambda: float(next(seconds)))
+    monkeypatch.setattr(FakeActors, "lose_worker", fruitless(FakeActors.lose_worker))
+    with pytest.raises(CrashLoopError, match="6 times workers died that had finished nothing"):
+        await attempt_all(rollouts_over(actors), TASKS[:1])
+
+
+def fruitless(lose_worker):
+    """As the store says of a worker that has finished no group for training."""
+    return lambda *arguments: replace(lose_worker(*arguments), fruitless=True)
 
 
 async def test_without_room_for_another_the_others_go_on_alone():
