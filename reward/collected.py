@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reward.scorers import score_answer
+from reward.types import PrmDataError
 from rollout.records import append_record, read_records, trajectory_of, trajectory_record
 from rollout.types import Trajectory, TrajectoryGroup
 
@@ -31,7 +32,7 @@ class CollectedGroups:
         self.group_ids.add(group.id)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Every trajectory of every group, in the order of the shards. Raises ValueError for another schema."""
+        """Every trajectory of every group, in the order of the shards. Raises PrmDataError for another schema."""
         for row in self._rows():
             yield from map(trajectory_of, row["trajectories"])
 
@@ -39,7 +40,9 @@ class CollectedGroups:
         for shard in sorted(self._folder.glob("shard-*.jsonl")):
             for row in read_records(shard):
                 if row["schema"] != SCHEMA:
-                    raise ValueError(f"{shard} has schema {row['schema']}, this version reads {SCHEMA}; collect again")
+                    raise PrmDataError(
+                        f"{shard} has schema {row['schema']}, this version reads {SCHEMA}; collect again"
+                    )
                 yield row
 
 

@@ -15,6 +15,7 @@ from configs.judge import StepJudgeConfig
 from reward.labels.labels import LabelError, StepLabel
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message, as_data
 from reward.prm.step_text import StepText
+from reward.types import PrmDataError
 from rollout.records import append_record, read_records
 
 CRITERIA = ("correct", "progress", "tool", "input", "fresh")
@@ -125,7 +126,7 @@ Paid = tuple[Verdict, Bill]
 class Receipts:
     """Replies that were paid for, understood or not, in append-only JSON lines that are flushed one by one.
 
-    `spent` is the bill of the file, which one process at a time may use. Raises ValueError for another schema.
+    `spent` is the bill of the file, which one process at a time may use. Raises PrmDataError for another schema.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +138,7 @@ class Receipts:
         self._verdicts: dict[VerdictKey, Paid] = {}
         for row in read_records(path):
             if row.pop("schema") != SCHEMA:
-                raise ValueError(f"{path} holds receipts of another schema than {SCHEMA}; use a new file")
+                raise PrmDataError(f"{path} holds receipts of another schema than {SCHEMA}; use a new file")
             key = VerdictKey(*(row.pop(name) for name in VerdictKey._fields))
             self._keep(key, row.pop("text"), Bill(**row))
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
+from reward.types import PrmDataError
 from rollout.records import append_record, read_records
 from rollout.types import Trajectory
 
@@ -65,11 +66,11 @@ def append_label(path: Path, label: StepLabel) -> None:
 
 
 def read_labels(path: Path) -> Iterator[StepLabel]:
-    """The labels of a file; a last line that was cut off by a crash is left out. Raises ValueError for
-    another schema."""
+    """The labels of a file; a last line that was cut off by a crash is left out. Raises PrmDataError
+    for another schema."""
     for row in read_records(path) if path.exists() else ():
         if row.pop("schema") != SCHEMA:
-            raise ValueError(f"{path} holds labels of another schema than {SCHEMA}; label again into a new file")
+            raise PrmDataError(f"{path} holds labels of another schema than {SCHEMA}; label again into a new file")
         yield StepLabel(**{**row, "votes": tuple(row["votes"])})
 
 

@@ -27,6 +27,7 @@ from reward.prm.metrics import (
 )
 from reward.prm.step_text import StepText
 from reward.prm.training import LabelledStep, PrmData
+from reward.types import PrmDataError
 from rollout.types import Trajectory
 
 
@@ -351,7 +352,10 @@ def _lowest_is_last(scores: Array) -> float:
 
 def _check(train: Sequence[ScoredStep], held_out: Sequence[ScoredStep]) -> None:
     if not train or not held_out:
-        raise ValueError(f"need steps on both sides, got {len(train)} to train on and {len(held_out)} held out")
+        raise PrmDataError(
+            f"a PRM is measured with steps on both sides, got {len(train)} to train on and {len(held_out)} held out "
+            "that it could score; where these are longer than it reads raise prm.max_tokens, else collect more tasks"
+        )
     both = {step.task_id for step in train} & {step.task_id for step in held_out}
     if both:
         raise ValueError(f"{len(both)} tasks are trained on and held out, one is {min(both)!r}; split by task")

@@ -14,6 +14,7 @@ from reward.labels.labels import StepLabel
 from reward.prm.decoys import junk_steps, spoilt_steps
 from reward.prm.model import ProcessRewardModel
 from reward.prm.step_text import StepText, step_texts
+from reward.types import PrmDataError
 from rollout.types import Trajectory
 
 RIGHT = 0.9
@@ -47,7 +48,7 @@ class _Target:
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *, held_out_share: float) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
-    Raises ValueError when a label belongs to another text than its step has now, or a half is empty.
+    Raises PrmDataError when a label belongs to another text than its step has now, or a half is empty.
     """
     by_place = {(label.trajectory_id, label.step): label for label in labels}
     joined = list(_joined(trajectories, by_place))
@@ -57,7 +58,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *,
         held_out=tuple(one for one in joined if one.step.task_id in held_out),
     )
     if not data.train or not data.held_out:
-        raise ValueError(
+        raise PrmDataError(
             f"a PRM needs labelled steps of tasks to train on and of others to be measured on, got {len(data.train)} "
             f"and {len(data.held_out)}; collect more tasks, or change prm.held_out_share"
         )
@@ -109,7 +110,7 @@ def _joined(
             if label is None:
                 continue
             if label.text_digest != step.digest:
-                raise ValueError(
+                raise PrmDataError(
                     f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
                 )
             yield LabelledStep(step=step, label=label.score)

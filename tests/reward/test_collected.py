@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from configs.errors import UserError
 from envs.types import Task
 from reward import collected
 from reward.collected import CollectedGroups, outcome_of
@@ -135,7 +136,7 @@ def test_groups_of_another_schema_are_refused(folder):
     CollectedGroups(folder).add(make_group(0))
     shard = folder / "shard-00000.jsonl"
     shard.write_text(shard.read_text().replace('"schema": 1', '"schema": 2', 1))
-    with pytest.raises(ValueError, match=r"shard-00000\.jsonl has schema 2, this version reads 1; collect again"):
+    with pytest.raises(UserError, match=r"shard-00000\.jsonl has schema 2, this version reads 1; collect again"):
         CollectedGroups(folder)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import UserError
 from reward.labels.judge import CRITERIA, PROMPT_SHA, RUBRIC, StepJudge, Verdict, parse_verdict
 from reward.labels.labels import LabelError, append_label, read_labels
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
@@ -373,7 +374,7 @@ async def test_a_reply_that_is_no_unicode_is_paid_once_too(receipts):
 def test_receipts_of_another_schema_are_refused(receipts):
     receipts.parent.mkdir()
     receipts.write_text('{"schema": 0}\n')
-    with pytest.raises(ValueError, match="use a new file"):
+    with pytest.raises(UserError, match="use a new file"):
         judge_of("http://127.0.0.1:9/v1", receipts)
 
 

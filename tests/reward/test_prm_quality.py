@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from configs.errors import UserError
 from reward.prm.quality import ScoredStep, agreement, quality_report
 
 ACTIONS = ("search", "calculator", "answer")
@@ -230,9 +231,9 @@ def test_split_that_is_not_by_task_is_refused():
 
 
 def test_empty_side_and_number_that_is_none_are_refused():
-    with pytest.raises(ValueError, match="and 0 held out"):
+    with pytest.raises(UserError, match="and 0 held out"):
         judge([])
-    with pytest.raises(ValueError, match="got 0 to train on"):
+    with pytest.raises(UserError, match="got 0 to train on"):
         judge(TRAIN, train=[])
     with pytest.raises(ValueError, match=r"trajectory held0\.0, step 0: .* not finite"):
         judge([replace(make_steps("held")[0], score=float("nan"))])
