@@ -167,7 +167,7 @@ class Policy(Backbone):
         thread, one call at a time."""
         row = pack(samples)
         targets = _find_targets(samples, row)
-        allowed = self._allowed(samples, row, targets.contexts)
+        allowed = self._allowed(samples, targets)
         # A token that the grammar leaves no choice about has log-prob 0 and gradient 0, whatever the weights.
         chosen = np.bitwise_count(allowed.numpy()).sum(axis=1) > 1
         allowed = allowed[chosen].pin_memory() if self.device.type == "cuda" else allowed[chosen]
@@ -193,17 +193,18 @@ class Policy(Backbone):
         where = self.tensor(targets.rows), self.tensor(targets.columns)
         return torch.zeros(shape, device=self.device).index_put(where, trained)
 
-    def _allowed(self, samples: Sequence[TrainingSample], row: PackedRow, contexts: np.ndarray) -> Tensor:
+    def _allowed(self, samples: Sequence[TrainingSample], targets: "_Targets") -> Tensor:
         """Bitmask `[C, ceil(vocab / 32)]` int32 of what the sampler's grammar allowed after each context. A grammar is
         replayed from its turn's first token on, trained or not."""
-        bitmask = torch.full((len(contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
-        for sample, node_of in zip(samples, row.node_of, strict=True):
+        bitmask = torch.full((len(targets.contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
+        for number, sample in enumerate(samples):
+            own = targets.rows == number
+            columns, context_of = targets.columns[own], targets.context_of[own]
             for span in sample.grammar_spans:
-                trained = np.nonzero(sample.loss_mask[span.start : span.end])[0]
-                if len(trained):
-                    places = np.searchsorted(contexts, node_of[span.start - 1 + trained])
+                trained = (columns >= span.start) & (columns < span.end)
+                if trained.any():
                     allowed = self._grammars.allowed(span.grammar, sample.token_ids[span.start : span.end])
-                    bitmask[torch.from_numpy(places)] = allowed[trained]
+                    bitmask[torch.from_numpy(context_of[trained])] = allowed[columns[trained] - span.start]
         return bitmask
 
 
@@ -211,8 +212,9 @@ class Policy(Backbone):
 class _Targets:
     """Where in a packed row the trained tokens are, each distinct context once.
 
-    contexts: `[C]` nodes whose next token is trained, with their temperatures `[C]`. rows, columns, tokens, context_of:
-    `[N]` per trained token, `context_of` indexing `contexts`.
+    contexts: `[C]` nodes whose next token is trained, with their temperatures `[C]`; a node stands there once for each
+    way in which it was sampled from (`_ways`). rows, columns, tokens, context_of: `[N]` per trained token, `context_of`
+    indexing `contexts`.
     """
 
     contexts: np.ndarray
@@ -247,17 +249,34 @@ class Prepared:
 
 
 def _find_targets(samples: Sequence[TrainingSample], row: PackedRow) -> _Targets:
-    where = [np.nonzero(sample.loss_mask)[0] for sample in samples]
-    nodes = [node_of[columns - 1] for node_of, columns in zip(row.node_of, where, strict=True)]
-    contexts, context_of = np.unique(np.concatenate(nodes), return_inverse=True)
-    temperatures = np.ones(len(contexts), dtype=np.float32)
-    for sample, own in zip(samples, nodes, strict=True):
-        temperatures[np.searchsorted(contexts, own)] = sample.temperature
+    where, ways = [np.nonzero(sample.loss_mask)[0] for sample in samples], _ways(samples)
+    nodes = np.concatenate([node_of[columns - 1] for node_of, columns in zip(row.node_of, where, strict=True)])
+    way_of = np.concatenate([own[columns] for own, columns in zip(ways, where, strict=True)])
+    num_ways = 1 + int(way_of.max(initial=0))
+    places, first, context_of = np.unique(nodes * num_ways + way_of, return_index=True, return_inverse=True)
+    lengths = [len(columns) for columns in where]
+    temperatures = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), lengths)
     return _Targets(
-        contexts=contexts,
-        temperatures=temperatures,
-        rows=np.repeat(np.arange(len(samples)), [len(columns) for columns in where]),
+        contexts=places // num_ways,
+        temperatures=temperatures[first],
+        rows=np.repeat(np.arange(len(samples)), lengths),
         columns=np.concatenate(where),
         tokens=np.concatenate([sample.token_ids[columns] for sample, columns in zip(samples, where, strict=True)]),
         context_of=context_of,
     )
+
+
+def _ways(samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+    """For each sample `[T]`, a number for the way in which each token was sampled: at which temperature, under which
+    grammar, and from which token on that held. An agent of one's own may ask one prompt in several ways, and what
+    follows is then of several distributions."""
+    numbers: dict[tuple[float, str | None, int], int] = {}
+    ways = []
+    for sample in samples:
+        free = numbers.setdefault((sample.temperature, None, 0), len(numbers))
+        own = np.full(len(sample.token_ids), free, dtype=np.int64)
+        for span in sample.grammar_spans:
+            way = (sample.temperature, span.grammar, span.start)
+            own[span.start : span.end] = numbers.setdefault(way, len(numbers))
+        ways.append(own)
+    return ways

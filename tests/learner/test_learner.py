@@ -120,6 +120,33 @@ def test_a_sibling_that_trains_the_same_token_does_not_lift_the_mask_of_the_othe
     assert together[1].tolist() == [0, 0, 0, 0, together[0, 4].item()]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(sample([6, 7, 9, 11], [2, 3], name="free")),
+        replace(sample([6, 7, 2, 5], [2, 3], name="free")),
+        replace(sample([6, 7, 2, 5], [2, 3], name="cooler"), temperature=0.5),
+        replace(
+            sample([6, 7, 2, 6], [2, 3], name="other"),
+            grammar_spans=(GrammarSpan(start=2, end=4, grammar='root ::= "{" ("w2" | "w3" | "w4")'),),
+        ),
+    ],
+    ids=["free", "free, the same tokens", "another temperature", "another grammar"],
+)
+def test_one_prompt_that_was_sampled_in_two_ways_has_a_distribution_for_each(model_path, other):
+    """Regression: an agent that asks again with a tool it must call got the masks of one reply for the other: log-probs
+    of 0 or -inf, and batches that the guard refused."""
+    learner = make_learner(model_path)
+    samples = [grammar_turn(), other]
+    alone = [learner.policy.logprobs([one])[0].detach() for one in samples]
+    for order in ((0, 1), (1, 0)):
+        together = learner.policy.logprobs([samples[place] for place in order]).detach()
+        for row, place in enumerate(order):
+            found = together[row, : len(alone[place])]
+            assert torch.allclose(found, alone[place], rtol=0, atol=1e-6), (order, place)
+    assert alone[1][2] < 0 or other.grammar_spans
+
+
 def test_a_turn_of_which_nothing_is_trained_is_not_replayed(model_path):
     # Its tokens do not even follow the grammar, as those of a turn that is left out need not.
     lost = replace(sample([6, 7, 9, 9, 9, 8, 10], [6]), grammar_spans=(GrammarSpan(start=2, end=5, grammar=GRAMMAR),))
