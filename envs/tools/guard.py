@@ -166,7 +166,7 @@ def faults_of(name: str) -> Iterator[None]:
         raise ToolUnavailableError(f"{name} failed with {raised(error)}") from error
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """The kind of an error and where it was raised. What it says may hold a key or a page, and stays unsaid."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {os.path.basename(frame.filename)}, line {frame.lineno}"

@@ -1,5 +1,6 @@
 """The agent: planner, executor, verifier until done, then the generator. One call gives one trajectory."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -81,7 +82,9 @@ class Agent:
             pass
         except ToolUnavailableError as error:
             _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             failure = f"the attempt failed with {raised(error)}"
             _log.warning("trajectory %s ends unscored: %s", trajectory_id, failure)
         finally:
@@ -105,6 +108,12 @@ class Agent:
             episode = _Episode(self, task, tools, trajectory_id, turns, on_turn, hints, limit)
             async with limit:
                 return await episode.play()
+
+
+def _is_cancelled() -> bool:
+    """From outside; a tool may raise what looks like it by itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class _Episode:

@@ -181,6 +181,9 @@ class OwnAgent:
         finally:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)
+        if solving.cancelled():
+            # By itself: whoever ends the attempt from outside does not come here.
+            raise AgentError("the agent was cancelled by something that it waited for")
         return solving.result()
 
 

@@ -79,7 +79,7 @@ class ScriptedTool:
 
     async def call(self, arguments):
         answer = self.answers[arguments]
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return ToolResult(text=answer)
 

@@ -107,6 +107,28 @@ async def test_whatever_else_is_raised_ends_the_attempt_alone_and_the_engine_is_
     assert len(trajectory.turns) == (2 if breaks == "closing" else 0)
 
 
+async def test_tool_that_raises_what_looks_like_a_cancellation_ends_its_own_attempt():
+    """Regression: the group's task ended as cancelled, which nobody hears of, and the group was played for ever."""
+    agent = make_agent([CODE, ANSWER], tools=[ScriptedTool("code", {"6*7": asyncio.CancelledError()})])
+    trajectory = await run(agent)
+    assert (trajectory.stop_reason, agent.engine.released) == ("infrastructure", ["g/0"])
+    assert trajectory.failure.startswith("the attempt failed with CancelledError in ")
+
+
+async def test_attempt_that_is_cancelled_from_outside_is_and_the_engine_is_released():
+    class SlowTool(ScriptedTool):
+        async def call(self, arguments):
+            await asyncio.sleep(60)
+
+    agent = make_agent([CODE], tools=[SlowTool("code", {})], timeout_s=60)
+    attempt = asyncio.create_task(run(agent))
+    await asyncio.sleep(0.01)
+    attempt.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    assert agent.engine.released == ["g/0"]
+
+
 async def test_time_limit_of_an_episode_is_an_infrastructure_fault():
     class SlowTool(ScriptedTool):
         async def call(self, arguments):

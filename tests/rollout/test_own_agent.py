@@ -72,6 +72,11 @@ def waits(task, client):
 def waits_in_vain(task, client):
     raise KeyError("y")
 
+async def cancels(task, client):
+    waiting = asyncio.ensure_future(asyncio.sleep(3600))
+    waiting.cancel()
+    await waiting
+
 async def exits(task, client):
     raise SystemExit("enough")
 
@@ -167,6 +172,7 @@ async def test_an_agent_is_not_told_the_answer(functions):
         ),
         ("exits", "failed with SystemExit: enough"),
         ("exits_its_thread", "failed with SystemExit: enough"),
+        ("cancels", "the agent was cancelled by something that it waited for"),
         ("gives_none", "returned NoneType, not a text; return '' where it has no answer"),
         ("asks_nobody", "answered without a call that the endpoint took"),
     ],
