@@ -69,7 +69,7 @@ def own_function(source: str, *, key: str, takes: str, **settings: object) -> Ca
     return function
 
 
-def in_a_thread(function: Callable[..., object], *given: object, **named: object) -> Awaitable[object]:
+def in_a_thread(function: Callable[..., object], /, *given: object, **named: object) -> Awaitable[object]:
     """A thread to itself: one that nobody waits for any more goes on until it ends, or with the process."""
     done: Future[object] = Future()
     done.set_running_or_notify_cancel()

@@ -75,6 +75,11 @@ def where(city: str):
     return threading.current_thread() is threading.main_thread()
 
 
+def plots(function: str, given: int = 1):
+    """Has an argument of a name that our own functions use."""
+    return f"{function} {given}"
+
+
 def around(function):
     @functools.wraps(function)
     def inner(*args, **kwargs):
@@ -189,6 +194,10 @@ async def test_arguments_reach_the_function_and_null_is_its_default():
 async def test_wrong_arguments_are_a_result_of_one_line(arguments, said):
     result = await call("weather", arguments)
     assert (result.text, result.error) == (f"Wrong arguments: {said}", "bad_arguments")
+
+
+async def test_an_argument_may_have_any_name():
+    assert (await call("plots", '{"function":"x^2","given":2}')).text == "x^2 2"
 
 
 async def test_what_the_function_raises_is_a_result_of_one_line():
