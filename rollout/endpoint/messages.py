@@ -143,4 +143,13 @@ def _written_call(text: str) -> FunctionCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     call = call_of(value["name"], value.get("arguments", {}))
-    return call if call.arguments.startswith("{") else None
+    return call if call.arguments.startswith("{") and _can_be_sent(call) else None
+
+
+def _can_be_sent(call: FunctionCall) -> bool:
+    """Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold."""
+    try:
+        json.dumps([call.name, json.loads(call.arguments)], ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True

@@ -125,7 +125,17 @@ async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_
 
 
 @pytest.mark.parametrize(
-    "written", ['{"name": "add", ', '{"name": "add", "arguments": [1]}', '{"name": "add", "arguments": "1"}']
+    "written",
+    [
+        '{"name": "add", ',
+        '{"name": "add", "arguments": [1]}',
+        '{"name": "add", "arguments": "1"}',
+        # What Python's JSON reads and no client's can: the reply was an error of the server, and the attempt unscored.
+        '{"name": "add", "arguments": {"a": "\\ud83d"}}',
+        '{"name": "ad\\ud83d", "arguments": {"a": 1}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        '{"name": "add", "arguments": "{\\"a\\": NaN}"}',
+    ],
 )
 async def test_a_malformed_call_is_text(written):
     async with play(f"<tool_call>\n{written}\n</tool_call>") as p:
