@@ -33,6 +33,10 @@ MAX_LORAS = 4
 CUDA_BATCHED_TOKENS = 2048
 """Tokens of one step on a GPU; a longer prompt takes several."""
 LEAST_UTILIZATION = 0.01
+FUSED = "agentflow_fused"
+"""vLLM's name for our way to compute norms on a CPU."""
+NORM_LANES = 16
+"""Of so many values the kernels take whole vectors."""
 SHARED_BASE = "agentflow_shared_base"
 """vLLM's name for our way to load a model."""
 
@@ -131,6 +135,7 @@ def build_llm(
             generation_config="vllm",
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
             disable_log_stats=not config.metrics,
+            **({"ir_op_priority": fused_norms()} if config.device == "cpu" else {}),
             **({} if base_weights is None else {"load_format": _register_loader(base_weights)}),
             **engine_options(config, model, in_lockstep=in_lockstep),
         ),
@@ -151,6 +156,49 @@ def _cpu_kv_block() -> int:
     block = kv_block("cpu")
     CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda kv_cache_spec=None: [MultipleOf(block)])
     return block
+
+
+def fused_norms() -> dict[str, list[str]]:
+    """Have vLLM compute norms on a CPU with the kernels that it has for them, and says only cards may use: eight small
+    operations become one, of which a model has two for each layer. Returns whose come first."""
+    import torch
+    import vllm.kernels  # noqa: F401  # loads torch.ops._C
+    from vllm import ir
+
+    def fits(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
+        whole = variance_size is None and weight is not None and weight.dtype == x.dtype
+        return whole and x.is_contiguous() and x.shape[-1] % NORM_LANES == 0
+
+    def norm(
+        x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> torch.Tensor:
+        normed = torch.empty_like(x)
+        torch.ops._C.rms_norm(normed, x, weight, epsilon)
+        return normed
+
+    def norm_of_sum(
+        x: torch.Tensor,
+        x_residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        variance_size: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
+        return x, x_residual
+
+    rms_norm, fused_add_rms_norm = ir.ops.rms_norm, ir.ops.fused_add_rms_norm
+    if FUSED not in rms_norm.impls:
+        rms_norm.register_impl(
+            FUSED, supports_args=lambda x, weight, epsilon, variance_size=None: fits(x, weight, variance_size)
+        )(norm)
+        fused_add_rms_norm.register_impl(
+            FUSED,
+            supports_args=lambda x, x_residual, weight, epsilon, variance_size=None: (
+                fits(x, weight, variance_size) and x_residual.is_contiguous()
+            ),
+            inplace=True,
+        )(norm_of_sum)
+    return {op.name: [FUSED, "native"] for op in (rms_norm, fused_add_rms_norm)}
 
 
 def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
