@@ -1,12 +1,13 @@
-"""What engine and learner lose to each other on the same cores, by who goes first and how long waiting threads spin.
+"""What engine and learner lose to each other on the same cores, by who goes first, how long waiting threads spin, and
+how many threads each has.
 
-    python -m benchmarks.shared_cores [--repeats 3] [--seconds 20]
+    python -m benchmarks.shared_cores [--repeats 3] [--seconds 20] [--arms WORD ...]
 
-Two processes as a run has them, each with as many threads as there are cores: an engine that plays 24 trajectories
-of the demo at a time, and a learner that trains on one group again and again. Each works alone, then both together,
-in every arm, and the arms take turns. Told are medians of tokens per second, and `together`: the sum of what each
-does beside the other as a share of the best that it does alone. Two programs that take turns without any loss come
-to 1.
+Two processes as a run has them, each with as many threads as there are cores where its arm says nothing else: an engine
+that plays 24 trajectories of the demo at a time, and a learner that trains on one group again and again. Each works
+alone, then both together, in every arm, and the arms take turns. Told are medians of tokens per second, and `together`:
+the sum of what each does beside the other as a share of the best that it does alone. Two programs that take turns
+without any loss come to 1.
 """
 
 import argparse
@@ -28,18 +29,23 @@ PLACES = 24
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """`nice`: by how much the learner goes before the engine; `spins`: how often a waiting thread looks before it
-    sleeps, None for what OpenMP chooses."""
+    sleeps, None for what OpenMP chooses; threads of each, None for as many as there are cores."""
 
     name: str
-    nice: int
-    spins: int | None
+    nice: int = 0
+    spins: int | None = 1000
+    engine_threads: int | None = None
+    learner_threads: int | None = None
 
 
 ARMS = (
-    Arm(name="equals, short spins", nice=0, spins=1000),
-    Arm(name="equals, long spins", nice=0, spins=None),
-    Arm(name="learner first, short spins", nice=10, spins=1000),
+    Arm(name="equals, short spins"),
+    Arm(name="equals, long spins", spins=None),
+    Arm(name="learner first, short spins", nice=10),
     Arm(name="learner first, long spins", nice=10, spins=None),
+    Arm(name="engine of one thread", engine_threads=1),
+    Arm(name="learner of one thread", learner_threads=1),
+    Arm(name="one thread each", engine_threads=1, learner_threads=1),
 )
 
 
@@ -47,7 +53,7 @@ class Part:
     """A process that computes on demand."""
 
     def __init__(self, kind: str, arm: Arm) -> None:
-        num_threads = os.cpu_count() or 1
+        num_threads = getattr(arm, f"{kind}_threads") or os.cpu_count() or 1
         environment = training_env(num_threads, "cpu") if kind == "learner" else thread_env(num_threads)
         environment.pop("GOMP_SPINCOUNT", None)
         if arm.spins is not None:
@@ -95,15 +101,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--arms", nargs="+", default=[""], metavar="WORD", help="those with one of these in the name")
     parser.add_argument("--part", choices=["engine", "learner"], help=argparse.SUPPRESS)
     parser.add_argument("--nice", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
         play(options.nice) if options.part == "engine" else learn()
         return
+    arms = [arm for arm in ARMS if any(word in arm.name for word in options.arms)]
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for repeat in range(options.repeats):
-        for arm in (*ARMS[repeat % len(ARMS) :], *ARMS[: repeat % len(ARMS)]):
+        for arm in (*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]):
             found[arm.name].append(measured(arm, options.seconds))
             print(arm.name, {name: round(rate, 1) for name, rate in found[arm.name][-1].items()}, flush=True)
     print(table({name: medians(rows) for name, rows in found.items()}))
