@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -89,7 +89,7 @@ def _clients(base_url: str, *, is_async: bool) -> Clients:
 
 
 class CommandSolving:
-    """Starts a program for each attempt."""
+    """Starts a program for each attempt. One that has posted its answer is not waited for."""
 
     def __init__(self, program: Program, model: str) -> None:
         self._program = program
@@ -104,15 +104,30 @@ class CommandSolving:
             "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": attempt.key,
         }
+        wrong = "the agent printed nothing and posted no answer"
         try:
-            printed = await self._program.run(asdict(task), door, mark=attempt.key)
+            printed = await _until(attempt.answered, self._program.run(asdict(task), door, mark=attempt.key))
         except ProgramError as error:
-            raise AgentError(str(error)) from None
+            printed, wrong = None, str(error)
+        except OSError as error:
+            printed, wrong = None, f"the agent could not be started: {error.strerror or error}"
         if attempt.posted is not None:
             return attempt.posted
         if not printed:
-            raise AgentError("the agent printed nothing and posted no answer")
+            raise AgentError(wrong)
         return printed
+
+
+async def _until(event: asyncio.Event, work: Coroutine[Any, Any, str]) -> str | None:
+    """What `work` returns. None where `event` is set before: `work` is cancelled then, and has ended."""
+    running, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        running.cancel()
+        waiting.cancel()
+        await asyncio.wait((running, waiting))
+    return None if running.cancelled() else running.result()
 
 
 class OwnAgent:

@@ -103,6 +103,7 @@ class Attempt:
         self.limit = TimeLimit(timeout_s)
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: str | None = None
+        self.answered = asyncio.Event()
         self.out_of_context = False
         self.broken: str | None = None
         self._writer = writer
@@ -127,6 +128,12 @@ class Attempt:
         if name:
             self._by_name[name] = call
         return call
+
+    def take_answer(self, answer: str) -> None:
+        """It was posted. The first one is the attempt's answer."""
+        if self.posted is None:
+            self.posted = answer
+        self.answered.set()
 
     def check_open(self) -> None:
         """Raises Refused."""

@@ -99,7 +99,7 @@ class Endpoint:
         attempt, body = self._attempt(request), await _body(request)
         if not isinstance(body, dict) or not isinstance(body.get("answer"), str):
             raise Refused('the body must be {"answer": "..."}')
-        attempt.posted = body["answer"]
+        attempt.take_answer(body["answer"])
         return JSONResponse({})
 
     async def _complete(self, dialect: Dialect, request: Request) -> Response:

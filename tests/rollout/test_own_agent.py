@@ -181,6 +181,16 @@ async def test_a_function_that_fails_is_told_in_one_line_and_scores_nothing(func
     assert re.search(says, await failure_of(functions(name)))
 
 
+async def test_a_program_that_the_machine_cannot_start_scores_nothing_and_ends_nothing_else(program, monkeypatch):
+    """Regression: a full disk or too many open files ended the evaluation, and the attempts beside it."""
+
+    async def refuses(*arguments, **settings):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("rollout.agent.program.asyncio.create_subprocess_exec", refuses)
+    assert await failure_of(program("")) == "the agent could not be started: Too many open files"
+
+
 async def test_a_plain_function_has_a_thread_to_itself_and_a_client_that_waits(functions):
     engine = GatedEngine(["41", "42"])
     solving = functions("waits")
@@ -235,6 +245,34 @@ async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
 async def test_or_what_it_posts(program):
     trajectory = await attempt(program("post('/answer', {'answer': said})\nprint('done')"), "42")
     assert trajectory.answer == "42"
+
+
+async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_with_all_that_it_started(
+    program, tmp_path
+):
+    note = tmp_path / "pids"
+    lingers = f"""
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
+        open({str(note)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+        post("/answer", {{"answer": said}})
+        time.sleep(600)
+    """
+    trajectory = await attempt(program(lingers), "42", timeout_s=20)
+    assert (trajectory.answer, trajectory.stop_reason, trajectory.failure) == ("42", "answered", None)
+    assert_gone(note)
+    assert not {"Program.run", "Event.wait"} & {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
+
+
+@pytest.mark.parametrize("said", ["42", ""])
+async def test_an_answer_that_was_posted_counts_however_the_program_ends(program, said):
+    trajectory = await attempt(program("post('/answer', {'answer': said})\nraise SystemExit('no luck')"), said)
+    assert (trajectory.answer, trajectory.failure) == (said, None)
+
+
+async def test_the_first_answer_that_a_program_posts_is_its_answer(program):
+    twice = "post('/answer', {'answer': said})\npost('/answer', {'answer': 'other'})"
+    assert (await attempt(program(twice), "42")).answer == "42"
 
 
 @pytest.mark.parametrize(
