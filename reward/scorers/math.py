@@ -40,6 +40,7 @@ _TOKEN = re.compile(
     r"|(?P<word>\\?(?:sqrt|frac|pi))(?![A-Za-z])|(?P<sign>[-+*/^(){}\[\]]))"
 )
 _STARTS = ("word", "(", "{")
+_MIXED = ("number", "word", "{", "number", "}", "{", "number", "}")
 
 
 class NotANumberError(ValueError):
@@ -126,12 +127,23 @@ class _Parser:
             else:
                 return value
 
-    def _power(self) -> "Expr":
+    def _power(self, *, as_exponent: bool = False) -> "Expr":
+        """The base may be a mixed number. An exponent is not: the fraction behind it is a factor of the whole power."""
         if (sign := self._take("+", "-")) is not None:
-            value = self._power()
+            value = self._power(as_exponent=as_exponent)
             return value if sign == "+" else -value
-        base = self._operand()
-        return self._raised(base, self._power()) if self._take("^") else base
+        is_mixed = self._is_mixed() and not as_exponent
+        base = self._operand() + self._operand() if is_mixed else self._operand()
+        return self._raised(base, self._power(as_exponent=True)) if self._take("^") else base
+
+    def _is_mixed(self) -> bool:
+        """Whether a whole number comes, and behind it a proper fraction of such: 1\\frac{4}{5} is 9/5, no product."""
+        ahead = self._tokens[self._next : self._next + len(_MIXED)]
+        if tuple(kind for kind, _ in ahead) != _MIXED:
+            return False
+        whole, name, above, below = (ahead[place][1] for place in (0, 1, 3, 6))
+        are_whole = "." not in whole and above.isdigit() and below.isdigit()
+        return name.endswith("frac") and are_whole and int(above) < int(below)
 
     def _raised(self, base: "Expr", exponent: "Expr") -> "Expr":
         """base ** exponent; for a root, a fraction. Raises OverflowError for an exponent that no float holds."""

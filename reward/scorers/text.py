@@ -32,8 +32,11 @@ def token_f1(text: str, gold: str) -> float:
 
 
 def normalize(text: str) -> str:
-    plain = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", plain).split())
+    """Without case, punctuation and articles; an article or punctuation stays where there is nothing else."""
+    typed = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower()
+    worded = typed.translate(_PUNCTUATION)
+    forms = (_ARTICLES.sub(" ", worded), worded, typed)
+    return next((plain for form in forms if (plain := " ".join(form.split()))), "")
 
 
 def _f1(text: str, alias: str) -> float:
@@ -91,7 +94,8 @@ def _closed(text: str) -> str:
 
 
 def _gaia_plain(text: str) -> str:
-    return _closed(text).translate(_PUNCTUATION)
+    closed = _closed(text)
+    return closed.translate(_PUNCTUATION) or closed
 
 
 MAX_CHOICE_CHARS = 600
@@ -121,4 +125,5 @@ def score_choice(text: str, gold: str) -> float:
 
 
 def _choice_plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".")
+    plain = " ".join(text.casefold().split())
+    return plain.rstrip(".") or plain

@@ -55,6 +55,31 @@ def test_exact_match_refuses(text, gold):
     assert exact_match(text, gold) == 0.0
 
 
+LETTERS, SIGNS = ("A", "B", "C", "D"), ("+", "-", "*", "/", "%", "...")
+NOTHING = ("", " ", ".", "the", "an")
+
+
+@pytest.mark.parametrize("gold", [*LETTERS, "The", *SIGNS])
+@pytest.mark.parametrize("score", [exact_match, token_f1])
+def test_reference_of_nothing_but_an_article_or_punctuation_is_met_by_itself_alone(score, gold):
+    others = [text for text in (*NOTHING, *LETTERS, *SIGNS) if text.casefold() != gold.casefold()]
+    assert [text for text in others if score(text, gold)] == []
+    assert score(f" {gold.lower()} ", gold) == 1.0
+
+
+def test_a_letter_that_is_an_article_is_as_free_in_its_punctuation_as_any_other():
+    for letter in LETTERS:
+        said = (f"{letter}.", f"({letter.lower()})", f"{letter}:", f"{letter} {letter}", f"not {letter}")
+        assert [exact_match(text, letter) for text in said] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert exact_match("−", "-") == 1.0
+    assert exact_match("b", "A\nB") == 1.0
+
+
+def test_punctuation_alone_meets_no_reference_of_other_punctuation():
+    assert [score_gaia(text, "+") for text in ("+", "", "-", "++")] == [1.0, 0.0, 0.0, 0.0]
+    assert [score_choice(text, "A. .") for text in ("A", ".", "", "...")] == [1.0, 1.0, 0.0, 0.0]
+
+
 def test_token_f1_is_the_harmonic_mean_of_shared_words_over_the_best_alias():
     # 2 of 3 words of the answer, 2 of 2 of the alias: 2 * 2 / (3 + 2).
     assert token_f1("president James Madison", "adams\nJames Madison") == pytest.approx(0.8)
@@ -158,6 +183,23 @@ MATH_RIGHT = [
     ("2^{100}", "1267650600228229401496703205376"),
     ("10^{-3}", "1/1000"),
     ("\\sqrt[3]{2^{99}}", "8589934592"),
+    ("1\\frac{4}{5}", "9/5"),
+    ("1.8", "1\\frac{4}{5}"),
+    ("$1 \\dfrac{4}{5}$", "\\frac{9}{5}"),
+    ("-1\\tfrac{4}{5}", "-9/5"),
+    ("\\boxed{1,000\\frac{1}{2}}", "1000.5"),
+    ("0\\frac{0}{5}", "0"),
+    ("2-1\\frac{1}{2}", "1/2"),
+    ("2\\cdot 1\\frac{1}{2}", "3"),
+    ("1\\frac{1}{2}\\pi", "3\\pi/2"),
+    ("3\\frac{\\sqrt{2}}{2}", "3\\sqrt{2}/2"),
+    ("3\\frac{5}{2}", "15/2"),
+    ("3\\frac{-1}{2}", "-3/2"),
+    ("1.5\\frac{1}{2}", "3/4"),
+    ("2^3\\frac{1}{2}", "4"),
+    ("2^-1\\frac{1}{2}", "1/4"),
+    ("\\sqrt3\\frac{1}{2}", "\\sqrt{3}/2"),
+    ("3(\\frac{1}{2})", "3/2"),
 ]
 MATH_WRONG = [
     ("", "27"),
@@ -184,6 +226,11 @@ MATH_WRONG = [
     ("2.7e1", "27"),
     ("\\frac{54}", "27"),
     ("\\sqrt", "27"),
+    ("4/5", "1\\frac{4}{5}"),
+    ("1\\frac{4}{5}", "4/5"),
+    ("-1\\frac{4}{5}", "-1/5"),
+    ("-1\\frac{4}{5}", "-4/5"),
+    ("1\\frac{4}", "9/5"),
 ]
 
 
