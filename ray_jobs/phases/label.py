@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError
-from configs.reward import LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
+from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
-from reward.labels.judge import StepJudge
+from reward.labels.judge import StepJudge, judge_name
 from reward.labels.labels import (
     ContinueFrom,
     LabelError,
@@ -71,13 +71,22 @@ def labelling_passes(
     return [(main, steps), (monte_carlo, [step for step in steps if step.task_id in checked])]
 
 
+def main_labeller(config: LabelConfig) -> str:
+    """The recipe's labeller, by the name that its labels bear."""
+    if isinstance(config, JudgeLabelConfig):
+        return judge_name(config.judge)
+    return PlanLabeller.name if isinstance(config, PlanLabelConfig) else MonteCarloLabeller.name
+
+
 def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list[StepLabel], list[StepLabel]]:
-    """The main labeller's labels, and those of the second opinion."""
-    sides: tuple[list[StepLabel], list[StepLabel]] = ([], [])
-    for label in labels:
-        second = label.labeller == MonteCarloLabeller.name and config.type != "monte_carlo"
-        sides[second].append(label)
-    return sides
+    """The main labeller's labels, and those of the second opinion. What another labeller gave, under other settings, is
+    on neither side."""
+    main, second = main_labeller(config), MonteCarloLabeller.name
+    given = list(labels)
+    return (
+        [label for label in given if label.labeller == main],
+        [label for label in given if label.labeller == second != main],
+    )
 
 
 def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, object]:

@@ -10,7 +10,7 @@ import ray
 
 from configs.run import RunConfig
 from ray_jobs.pages.prm import write_prm_page
-from ray_jobs.phases.label import NothingCollectedError, label_agreement, read_collected, split_checks
+from ray_jobs.phases.label import NothingCollectedError, label_agreement, main_labeller, read_collected, split_checks
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import write_json
 from reward.labels.labels import StepLabel, read_labels
@@ -56,7 +56,10 @@ def run_train_prm(config: RunConfig) -> None:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
         if not split_checks(config.label, labels)[0]:
-            raise NothingCollectedError(f"'{folder.labels}' holds no labels; run `agentflow label` first")
+            raise NothingCollectedError(
+                f"'{folder.labels}' holds no labels of {main_labeller(config.label)}; run `agentflow label` with the "
+                "same label settings first"
+            )
         learn_prm(run, collected, labels)
     run.console.note(f"PRM: {folder.prm}; use it with reward.credit.prm_path={folder.prm}")
     run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")

@@ -165,6 +165,11 @@ HINDSIGHT = "<step>\n{text}</step>\n<result>\n{result}</result>\nGrade the last 
 PROMPT_SHA = hashlib.sha256("\x00".join((RUBRIC, BLIND, HINDSIGHT)).encode()).hexdigest()
 
 
+def judge_name(config: StepJudgeConfig) -> str:
+    """What its labels say they are of."""
+    return f"judge:{config.model}"
+
+
 class StepJudge:
     """Labels a step by `num_votes` blind verdicts and one in hindsight.
 
@@ -172,7 +177,7 @@ class StepJudge:
     """
 
     def __init__(self, config: StepJudgeConfig, *, receipts: Path, client: ChatClient | None = None) -> None:
-        self.name = f"judge:{config.model}"
+        self.name = judge_name(config)
         self._config = config
         self._client = client or ChatClient(config, section="label.judge")
         self._receipts = Receipts(receipts)

@@ -16,6 +16,7 @@ from ray_jobs.phases.label import (
     label_agreement,
     label_steps,
     labelling_passes,
+    main_labeller,
     split_checks,
 )
 from ray_jobs.run.folder import RunPaths
@@ -26,6 +27,8 @@ from reward.prm.step_text import step_texts
 from tests.reward.test_judge import PRICED, judge_of, step, verdict
 from tests.reward.test_openai_chat import Answer, FakeChatServer, says
 from tests.reward.test_step_text import decided, make_trajectory
+
+JUDGED = {"type": "judge", "judge": {"model": "judge-1"}}
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +309,7 @@ def test_monte_carlo_is_not_checked_by_itself(receipts):
 
 
 async def test_the_judge_of_the_recipe_writes_its_receipts_where_it_is_told(receipts):
-    [(judge, _)] = passes_of(receipts, type="judge", judge={"model": "judge-1"})
+    [(judge, _)] = passes_of(receipts, **JUDGED)
     assert isinstance(judge, StepJudge)
     assert receipts.exists()
 
@@ -327,6 +330,29 @@ def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
 def test_labels_of_monte_carlo_as_the_main_labeller_are_no_checks():
     labels = [make_label(step(0), "monte_carlo")]
     assert split_checks(MonteCarloLabelConfig(), labels) == (labels, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ({"type": "monte_carlo"}, "monte_carlo"),
+        ({"type": "plan"}, "plan"),
+        (JUDGED, "judge:judge-1"),
+    ],
+)
+def test_labels_of_another_labeller_are_on_no_side(settings, own):
+    """Regression: whatever was not of Monte Carlo counted as the main labeller's, and a PRM learnt the labels that were
+    given last, by whomever."""
+    config = RunConfig(label=settings).label
+    given = {name: make_label(step(0), name) for name in ("plan", "monte_carlo", "judge:judge-1", "judge:judge-2")}
+    checks = [] if own == "monte_carlo" else [given["monte_carlo"]]
+    assert split_checks(config, given.values()) == ([given[own]], checks)
+
+
+@pytest.mark.parametrize("settings", [{"type": "plan"}, {"type": "monte_carlo"}, JUDGED])
+def test_the_recipes_labeller_is_known_by_the_name_that_its_labels_bear(receipts, settings):
+    [(labeller, _)] = passes_of(receipts, **settings)
+    assert main_labeller(RunConfig(label=settings).label) == labeller.name
 
 
 # What is said of it, in a run and by the command.
