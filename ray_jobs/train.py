@@ -73,7 +73,7 @@ def reinforce(run: Run) -> Mapping[str, object]:
         return facts
     ray.get(actors.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
-        phase.seconds_before = training.seconds
+        phase.seconds_before = run.folder.begin_phase("reinforce")
         phase.progress.skip(training.num_steps)
         with Supervisor(run) as rollouts:
             while training.num_steps < config.num_steps:

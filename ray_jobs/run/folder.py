@@ -161,8 +161,10 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         super().__init__(path.absolute())
         self._trackers = Trackers(self.path, trackers, tell)
         path = self.path
-        self.finished_phases = _read_json(path / PHASES)
+        self._phases = _read_json(path / PHASES)
         self._started = time.monotonic()
+        self._opened_s = 0.0
+        """`_elapsed_s` when the folder was opened: what processes that were cut off had logged."""
         with _writing(path):
             self._lock = RunLock(path, tell)
         self._files = ExitStack()
@@ -212,6 +214,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         folder = cls(path, tell, trackers=config.trackers)
         tell(f"goes on with the unfinished run in '{path}'")
         folder.rewind(sys.maxsize)
+        folder._opened_s = folder._elapsed_s
         return folder
 
     def __exit__(self, *raised: object) -> None:
@@ -246,9 +249,19 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Tells this folder from others of the same name."""
         return fingerprint_of(self.path)
 
+    @property
+    def finished_phases(self) -> dict[str, Any]:
+        """By name, in the order in which they began."""
+        return {name: phase for name, phase in self._phases.items() if "facts" in phase}
+
+    @property
+    def _elapsed_s(self) -> float:
+        """Seconds of the run so far. Of a process that was cut off they end with the last row of metrics.jsonl."""
+        return time.monotonic() - self._started
+
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
-        wall_s = round(time.monotonic() - self._started, 3)
+        wall_s = round(self._elapsed_s, 3)
         with _writing(self.path / METRICS):
             self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
             self._metrics.flush()
@@ -308,14 +321,24 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             with _writing(own):
                 write_whole(own, source.read_bytes())
 
+    def begin_phase(self, name: str) -> float:
+        """Mark a phase that another process can go on with as begun. Returns the seconds that it took already in
+        processes that were cut off, of each up to the last row that it logged: with what is lost and made again, and
+        without the start of a process."""
+        begun = self._phases.get(name, {"before_s": 0.0, "begun_s": self._opened_s})
+        before_s = begun["before_s"] + max(0.0, self._opened_s - begun["begun_s"])
+        self._phases[name] = {"before_s": round(before_s, 3), "begun_s": round(self._elapsed_s, 3)}
+        write_json(self.path / PHASES, self._phases)
+        return before_s
+
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, object]) -> None:
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
         self.catch_up()
         with _writing(self.path):
             # Libraries of others write and delete there at any time.
             sync_tree(self.path, besides=TRACKERS)
-        self.finished_phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
-        write_json(self.path / PHASES, self.finished_phases)
+        self._phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
+        write_json(self.path / PHASES, self._phases)
         self.settle()
 
     def rewind(self, step: int) -> list[dict[str, float]]:
@@ -329,7 +352,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
             _rewrite(trajectories, (line for line in whole_lines(trajectories) if self._stays(head_of(line), step)))
             rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
-        elapsed_s = max([time.monotonic() - self._started, *(row["wall_s"] for row in kept)])
+        elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files()
         self._started = time.monotonic() - elapsed_s
         return [row for row in kept if _is_train_step(row)]

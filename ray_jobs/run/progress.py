@@ -110,10 +110,6 @@ class Training:
         return training
 
     @property
-    def seconds(self) -> float:
-        return sum(row["time/step_s"] for row in self.rows)
-
-    @property
     def logprob_gap_version0(self) -> float | None:
         """Over choice tokens. The first batch was sampled by the version that scores it: any gap is numerical."""
         return self.rows[0]["policy/logprob_gap_abs"] if self.rows else None

@@ -85,7 +85,7 @@ class ViewedRun:
             "name": self.folder.resolve().name,
             "started": origin.get("started"),
             "commit": origin.get("git_commit"),
-            "phases": {name: one.get("seconds") for name, one in phases.items()},
+            "phases": {name: one["seconds"] for name, one in phases.items() if "seconds" in one},
             "settings": {
                 **{name: config.get(name) for name in _SETTINGS},
                 "model": config.get("model", {}).get("path"),
