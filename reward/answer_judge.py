@@ -9,10 +9,10 @@ import re
 from collections import Counter
 
 from configs.judge import JudgeConfig
+from envs.types import Task
 from reward.openai_chat import BudgetExceededError, ChatClient, ChatError, Message, as_data
 
-JUDGED = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia")
-"""Where a right answer can be worded in another way. Numbers, letters and expressions have one right form."""
+COMPARED_AS_TEXT = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "own_text")
 
 MAX_CHARS = 500
 
@@ -29,6 +29,12 @@ Write one JSON object and nothing else: {"same": true} or {"same": false}"""
 
 _ASKED = "<question>\n{question}\n</question>\n<references>\n{gold}\n</references>\n<answer>\n{answer}\n</answer>"
 _VERDICT = re.compile(r'\{\s*"same"\s*:\s*(?:true|false)\s*\}')
+
+
+def has_other_wordings(task: Task) -> bool:
+    """Whether a right answer can be worded in another way than the reference: where texts are compared. Numbers,
+    letters and expressions have one right form, and a scorer of one's own has the last word."""
+    return task.scorer == "text" if task.scorer else task.dataset in COMPARED_AS_TEXT
 
 
 class AnswerJudge:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from envs.types import Task
 from ray_jobs.evaluation.folder import ItemRecord
-from reward.answer_judge import JUDGED, AnswerJudge
+from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
@@ -97,7 +97,7 @@ class Evaluator:
 
     async def _judged(self, trajectory: Trajectory, reward: float | None) -> tuple[bool, bool | None]:
         task, answer = trajectory.task, trajectory.answer
-        if self.judge is None or task.dataset not in JUDGED or reward != 0.0 or answer is None:
+        if self.judge is None or not has_other_wordings(task) or reward != 0.0 or answer is None:
             return False, None
         return True, await self.judge.same(task.question, task.answer, answer)
 

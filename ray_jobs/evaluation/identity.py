@@ -27,8 +27,7 @@ from configs.rollout import (
 )
 from configs.run import RunConfig
 from envs.types import Task
-from reward import scorers
-from reward.answer_judge import RUBRIC
+from reward import answer_judge, scorers
 from reward.scorers import game24, math, text
 from rollout import chat
 from rollout.agent import agent, modules, planner
@@ -43,7 +42,8 @@ FIXED = (
 
 
 class Policy(TypedDict):
-    """The phases of a run name theirs by the first three."""
+    """The phases of a run name theirs by the first three. Only one with an adapter has a scale, and evaluations of
+    earlier releases do not name it."""
 
     backend: str
     model: str
@@ -51,6 +51,7 @@ class Policy(TypedDict):
     model_digest: NotRequired[str | None]
     adapter_digest: NotRequired[str | None]
     policy_version: NotRequired[int | None]
+    lora_alpha: NotRequired[float]
 
 
 class Weights(TypedDict):
@@ -185,6 +186,8 @@ def _own(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[Pol
         "adapter_digest": manifest["files"]["adapter.safetensors"] if manifest else None,
         "policy_version": manifest["policy_version"] if manifest else None,
     }
+    if adapter:
+        policy["lora_alpha"] = config.model.lora_alpha
     return policy, _own_weights(config)
 
 
@@ -281,11 +284,12 @@ def _memory(config: RunConfig) -> object:
 
 
 def _judge(config: RunConfig) -> object:
+    """Its settings; the code is what it is asked, and about which items."""
     judge = config.evaluation.judge
     if judge is None:
         return None
     settings = {"model": judge.model, "temperature": judge.temperature, "votes": judge.num_votes}
-    return {**settings, "rubric": digest_of(RUBRIC)}
+    return {**settings, "code": _code_digest(answer_judge)}
 
 
 def _items(tasks: Sequence[Task]) -> dict[str, Items]:

@@ -10,6 +10,7 @@ from ollama_protocol import ScriptedOllama, serving
 from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.evaluation.identity import FIXED, differences, identity_of, unproven
+from reward.scorers import game24
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 
@@ -77,6 +78,15 @@ def test_recording_and_replaying_the_same_tools_are_alike_and_hints_are_not(tmp_
     assert differences(plain, replayed) == []
     assert differences(plain, own(tmp_path, "memory=in_process")) == []
     assert differences(plain, own(tmp_path, "memory=in_process", "memory.in_evaluation=true")) == ["memory"]
+
+
+def test_judges_differ_in_their_settings_and_in_what_they_are_asked(tmp_path, monkeypatch):
+    asked = own(tmp_path, "evaluation.judge.model=m")
+    assert differences(asked, own(tmp_path, "evaluation.judge.model=m")) == []
+    assert differences(asked, own(tmp_path, "evaluation.judge.model=n")) == ["judge"]
+    assert differences(asked, own(tmp_path)) == ["judge"]
+    monkeypatch.setattr("ray_jobs.evaluation.identity.answer_judge", game24)
+    assert differences(asked, own(tmp_path, "evaluation.judge.model=m")) == ["judge"]
 
 
 @pytest.fixture

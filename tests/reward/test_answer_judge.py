@@ -1,7 +1,8 @@
 import pytest
 
 from configs.judge import JudgeConfig
-from reward.answer_judge import AnswerJudge
+from envs.types import Task
+from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.openai_chat import Bill, BudgetExceededError, ChatError, ChatReply
 
 
@@ -57,3 +58,25 @@ async def test_endless_answer_is_not_asked_about():
     verdict, client = await verdict_of([], answer="Wilson " * 100)
     assert verdict is False
     assert client.asked == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "scorer", "asked"),
+    [
+        ("musique", None, True),
+        ("gaia", None, True),
+        ("own_text", None, True),
+        ("questions", "text", True),
+        ("own_integer", None, False),
+        ("own_math", None, False),
+        ("medqa", None, False),
+        ("lookup", None, False),
+        ("questions", "math", False),
+        # What it says of an answer is all there is to say.
+        ("own_text", "my_reward:score", False),
+    ],
+)
+def test_a_model_may_be_asked_wherever_texts_are_compared_and_nowhere_else(dataset, scorer, asked):
+    """Regression: it was never asked about questions of one's own."""
+    task = Task(id="1", dataset=dataset, question="Who?", answer="Ada", scorer=scorer)
+    assert has_other_wordings(task) is asked
