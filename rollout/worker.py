@@ -3,16 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.learner import FileConfig, PlansConfig, TeacherConfig
 from configs.rollout import NoRestartsConfig, PlannerAgentConfig
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask
+from envs.datasets.generated import GeneratedTask, PlanStep
 from envs.types import Task
-from rollout.agent.agent import AnyAgent, build_chat
+from rollout.agent.agent import Agent, AnyAgent, build_chat
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
+from rollout.agent.modules import RuleGenerator, RuleVerifier
 from rollout.agent.own import rules_of
 from rollout.endpoint.writer import ReplayWriter, TeacherWriter, engine_writers
 from rollout.engines.engine import Engine
@@ -178,8 +180,13 @@ class Worker(Solver):
 
     def _played(self, settings: PlansConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
         """A share of the plans is replaced by plausible wrong ones."""
-        plans = demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)
-        return [self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0) for plan in plans]
+        return [self._playing(plan) for plan in demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)]
+
+    def _playing(self, plan: Sequence[PlanStep]) -> Agent:
+        """The planner has a plan; a model that verifies or generates has none, so rules stand in for it."""
+        agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
+        assert isinstance(agent, Agent)
+        return replace(agent, verifier=RuleVerifier(), generator=RuleGenerator())
 
     def _taught(self, settings: TeacherConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
         teach = load_teacher(settings)

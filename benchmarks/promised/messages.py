@@ -34,8 +34,8 @@ FILES = {
     "my_tools.py": b"def plain(text): ...\n\n\nclass Sync:\n    name = description = 'sync'\n"
     b"    def call(self, text): ...\n",
 }
-ANSWER = """'envs.actions=["answer"]'"""
-"""Of a recipe whose tools take no time to open."""
+ANSWER = """'envs.actions=["answer"]' cold_start.num_demonstrations=0"""
+"""Of a recipe whose tools take no time to open, and whose plans would call others."""
 LIGHT = f"""
 trian
 train --dryrun

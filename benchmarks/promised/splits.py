@@ -12,11 +12,10 @@ from benchmarks.promised.promise import Measured, Promise
 from configs.loading import load_run_config
 from envs.datasets.game24 import MAX_NUMBER
 from envs.datasets.own import own_tasks
-from envs.datasets.sampler import TaskSampler, cold_start_tasks, collection_tasks
+from envs.datasets.sampler import TaskSampler, cold_start_tasks, collection_tasks, evaluation_tasks
 from envs.datasets.split import question_key
 from envs.types import Task
 from ray_jobs.evaluation.evaluate import EvaluationRequest, evaluation_items
-from ray_jobs.evaluation.held_out import evaluation_tasks
 
 WITH_PRM = Path(__file__).parents[2] / "configs" / "recipes" / "prm_cpu.toml"
 NUM_RL_TASKS = 10_000

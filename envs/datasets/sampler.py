@@ -14,6 +14,7 @@ from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.module import NO_SOURCES, OwnSources, module_tasks
+from envs.datasets.own import OWN, own_tasks
 from envs.datasets.registry import load_tasks
 from envs.datasets.split import TooFewTasksError, question_key
 from envs.leakage import write_leak_report
@@ -21,6 +22,7 @@ from envs.types import Task
 
 BLOCK = 1000
 """Ordinals in which every data set comes exactly as often as its share says."""
+EVALUATION_SEED_OFFSET = 1_000_000
 
 
 class FixedShares:
@@ -133,6 +135,17 @@ def held_out_tasks(
     return tasks
 
 
+def evaluation_tasks(config: RunConfig) -> list[Task]:
+    """The held-out tasks of a recipe: another split than training's, and another seed besides. Raises ValueError."""
+    return held_out_tasks(
+        config.evaluation_mix,
+        count=config.evaluation.num_tasks,
+        seed=config.seed + EVALUATION_SEED_OFFSET,
+        path=Path(config.envs.data_path) if config.envs.data_path else None,
+        own=OwnSources.of(config),
+    )
+
+
 def _most(found: int, share: float) -> int:
     """The largest number of tasks in all of which a data set with `found` tasks can give its share."""
     return next(count for count in range(int((found + 0.5) / share), -1, -1) if round(count * share) <= found)
@@ -221,20 +234,23 @@ def _some(tasks: list[Task], count: int, seed: int) -> list[Task]:
     return random.Random(f"collect|{seed}").sample(tasks, min(count, len(tasks)))
 
 
-def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
+def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig, *, with_teacher: bool = False) -> list[Task]:
     """The tasks that training on the mix of `envs` cannot meet, in their order. Generated families ask no question that
-    anybody else asks. Raises ValueError and OSError as `load_tasks`."""
+    anybody else asks. `with_teacher` changes nothing, but spares to load again what a run with a teacher has loaded.
+    Raises ValueError and OSError as `load_tasks`."""
     names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    met = {_key(task) for name in names for task in _met(name, envs)}
+    met = {_key(task) for name in names for task in _met(name, envs, with_teacher)}
     return [task for task in tasks if _key(task) not in met]
 
 
-def _met(name: str, envs: EnvsConfig) -> list[Task]:
+def _met(name: str, envs: EnvsConfig, with_teacher: bool) -> list[Task]:
     """Of a source of one's own all that is not held out: RL asks some, a teacher shows some, a PRM learns from some."""
     if name in envs.datasets:
-        found = module_tasks(name, envs.datasets[name])
+        found = module_tasks(name, envs.datasets[name], with_teacher)
         return [task for part, tasks in found.items() if part != "eval" for task in tasks]
     path = Path(envs.data_path) if envs.data_path else None
+    if name in OWN:
+        return own_tasks(name, path)["train"]
     return load_tasks(name, split="train", count=None, seed=0, path=path)
 
 

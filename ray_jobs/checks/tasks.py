@@ -1,15 +1,19 @@
 """The tasks of a recipe: whether they are there, can be scored, and are apart where they must be."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import did_you_mean
+from configs.learner import PlansConfig
 from configs.run import RunConfig
-from configs.wording import reason
+from configs.wording import listed, reason
 from ray_jobs.run.model_folder import PreflightError
 
 if TYPE_CHECKING:
+    from envs.datasets.generated import GeneratedTask
     from envs.datasets.module import OwnSources
     from envs.types import Task
 
@@ -47,25 +51,47 @@ def _check_choice(names: Sequence[str], families: Sequence[str]) -> None:
 def check_tasks(config: RunConfig, *, training: bool) -> None:
     """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
     from envs.datasets.module import OwnSources
-    from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
+    from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 
-    mix, seed = config.envs.mix, config.seed
+    mix = config.envs.mix
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
         own = OwnSources.of(config)
-        count = config.evaluation.num_tasks
-        asked = held_out_tasks(config.evaluation_mix, count=count, seed=seed, path=path, own=own)
+        asked = evaluation_tasks(config)
         _check_examples_are_not_asked(config, asked)
         if training:
             training_tasks(config)
+        _check_never_trained_on(config, asked, with_teacher=own.with_teacher)
         _check_references({*mix, *config.evaluation_mix}, path, own)
         if training:
-            cold_start_tasks(config)
+            _check_plans(config, cold_start_tasks(config))
     except (ValueError, OSError, KeyError) as error:
         held_out = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
         raise PreflightError(
             f"the tasks of envs.mix = {_shown(mix)}{held_out} cannot be drawn: {reason(error)}"
         ) from error
+
+
+def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
+    """Whether the planner can write all that the cold start plays. Raises PreflightError."""
+    from rollout.engines.wrappers import demonstrated_plans
+
+    if not isinstance(config.cold_start, PlansConfig):
+        return
+    actions, max_steps = config.envs.actions, config.rollout.max_steps
+    plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
+    if off := [*dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)]:
+        raise PreflightError(
+            f"the cold start plays plans that call {listed(off, 'and')}, which envs.actions = {json.dumps(actions)} "
+            f"leaves out; switch {'them' if len(off) > 1 else 'it'} on, or set cold_start.num_demonstrations=0"
+        )
+    longest = max(plans, key=len, default=())
+    if len(longest) > max_steps:
+        raise PreflightError(
+            f"the cold start plays plans of up to {len(longest)} steps ({', '.join(step.action for step in longest)}), "
+            f"and rollout.max_steps = {max_steps}; set rollout.max_steps={len(longest)}, or "
+            "cold_start.num_demonstrations=0"
+        )
 
 
 def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> None:
@@ -124,6 +150,25 @@ def _check_examples_are_not_asked(config: RunConfig, asked: "Sequence[Task]") ->
             raise PreflightError(
                 f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
             )
+
+
+def _check_never_trained_on(config: RunConfig, asked: "Sequence[Task]", *, with_teacher: bool) -> None:
+    """A data set is apart by itself, and so are generated families; two others may hold the same question. Raises
+    PreflightError, and ValueError and OSError where one cannot be read."""
+    from envs.datasets.families import FAMILIES
+    from envs.datasets.sampler import never_trained_on
+
+    drawn = (name for mix in (config.envs.mix, config.evaluation_mix) for name, share in mix.items() if share > 0)
+    if len({*drawn} - FAMILIES.keys()) < 2:
+        return
+    kept = never_trained_on(asked, config.envs, with_teacher=with_teacher)
+    met = next((task for task, other in zip_longest(asked, kept) if task != other), None)
+    if met is not None:
+        raise PreflightError(
+            f"training on envs.mix = {_shown(config.envs.mix)} meets {len(asked) - len(kept)} of {len(asked)} held-out "
+            f"tasks, first {met.id} of '{met.dataset}'; leave such questions out of one of the data sets, or hold them "
+            "out in all of them by their 'split'"
+        )
 
 
 def notes_before_start(config: RunConfig) -> list[str]:

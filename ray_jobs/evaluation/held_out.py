@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.run import RunConfig
-from envs.datasets.module import OwnSources
-from envs.datasets.sampler import held_out_tasks
+from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation.attempts import Evaluator, Wanted
 from ray_jobs.evaluation.folder import Item, ItemKey, ItemRecord, item_of, why_unscored
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ray_jobs.run.run import Run
     from ray_jobs.run.supervisor import Supervisor
 
-EVALUATION_SEED_OFFSET = 1_000_000
 STEP_PHASE = "held_out"
 """What the attempts of an evaluation while training stand under."""
 
@@ -57,17 +55,6 @@ class Evaluation:
         """Both policies on the items that both could score; None where there are none."""
         pairs = self.paired_with(after, dataset=dataset)
         return compare_paired([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
-
-
-def evaluation_tasks(config: RunConfig) -> list[Task]:
-    """The held-out tasks of a run: another split, and another seed besides."""
-    return held_out_tasks(
-        config.evaluation_mix,
-        count=config.evaluation.num_tasks,
-        seed=config.seed + EVALUATION_SEED_OFFSET,
-        path=Path(config.envs.data_path) if config.envs.data_path else None,
-        own=OwnSources.of(config),
-    )
 
 
 def evaluation_in(folder: Path, phase: str) -> Evaluation:

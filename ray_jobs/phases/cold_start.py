@@ -15,7 +15,7 @@ from rollout.types import Trajectory
 
 
 class NoDemonstrationError(UserError):
-    """A teacher brought nothing that may be imitated; the message says why."""
+    """What was played may not be imitated; the message says why."""
 
 
 def cold_start(run: Run) -> Mapping[str, object]:
@@ -68,15 +68,28 @@ def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
 
 
 def _kept(run: Run, played: list[Trajectory], scores: Mapping[str, float | None]) -> list[Trajectory]:
-    """Raises NoDemonstrationError; and RuntimeError when the tools failed in a scripted one."""
+    """Raises NoDemonstrationError."""
     settings = run.config.cold_start
     if isinstance(settings, TeacherConfig):
         kept, said = kept_demonstrations(played, scores, settings.min_score)
         run.tell(said)
         return kept
-    if broken := [one.id for one in played if one.stop_reason != "answered"]:
-        raise RuntimeError(f"{len(broken)} demonstrations did not reach their answer, first {broken[0]}")
+    check_played(played)
     return played
+
+
+def check_played(played: Sequence[Trajectory]) -> None:
+    """Whether every plan was played to its answer in well-formed steps. Raises NoDemonstrationError."""
+    broken = [one for one in played if one.stop_reason != "answered" or one.num_format_errors]
+    if broken:
+        first = broken[0]
+        malformed = next((turn.format_error for turn in first.turns if turn.format_error), None)
+        raise NoDemonstrationError(
+            f"{len(broken)} of {len(played)} plans of the cold start did not reach their answer, first "
+            f"{first.task.id}: {first.failure or malformed or first.stop_reason}; see that the tools of envs.actions "
+            "work, raise rollout.engine.max_model_len where it ended as 'context', or set "
+            "cold_start.num_demonstrations=0"
+        )
 
 
 def kept_demonstrations(

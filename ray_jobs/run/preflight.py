@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.envs import EnvsConfig
-from configs.learner import CustomLossConfig
+from configs.learner import CustomLossConfig, PlansConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_written
@@ -45,7 +44,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
             f"backend.type = '{config.backend.type}' is for solve and evaluate: a server tells no log-probs, so "
             "nothing it samples can be trained on; leave it out"
         )
-    sandbox = _check_settings(config)
+    sandbox = _check_settings(config, training=True)
     if with_prm:
         check_labelling(config)
         check_judge_key(config)
@@ -59,7 +58,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
 
 def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxState | None":
     """What commands that only act need: as `check_before_start`, without a run folder. Raises PreflightError."""
-    sandbox = _check_settings(config)
+    sandbox = _check_settings(config, training=False)
     if draws_tasks:
         check_tasks(config, training=False)
     if config.backend.type == "vllm":
@@ -85,22 +84,26 @@ def check_labelling(config: RunConfig) -> None:
         )
 
 
-def check_sandbox(config: EnvsConfig) -> "SandboxState | None":
+def check_sandbox(config: RunConfig, *, training: bool) -> "SandboxState | None":
     """Start the code tool's sandbox, where the planner has this tool, and end it. Raises PreflightError."""
-    if "code" not in config.actions:
+    actions, cold_start = config.envs.actions, config.cold_start
+    if "code" not in actions:
         return None
     from envs.sandbox import SandboxRefusedError
     from envs.tools.toolbox import open_sandbox
 
     try:
-        with open_sandbox(config) as sandbox:
+        with open_sandbox(config.envs) as sandbox:
             return sandbox.state
     except SandboxRefusedError as error:
-        others = json.dumps([action for action in config.actions if action != "code"])
-        raise PreflightError(f"{error}, or leave 'code' out: envs.actions='{others}'") from error
+        without = f"envs.actions='{json.dumps([action for action in actions if action != 'code'])}'"
+        if training and isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations:
+            # Every plan of a generated task computes.
+            without += " cold_start.num_demonstrations=0"
+        raise PreflightError(f"{error}, or leave 'code' out: {without}") from error
 
 
-def _check_settings(config: RunConfig) -> "SandboxState | None":
+def _check_settings(config: RunConfig, *, training: bool) -> "SandboxState | None":
     """What the configuration and the machine say by themselves."""
     if config.backend.type == "vllm":
         check_machine(config)
@@ -110,7 +113,7 @@ def _check_settings(config: RunConfig) -> "SandboxState | None":
     _check_own_code(config)
     if not isinstance(config.agent, PlannerAgentConfig):
         return None
-    sandbox = check_sandbox(config.envs)
+    sandbox = check_sandbox(config, training=training)
     _check_tools(config)
     _check_examples(config)
     return sandbox

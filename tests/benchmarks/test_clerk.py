@@ -14,9 +14,8 @@ from benchmarks import skill_job
 from benchmarks.clerk import ASKED, MAX_LOOKS, PAGES, SIZES, result_of, said_last, score, solved, tasks, teach
 from configs.loading import load_run_config
 from envs.datasets.module import OwnSources
-from envs.datasets.sampler import cold_start_tasks, training_tasks
+from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.datasets.split import question_key
-from ray_jobs.evaluation.held_out import evaluation_tasks
 from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint

@@ -15,9 +15,8 @@ from benchmarks.skill_curves import Curve, Point, drawing, table
 from benchmarks.skill_job import MICROBATCHES, NUM_PROMPTS, job_of, recipe
 from configs.loading import load_run_config
 from envs.datasets.module import OwnSources
-from envs.datasets.sampler import cold_start_tasks, training_tasks
+from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.datasets.split import question_key
-from ray_jobs.evaluation.held_out import evaluation_tasks
 
 LESS = Sentence("-", "*", 64, 17, 3)
 FROM = Sentence("+", "c-", 2, 5, 90)

@@ -14,9 +14,8 @@ from configs.run import RunConfig
 from envs.datasets.game24 import load_game24, of_split
 from envs.datasets.generated import plan_of
 from envs.datasets.registry import load_tasks
-from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_tasks
+from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_tasks, evaluation_tasks
 from envs.datasets.split import question_key, split_of
-from ray_jobs.evaluation.held_out import evaluation_tasks
 
 MIX = {"lookup": 0.6, "two_lookup": 0.4}
 

@@ -7,7 +7,15 @@ from configs.loading import load_run_config
 from configs.own import OwnCodeError
 from configs.reward import CollectConfig
 from envs.datasets.module import OwnSources, module_tasks
-from envs.datasets.sampler import cold_start_tasks, collection_tasks, held_out_tasks, never_trained_on, training_tasks
+from envs.datasets.registry import load_tasks
+from envs.datasets.sampler import (
+    cold_start_tasks,
+    collection_tasks,
+    evaluation_tasks,
+    held_out_tasks,
+    never_trained_on,
+    training_tasks,
+)
 from envs.types import Task
 from rollout.records import trajectory_of, trajectory_record
 from rollout.types import Trajectory
@@ -172,6 +180,21 @@ def test_all_that_is_not_held_out_is_met_by_training_the_demonstrations_too():
     rows = {task.id: task for tasks in module_tasks("mine", source("parts")).values() for task in tasks}
     kept = never_trained_on(rows.values(), config_of("parts").envs)
     assert [task.id for task in kept] == ["mine-held_out"]
+
+
+def test_what_training_meets_is_told_without_asking_the_function_again():
+    alone = ["agent.function=mine:solve", "reward.credit=outcome", "cold_start.function=mine:teach"]
+    config = config_of("load", *alone, "evaluation.num_tasks=20")
+    held_out = evaluation_tasks(config)
+    assert never_trained_on(held_out, config.envs, with_teacher=True) == held_out
+    assert module_tasks.cache_info().misses == 1
+
+
+def test_nothing_of_a_file_that_is_all_held_out_is_met_by_training(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"question": "Who?", "answer": "x", "split": "eval"}')
+    config = load_run_config(None, ["envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl"])
+    held_out = load_tasks("own_text", split="eval", count=1, seed=0, path=tmp_path / "mine.jsonl")
+    assert never_trained_on(held_out, config.envs) == held_out
 
 
 def test_the_recipes_scorer_is_for_built_in_tasks_too_and_a_tasks_own_comes_first():

@@ -107,7 +107,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
             with contextlib.redirect_stdout(io.StringIO()):
                 print(main(["train", "--dry-run", setting, "output_dir=/tmp/never-begun"]), file=sys.stderr)
             try:
-                print(preflight.check_sandbox(load_run_config(None, [setting]).envs), file=sys.stderr)
+                print(preflight.check_sandbox(load_run_config(None, [setting]), training=True), file=sys.stderr)
             except preflight.PreflightError as error:
                 print(error, file=sys.stderr)
         print([finding.found for finding in doctor._parts() if finding.what == "code sandbox"][0], file=sys.stderr)
@@ -118,8 +118,8 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
     assert walls.startswith("tier landlock (rlimits, landlock, seccomp); without namespaces: PermissionError")
     assert (told, diagnosed) == (f"agentflow: code sandbox: {walls}", walls)
     assert refused == f"agentflow: error: {reason}"
-    named = re.findall(r"(envs[\w.]*)=('[^']*'|[^\s,]+)", reason)
-    assert [key for key, _ in named] == ["envs.sandbox.tier", "envs.actions"]
+    named = re.findall(r"((?:envs|cold_start)\.[\w.]*)=('[^']*'|[^\s,]+)", reason)
+    assert [key for key, _ in named] == ["envs.sandbox.tier", "envs.actions", "cold_start.num_demonstrations"]
     for key, value in named:
         load_run_config(None, [f"{key}={value.strip(chr(39))}"])
 

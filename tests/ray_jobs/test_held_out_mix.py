@@ -6,13 +6,13 @@ import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer
 
 from configs.loading import ConfigError, load_run_config
+from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation.folder import item_of
 from ray_jobs.evaluation.held_out import (
     Evaluation,
     evaluate,
     evaluate_step,
-    evaluation_tasks,
     held_out_metrics,
     tasks_while_training,
 )

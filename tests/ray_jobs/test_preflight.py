@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
+from envs.datasets.sampler import evaluation_tasks
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine
 from ray_jobs.checks.keys import check_judge_key
@@ -21,6 +23,7 @@ from ray_jobs.run.preflight import (
     check_labelling,
 )
 
+NO_COLD_START = "cold_start.num_demonstrations=0"
 SHAPE = {
     **{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048},
@@ -213,6 +216,54 @@ def test_questions_of_both_halves_that_read_alike_are_told(config, tmp_path):
     assert notes_before_start(config("envs.mix={game24=1}")) == []
 
 
+@pytest.fixture
+def sharing(config, tmp_path, monkeypatch):
+    """A recipe with three data sets of the same question: `own_text` trains on it, `held` and `known` hold it out."""
+    (tmp_path / "sharing_tasks.py").write_text(
+        "def held():\n"
+        "    yield {'question': 'Who wrote  it', 'answer': 'x', 'split': 'eval'}\n"
+        "    yield {'question': 'Who else?', 'answer': 'x', 'split': 'train'}\n"
+        "def known():\n"
+        "    yield {'question': 'WHO wrote it?', 'answer': 'x', 'split': 'eval'}\n"
+        "    yield {'question': 'When?', 'answer': 'x', 'split': 'train'}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = [("who wrote it?", "train"), ("Where?", "eval")]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"question": q, "answer": "x", "split": split}) + "\n" for q, split in rows))
+
+    def build(*overrides):
+        sources = [f"{name} = {{source = 'sharing_tasks:{name}', scorer = 'text'}}" for name in ("held", "known")]
+        own = (f"envs.data_path={file}", f"envs.datasets={{{', '.join(sources)}}}", "evaluation.num_tasks=2")
+        return config(*own, NO_COLD_START, *overrides)
+
+    yield build
+    sys.modules.pop("sharing_tasks", None)
+
+
+@pytest.mark.parametrize(
+    ("mix", "asked", "said"),
+    [
+        (["envs.mix={own_text=1, held=1}"], 2, "{own_text = 1.0, held = 1.0}"),
+        (["envs.mix={own_text=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1"], 1, "{own_text = 1.0}"),
+    ],
+)
+def test_held_out_question_that_another_data_set_trains_on_is_refused(sharing, mix, asked, said):
+    message = (
+        f"training on envs.mix = {said} meets 1 of {asked} held-out tasks, first held-1 of 'held'; leave such "
+        "questions out of one of the data sets, or hold them out in all of them by their 'split'"
+    )
+    assert refusal(sharing(*mix)) == message
+    with pytest.raises(PreflightError) as caught:
+        check_before_acting(sharing(*mix), draws_tasks=True)
+    assert str(caught.value) == message
+
+
+def test_question_that_two_data_sets_hold_out_may_be_asked_in_both(sharing):
+    check_before_start(sharing("envs.mix={known=1, held=1}"))
+    check_before_start(sharing("envs.mix={own_text=0, known=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1"))
+
+
 def test_reference_that_its_own_scorer_would_not_accept_is_refused(config, tmp_path):
     file = tmp_path / "mine.jsonl"
     rows = [
@@ -326,7 +377,7 @@ def test_another_clusters_machines_are_not_judged_by_this_one(config, monkeypatc
 def test_web_search_needs_its_key_and_the_key_is_never_said(config, monkeypatch):
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
     assert "needs TAVILY_API_KEY" in refusal(config("envs.search=tavily"))
-    check_before_start(config("envs.search=tavily", 'envs.actions=["code", "answer"]'))
+    check_before_start(config("envs.search=tavily", 'envs.actions=["code", "answer"]', NO_COLD_START))
     monkeypatch.setenv("TAVILY_API_KEY", "secret")
     assert "secret" not in refusal(config("envs.search=tavily", "envs.mix={nonsense=1}"))
 
@@ -336,10 +387,52 @@ def test_sandbox_is_only_needed_where_the_agent_writes_code(config, monkeypatch)
         raise SandboxRefusedError("no landlock")
 
     monkeypatch.setattr("envs.sandbox.Sandbox", refuse)
-    assert refusal(config('envs.actions=["search", "code", "answer"]')) == (
-        """no landlock, or leave 'code' out: envs.actions='["search", "answer"]'"""
-    )
-    assert check_before_start(config('envs.actions=["search", "answer"]')).sandbox is None
+    asks_for_code = 'envs.actions=["search", "code", "answer"]'
+    without = """no landlock, or leave 'code' out: envs.actions='["search", "answer"]'"""
+    assert refusal(config(asks_for_code, NO_COLD_START)) == without
+    with pytest.raises(PreflightError) as caught:
+        check_before_acting(config(asks_for_code), draws_tasks=False)
+    assert str(caught.value) == without
+    assert check_before_start(config('envs.actions=["search", "answer"]', NO_COLD_START)).sandbox is None
+
+
+def test_advice_to_leave_code_out_leaves_out_the_demonstrations_that_call_it(config, monkeypatch):
+    def refuse(settings):
+        raise SandboxRefusedError("no landlock")
+
+    monkeypatch.setattr("envs.sandbox.Sandbox", refuse)
+    said = refusal(config())
+    assert said.endswith(f"""envs.actions='["think", "search", "answer"]' {NO_COLD_START}""")
+    check_before_start(config(*shlex.split(said.partition("out: ")[2])))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ['envs.actions=["think","search","answer"]'],
+            """that call 'code', which envs.actions = ["think", "search", "answer"] leaves out; switch it on, or set""",
+        ),
+        (
+            ['envs.actions=["answer"]'],
+            """that call 'search' and 'code', which envs.actions = ["answer"] leaves out; switch them on, or set""",
+        ),
+        (
+            ["envs.mix={lookup=1, three_lookup=1}", "rollout.max_steps=4"],
+            "of up to 5 steps (search, search, search, code, answer), and rollout.max_steps = 4; set "
+            "rollout.max_steps=5, or",
+        ),
+    ],
+)
+def test_plan_that_the_planner_cannot_play_is_refused_before_anything_starts(config, settings, said):
+    assert refusal(config(*settings)) == f"the cold start plays plans {said} {NO_COLD_START}"
+    check_before_start(config(*settings, NO_COLD_START))
+
+
+def test_plans_are_checked_as_they_are_played(config):
+    """Wrong on purpose, these two are guesses."""
+    guesses = ("seed=1", "cold_start.num_demonstrations=2", "cold_start.wrong_share=1", "envs.mix={arith=1}")
+    check_before_start(config(*guesses, 'envs.actions=["answer"]', "rollout.max_steps=1"))
 
 
 def test_run_folder_below_a_file_is_refused(config, tmp_path):
@@ -365,8 +458,10 @@ def test_checks_of_a_cpu_run_do_not_import_torch():
 
     code = (
         "import sys\nfrom configs.loading import load_run_config\nfrom ray_jobs.run import preflight\n"
-        "try: preflight.check_before_start(load_run_config(None, ['model.path=/none', 'envs.actions=[\"answer\"]']))\n"
-        "except preflight.PreflightError: pass\n"
+        "given = ['model.path=/none', 'envs.actions=[\"answer\"]']\n"
+        "for more in ([], ['cold_start.num_demonstrations=0']):\n"
+        "    try: preflight.check_before_start(load_run_config(None, [*given, *more]))\n"
+        "    except preflight.PreflightError: pass\n"
         "sys.exit(len({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
@@ -404,7 +499,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(config):
 
 def test_an_example_that_the_planner_cannot_write_is_refused(config):
     example = 'Task: q\n{"thought":"t","action":"search","action_input":"x"}\nResult: y'
-    settings = ('envs.actions=["code","answer"]', f"rollout.prompt.examples={json.dumps([example])}")
+    settings = ('envs.actions=["code","answer"]', NO_COLD_START, f"rollout.prompt.examples={json.dumps([example])}")
     said = refusal(config(*settings))
     assert "example 1 shows" in said
     assert said.endswith("which this planner cannot write: action must be one of code, answer")
@@ -428,3 +523,19 @@ def test_an_example_that_solves_a_held_out_task_is_refused(config, tmp_path):
     prompt = f"rollout.prompt.examples={json.dumps([example])}"
     said = refusal(config(*settings, "cold_start.num_demonstrations=0", prompt))
     assert said == "rollout.prompt.examples: example 1 solves own_text-2, a held-out task; take another"
+
+
+def test_no_example_may_solve_one_of_the_very_tasks_that_the_run_holds_out(config, tmp_path):
+    """Regression: examples were held against tasks that another seed draws."""
+    file = tmp_path / "mine.jsonl"
+    rows = [{"question": f"q{n}?", "answer": "a", "split": "eval" if n else "train"} for n in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ("envs.mix={own_text=1}", f"envs.data_path={file}", "evaluation.num_tasks=1", NO_COLD_START)
+    [asked] = evaluation_tasks(config(*settings))
+
+    def shown(question):
+        example = f'Task: {question}\n{{"thought":"t","action":"answer","action_input":"a"}}'
+        return config(*settings, f"rollout.prompt.examples={json.dumps([example])}")
+
+    assert f"example 1 solves {asked.id}, a held-out task" in refusal(shown(asked.question))
+    check_before_start(shown(next(row["question"] for row in rows[1:] if row["question"] != asked.question)))

@@ -9,13 +9,13 @@ from scripted import ScriptedTokenizer, make_task, text_of
 
 from configs.learner import TeacherConfig
 from configs.own import OwnCodeError
-from ray_jobs.phases.cold_start import NoDemonstrationError, kept_demonstrations, scores_of
+from ray_jobs.phases.cold_start import NoDemonstrationError, check_played, kept_demonstrations, scores_of
 from rollout.agent.demonstrations import RecordingError, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
 from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError, openai_messages, reply_text
-from rollout.types import Trajectory
+from rollout.types import Completion, Trajectory, Turn
 
 CHAT = ChatFormat(ScriptedTokenizer())
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -178,6 +178,11 @@ async def test_a_teacher_is_a_function_of_three_and_a_plain_one_has_a_thread(tmp
         load_teacher(TeacherConfig(function="teachers_of_a_test:two"))
 
 
+def malformed(error):
+    completion = Completion(token_ids=(), logprobs=(), text="", finish_reason="stop", policy_version=0)
+    return Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=True, format_error=error)
+
+
 def played(number, answer, failure=None):
     return Trajectory(
         id=f"demonstration/{number}",
@@ -188,6 +193,24 @@ def played(number, answer, failure=None):
         stop_reason="infrastructure" if failure else "answered",
         failure=failure,
     )
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        ({"stop_reason": "context", "answer": None}, "context"),
+        ({"stop_reason": "infrastructure", "failure": "it failed with KeyError"}, "it failed with KeyError"),
+        ({"turns": (malformed("action must be one of answer"),)}, "action must be one of answer"),
+    ],
+)
+def test_a_plan_that_did_not_reach_its_answer_is_not_imitated_and_says_why(ending, why):
+    with pytest.raises(NoDemonstrationError, match=f"^1 of 2 plans .*, first task-1: {why}; ") as caught:
+        check_played([played(0, "42"), replace(played(1, "42"), **ending)])
+    assert "\n" not in str(caught.value)
+
+
+def test_plans_that_reached_their_answers_are_imitated_whether_right_or_wrong():
+    check_played([played(0, "42"), played(1, "41")])
 
 
 def test_demonstrations_below_the_least_score_are_left_out_and_told():

@@ -1,7 +1,11 @@
 import pytest
-from scripted import ScriptedEngine, make_task
+from scripted import ScriptedEngine, ScriptedTokenizer, make_task
 
+from configs.loading import load_run_config
+from envs.datasets.generated import GeneratedTask, PlanStep
 from rollout.agent.modules import Memory, ModelGenerator, ModelVerifier
+from rollout.chat import ChatFormat
+from rollout.worker import Worker
 
 
 class ScriptedChat:
@@ -32,3 +36,20 @@ async def test_the_generator_writes_any_words_and_nothing_is_no_answer():
     assert [(answer, turn.role) for answer, turn in answers] == [("42", "generator"), (None, "generator")]
     assert [(one.use_adapter, one.grammar, one.trajectory_id) for one in engine.requests] == [(False, None, "g/0")] * 2
     assert f"Task: {make_task().question}" in chat.asked[0][1]
+
+
+async def test_a_plan_is_played_to_its_answer_where_models_verify_and_generate(tmp_path, monkeypatch):
+    class IdleEngine(ScriptedEngine):
+        def close(self):
+            pass
+
+    monkeypatch.setattr("rollout.worker.VllmEngine", lambda *_, **__: IdleEngine([]))
+    monkeypatch.setattr("rollout.worker.build_chat", lambda _: ChatFormat(ScriptedTokenizer()))
+    models = ("rollout.verifier.type=model", "rollout.generator.type=model", "rollout.engine.adapter_mode=native")
+    settings = ('envs.actions=["think", "answer"]', "cold_start.wrong_share=0", "rollout.engine.max_model_len=10000")
+    plan = [PlanStep(thought="t", action=action, action_input="42") for action in ("think", "answer")]
+    worker = Worker(load_run_config(None, [*models, *settings]), tmp_path, index=0)
+    [played] = await worker.demonstrate([GeneratedTask(task=make_task(), plan=tuple(plan))])
+    worker.close()
+    assert (played.stop_reason, played.answer) == ("answered", "42")
+    assert [turn.tool_call.name for turn in played.turns] == ["think", "answer"]
