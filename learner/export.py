@@ -1,11 +1,13 @@
 """A policy as a model of its own: the adapter folded into the base weights, in Hugging Face's format."""
 
 import hashlib
+import json
 import shutil
 from itertools import islice
 from pathlib import Path
 
 from configs.errors import UserError
+from configs.processor import Precision
 from rollout.engines.adapters import AdapterMerger
 
 WEIGHTS = "*.safetensors"
@@ -16,13 +18,16 @@ class ExportError(UserError):
     """A model that cannot be exported; the message says why and what to do."""
 
 
-def write_merged_model(model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float) -> None:
+def write_merged_model(
+    model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float, dtype: Precision
+) -> None:
     """The model of `model_path` with the adapter folded in (None: as it is): W0 + alpha / rank * B A, computed in
-    float32 and rounded to the base's own type, as for an engine of that type. One file is in memory at a time.
+    float32 and rounded to `dtype`, the engine's. Weights that no adapter changes stay in the base's own type. One file
+    is in memory at a time.
 
     Raises ExportError when the adapter does not fit the model, OSError when the disk is full.
     """
-    merger = AdapterMerger(model_path, alpha / rank)
+    merger = AdapterMerger(model_path, alpha / rank, dtype=dtype)
     try:
         if adapter is not None:
             merger.check(adapter, rank=rank)
@@ -33,6 +38,8 @@ def write_merged_model(model_path: Path, adapter: bytes | None, target: Path, *,
     for path in sorted(model_path.iterdir()):
         if path.is_file() and path.suffix not in _OTHER_WEIGHTS and not path.name.startswith("."):
             shutil.copyfile(path, target / path.name)
+    if adapter is not None:
+        _declare_type(target / "config.json", dtype)
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -40,6 +47,13 @@ def write_merged_model(model_path: Path, adapter: bytes | None, target: Path, *,
         with safe_open(path, framework="pt") as tensors:
             count = len(tensors.keys())
         save_file(dict(islice(weights, count)), target / path.name, metadata={"format": "pt"})
+
+
+def _declare_type(config: Path, dtype: Precision) -> None:
+    """What loads the model makes all its weights of this type."""
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    said = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
+    config.write_text(json.dumps(settings | said, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def size_of_weights(model_path: Path) -> int:

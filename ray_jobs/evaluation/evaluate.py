@@ -1,9 +1,8 @@
 """Evaluate one policy: benchmarks or held-out tasks, results as they come."""
 
 import asyncio
-import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from rich.table import Table
 from configs.envs import EnvsConfig
 from configs.run import RunConfig
 from envs.benchmarks.registry import BENCHMARKS, load_benchmark
-from envs.datasets.sampler import never_trained_on
+from envs.datasets.families import FAMILIES
+from envs.datasets.sampler import evaluation_tasks, never_trained_on
 from envs.types import Task
 from ray_jobs.checks.keys import check_key
 from ray_jobs.evaluation.attempts import Attempts, Evaluator, Wanted
@@ -30,11 +30,10 @@ from ray_jobs.evaluation.folder import (
     summarize_evaluation,
     why_unscored,
 )
-from ray_jobs.evaluation.held_out import evaluation_tasks
 from ray_jobs.evaluation.identity import digest_of, identity_of
 from ray_jobs.pages.evaluation import write_evaluation_page
 from ray_jobs.phases.local import open_worker
-from ray_jobs.run.begun import run_of, started_in
+from ray_jobs.run.begun import begun_config, check_trained_alike, run_of, started_in
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.model_folder import resolve_model
 from reward.answer_judge import AnswerJudge
@@ -55,7 +54,8 @@ class EvaluationRequest:
 
 
 def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
-    """Evaluate, or go on where an evaluation was cut off; returns the report. Raises EvaluationError."""
+    """Evaluate, or go on where an evaluation was cut off; returns the report. Raises EvaluationError and
+    CheckpointError."""
     _check_settings(config, request)
     console = Console()
     tasks = evaluation_items(config, request)
@@ -67,6 +67,8 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
         )
     served = config.backend.type != "vllm"
     model_path = None if served else resolve_model(config.model.path)
+    if request.adapter and model_path:
+        check_trained_alike(request.adapter, config.model, model_path)
     identity = identity_of(
         config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
     )
@@ -85,15 +87,17 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
 def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task]:
     """The items, benchmark by benchmark, without those that training meets. Raises EvaluationError where they cannot be
     had."""
-    if not request.benchmarks:
-        groups = _by_dataset(evaluation_tasks(config))
-    else:
-        try:
+    console = Console()
+    try:
+        if request.benchmarks:
             groups = {name: load_benchmark(name, request.data, whole=request.whole) for name in request.benchmarks}
-            trained, console = _trained(config, request.adapter), Console()
-            groups = {name: _never_trained_on(name, tasks, trained, console) for name, tasks in groups.items()}
-        except (ValueError, OSError, KeyError) as error:
-            raise EvaluationError(_said(error)) from error
+            trained = _trained(config, request.adapter)
+        else:
+            groups = _by_dataset(evaluation_tasks(config))
+            trained = _trained_besides(config, request.adapter, asked=groups)
+        groups = {name: _never_trained_on(name, tasks, trained, console) for name, tasks in groups.items()}
+    except (ValueError, OSError, KeyError) as error:
+        raise EvaluationError(_said(error)) from error
     return [task for name, tasks in groups.items() for task in _some(name, tasks, request.limit)]
 
 
@@ -185,7 +189,7 @@ def _trained(config: RunConfig, adapter: Path | None) -> list[EnvsConfig]:
     run = run_of(adapter) if adapter else None
     if run is None:
         return [config.envs]
-    envs = EnvsConfig.model_validate(json.loads((run / "config.json").read_text(encoding="utf-8"))["envs"])
+    envs = begun_config(run).envs
     if envs.data_path:
         data = started_in(run) / envs.data_path
         if not data.is_file():
@@ -195,6 +199,14 @@ def _trained(config: RunConfig, adapter: Path | None) -> list[EnvsConfig]:
             )
         envs = envs.model_copy(update={"data_path": str(data)})
     return [config.envs, envs]
+
+
+def _trained_besides(config: RunConfig, adapter: Path | None, *, asked: Iterable[str]) -> list[EnvsConfig]:
+    """As `_trained`, for held-out tasks: a recipe that trains on its own is refused before. Nobody else asks what a
+    generated family asks."""
+    if not {*asked} - FAMILIES.keys():
+        return []
+    return [envs for envs in _trained(config, adapter) if envs != config.envs]
 
 
 def _by_dataset(tasks: Sequence[Task]) -> dict[str, list[Task]]:

@@ -282,7 +282,8 @@ def _facts(path: Path) -> _Facts:
 
 def _check_same(path: Path, identity: Identity) -> None:
     begun = _facts(path)["identity"]
-    changed = [*(["policy"] if begun["policy"] != identity["policy"] else []), *differences(begun, identity)]
+    same_policy = begun["policy"].items() <= identity["policy"].items()
+    changed = [*([] if same_policy else ["policy"]), *differences(begun, identity)]
     if changed:
         raise EvaluationError(
             f"'{path}' holds an evaluation with another {', '.join(changed)}; give the same settings to continue it, "

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
 from ray_jobs.export.gguf import go_template, render_modelfile, write_gguf
-from ray_jobs.run.begun import checkpoint_at, run_of
+from ray_jobs.run.begun import (
+    RunFolderError,
+    begun_config,
+    check_trained_alike,
+    checkpoint_at,
+    run_of,
+    started_in,
+)
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.agent import build_chat
 from rollout.agent.planner import opening, planner_grammar
@@ -46,26 +53,33 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Which policy, and the run's settings that say how its adapter is folded in. `checkpoint` None: the base."""
+    """Which policy, and the run's settings that say how its adapter is folded in; their relative paths start in `home`.
+    `checkpoint` None: the base."""
 
     config: RunConfig
+    home: Path
     checkpoint: Path | None
     manifest: dict[str, Any] | None
 
 
 def run_export(source: str, recipe: Path | None, target: Path, options: ExportOptions) -> None:
-    """Writes the folder `target` whole or not at all. Raises ExportError, CheckpointError, PreflightError."""
+    """Writes the folder `target` whole or not at all. Raises ExportError, CheckpointError, PreflightError,
+    RunFolderError."""
     console = Console()
     policy = find_source(source, recipe)
-    model_path = resolve_model(policy.config.model.path)
+    with chdir(policy.home):
+        model_path = resolve_model(policy.config.model.path)
+    if policy.checkpoint:
+        check_trained_alike(policy.checkpoint, policy.config.model, model_path)
     _check_room(target, 3 * size_of_weights(model_path))
+    openings = _drawn_openings(policy, options.num_prompts) if "gguf" in options.formats else []
     with _whole(target) as partial:
         with console.status("merging"):
             merged = _merge(policy, model_path, partial / HF_FOLDER)
         facts: dict[str, Any] = {"gguf": None}
         if "gguf" in options.formats:
             with console.status(f"writing GGUF in {options.quantization}"):
-                facts["gguf"] = _write_gguf(policy.config, merged, partial, options)
+                facts["gguf"] = _write_gguf(policy.config, merged, partial, options.quantization, openings)
         if "hf" not in options.formats:
             shutil.rmtree(merged)
         _write_manifest(partial, policy, model_path, facts)
@@ -83,42 +97,43 @@ def find_source(source: str, recipe: Path | None) -> Source:
     """`none` (the recipe's base model), a run folder (its newest good checkpoint), a checkpoint or its adapter file.
     Without a recipe the settings are those of the run that the checkpoint lies in."""
     if source == "none":
-        return Source(config=load_run_config(recipe), checkpoint=None, manifest=None)
+        return Source(config=load_run_config(recipe), home=Path.cwd(), checkpoint=None, manifest=None)
     checkpoint = checkpoint_at(Path(source).expanduser())
     manifest = read_manifest(checkpoint)
     if recipe:
-        config = load_run_config(recipe)
+        config, home = load_run_config(recipe), Path.cwd()
     elif run := run_of(checkpoint):
-        config = _config_of(run)
+        config, home = _settings_of(run)
     else:
         raise ExportError(f"{checkpoint} lies in no run folder; name the recipe it was trained with: --recipe RECIPE")
-    return Source(config=config, checkpoint=checkpoint, manifest=manifest)
+    return Source(config=config, home=home, checkpoint=checkpoint, manifest=manifest)
 
 
-def _config_of(run: Path) -> RunConfig:
+def _settings_of(run: Path) -> tuple[RunConfig, Path]:
+    """Those of a run, and the folder that it was started in."""
     try:
-        return RunConfig.model_validate_json((run / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ExportError(
-            f"{run / 'config.json'} cannot be read ({type(error).__name__}); name the run's recipe: --recipe RECIPE"
-        ) from error
+        return begun_config(run), started_in(run)
+    except RunFolderError as error:
+        raise ExportError(f"{error}; or copy the checkpoint out of it and name its recipe: --recipe RECIPE") from error
 
 
 def _merge(policy: Source, model_path: Path, target: Path) -> Path:
     adapter = (policy.checkpoint / "adapter.safetensors").read_bytes() if policy.checkpoint else None
-    model = policy.config.model
-    write_merged_model(model_path, adapter, target, rank=model.lora_rank, alpha=model.lora_alpha)
+    model, dtype = policy.config.model, policy.config.rollout.engine.precision
+    write_merged_model(model_path, adapter, target, rank=model.lora_rank, alpha=model.lora_alpha, dtype=dtype)
     return target
 
 
-def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOptions) -> dict[str, object]:
-    gguf = folder / f"model-{options.quantization}.gguf"
-    write_gguf(merged, gguf, options.quantization, name=f"agentflow {config.name}")
+def _write_gguf(
+    config: RunConfig, merged: Path, folder: Path, quantization: str, openings: Sequence[tuple[str, str]]
+) -> dict[str, object]:
+    gguf = folder / f"model-{quantization}.gguf"
+    write_gguf(merged, gguf, quantization, name=f"agentflow {config.name}")
     chat = build_chat(merged)
     template = go_template(chat.pieces)
     parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
     (folder / "Modelfile").write_text(render_modelfile(gguf.name, template, parameters))
-    prompts = [chat.prompt(*text) for text in planner_openings(config, options.num_prompts)]
+    prompts = [chat.prompt(*text) for text in openings]
     gap = None
     if prompts:
         from ray_jobs.export.gap import measure_gap
@@ -128,11 +143,23 @@ def _write_gguf(config: RunConfig, merged: Path, folder: Path, options: ExportOp
         gap = measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=max_tokens)
     return {
         "file": gguf.name,
-        "quantization": options.quantization,
+        "quantization": quantization,
         "template": template,
         "parameters": parameters,
         "gap": asdict(gap) if gap else None,
     }
+
+
+def _drawn_openings(policy: Source, count: int) -> list[tuple[str, str]]:
+    """As `planner_openings`, where the run was started. Raises ExportError."""
+    try:
+        with chdir(policy.home):
+            return planner_openings(policy.config, count)
+    except (ValueError, OSError, KeyError) as error:
+        raise ExportError(
+            f"the planner prompts that measure the quantisation cannot be drawn: {reason(error)}; put it right, or "
+            "leave it unmeasured with --prompts 0"
+        ) from error
 
 
 def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:

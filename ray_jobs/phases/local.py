@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
 from ray_jobs.evaluation.attempts import Attempts
+from ray_jobs.run.begun import check_trained_alike
 from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import resolve_model
@@ -168,13 +169,14 @@ def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
 
 
 def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[int, bytes]:
-    """Version and bytes of a checkpoint's adapter. Raises CheckpointError."""
+    """Version and bytes of a checkpoint's adapter. Raises CheckpointError and RunFolderError."""
     from learner.checkpoint import CheckpointError, read_manifest
     from rollout.engines.adapters import AdapterMerger
 
     version = read_manifest(folder).get("policy_version")
     if version is None:
         raise CheckpointError(f"{folder} is no checkpoint of a planner; name one below checkpoints/ of a run")
+    check_trained_alike(folder, config.model, model_path)
     data = (folder / "adapter.safetensors").read_bytes()
     try:
         AdapterMerger(model_path, config.model.lora_alpha / config.model.lora_rank).check(

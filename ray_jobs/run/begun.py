@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+from configs.learner import ModelConfig
 from configs.own import search_in
 from configs.run import RunConfig
 from configs.wording import reason
 from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint
+from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run
 
 
@@ -49,18 +51,48 @@ def _newest(run: Path) -> Path:
 
 
 def begun_run(path: Path) -> tuple[RunConfig, bool]:
-    """Configuration of the run in this folder, and whether it trains a PRM of its own. A run that was moved writes
-    where it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
-    config = _written_config(path)
-    search_in(config.code_path)
+    """Configuration of the run in this folder, and whether it trains a PRM of its own. Raises RunFolderError."""
+    config = begun_config(path)
     try:
         with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
     except (OSError, ValueError, KeyError) as error:
         raise _no_run(path, error) from error
-    here = path.resolve()
-    if config.run_path.resolve() != here:
-        config = config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
     return config, bool(with_prm)
+
+
+def begun_config(path: Path) -> RunConfig:
+    """Configuration of the run in this folder, whose own code is found from now on. A run that was moved writes where
+    it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
+    config, here, home = _written_config(path), path.resolve(), started_in(path)
+    search_in(str(home / (config.code_path or "")))
+    search_in(str(home))
+    if config.run_path.resolve() == here:
+        return config
+    return config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
+
+
+def check_trained_alike(checkpoint: Path, model: ModelConfig, model_path: Path) -> None:
+    """Whether a checkpoint is to be used with the scale and on the base with which its run trained it; `model_path` is
+    the folder of `model.path`. Of one that lies in no run nobody knows. Raises CheckpointError and RunFolderError."""
+    run = run_of(checkpoint)
+    if run is None:
+        return
+    trained = _written_config(run).model
+    if trained.lora_alpha != model.lora_alpha:
+        raise CheckpointError(
+            f"the adapter in {checkpoint} was trained with model.lora_alpha = {trained.lora_alpha}, and with "
+            f"{model.lora_alpha} it would count {model.lora_alpha / trained.lora_alpha:g} times; set "
+            f"model.lora_alpha={trained.lora_alpha}, or give the recipe of the run that trained it"
+        )
+    folder = started_in(run) / Path(trained.path).expanduser()
+    local = trained.path != "demo" and folder.is_dir()
+    if not (same_weights(folder, model_path) if local else trained.path == model.path):
+        base = folder if local else trained.path
+        raise CheckpointError(
+            f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = '{model.path}' is not "
+            f"known to have the same weights; set model.path={base}, or, if they are the same, copy the checkpoint out "
+            "of its run"
+        )
 
 
 def trains_prm(config: RunConfig) -> bool:

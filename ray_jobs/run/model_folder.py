@@ -1,5 +1,6 @@
 """The folders of models: where they are, and whether a run can use what is in them."""
 
+import filecmp
 import json
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
             f"{key} = '{path}' is no local folder and could not be downloaded from the model hub "
             f"({type(error).__name__}); check the id and the network, or name a local folder"
         ) from error
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two folders of models hold the same weights, byte by byte."""
+    if one.samefile(other):
+        return True
+    names, others = (sorted(path.name for path in folder.glob("*.safetensors")) for folder in (one, other))
+    return names == others and filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
 
 
 def _demo_model() -> Path:

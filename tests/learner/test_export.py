@@ -7,6 +7,7 @@ from ray_jobs.export.gap import greedy_answer, loaded_model, measure_gap
 from ray_jobs.export.gguf import write_gguf
 from rollout.agent.planner import planner_grammar
 
+MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
 PROMPTS = [(1, 40, 41, 7), (1, 90, 12, 60, 5)]
 
 
@@ -32,7 +33,7 @@ def in_place(model_path, adapter):
 
 
 def test_the_merged_model_answers_as_the_adapter_in_its_place(model_path, adapter, tmp_path):
-    write_merged_model(model_path, adapter, tmp_path / "hf", rank=4, alpha=8.0)
+    write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
     beside = in_place(model_path, adapter)
     expected = [greedy_answer(beside, prompt, 12) for prompt in PROMPTS]
     with loaded_model(tmp_path / "hf") as merged:
@@ -42,7 +43,7 @@ def test_the_merged_model_answers_as_the_adapter_in_its_place(model_path, adapte
 
 
 def test_merged_weights_are_those_that_peft_itself_would_write(model_path, adapter, tmp_path):
-    write_merged_model(model_path, adapter, tmp_path / "hf", rank=4, alpha=8.0)
+    write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
     expected = in_place(model_path, adapter).merge_and_unload().state_dict()
     with loaded_model(tmp_path / "hf") as merged:
         for name, weight in merged.state_dict().items():
@@ -50,33 +51,46 @@ def test_merged_weights_are_those_that_peft_itself_would_write(model_path, adapt
             assert torch.allclose(weight, expected[name], rtol=1 / 256, atol=1e-6), name
 
 
+def test_a_model_for_an_engine_in_float32_keeps_what_bfloat16_would_round_away(model_path, tmp_path):
+    """A step of RL moves most weights by less than bfloat16 can tell."""
+    step = random_adapter(model_path, scale=0.003)
+    write_merged_model(model_path, step, tmp_path / "hf", **MERGED | {"dtype": "float32"})
+    expected = in_place(model_path, step).merge_and_unload().state_dict()
+    with loaded_model(tmp_path / "hf") as merged, loaded_model(model_path) as base:
+        untouched = base.state_dict()
+        moved = {name for name, weight in merged.state_dict().items() if not weight.equal(untouched[name])}
+        assert {name for name in expected if "_proj" in name} == moved
+        for name, weight in merged.state_dict().items():
+            assert torch.allclose(weight, expected[name], rtol=1e-6, atol=1e-8), name
+
+
 def test_without_an_adapter_the_weights_and_every_other_file_are_the_base_s_own(model_path, tmp_path):
-    write_merged_model(model_path, None, tmp_path / "hf", rank=4, alpha=8.0)
+    write_merged_model(model_path, None, tmp_path / "hf", **MERGED)
     before, after = file_digests(model_path), file_digests(tmp_path / "hf")
     assert after == before
 
 
 def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
     with pytest.raises(ExportError, match=r"its rank is \[4\], the configuration says model\.lora_rank = 16"):
-        write_merged_model(model_path, adapter, tmp_path / "hf", rank=16, alpha=32.0)
+        write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED | {"rank": 16, "alpha": 32.0})
     assert not (tmp_path / "hf").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"no safetensors"])
 def test_bytes_that_are_no_adapter_are_refused(model_path, data, tmp_path):
     with pytest.raises(ExportError, match="does not fit model m: these bytes are no adapter"):
-        write_merged_model(model_path, data, tmp_path / "hf", rank=4, alpha=8.0)
+        write_merged_model(model_path, data, tmp_path / "hf", **MERGED)
 
 
 def test_an_adapter_of_another_model_is_refused_before_anything_is_written(model_path, tmp_path):
     other = save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3)
     with pytest.raises(ExportError, match="the adapter has weights the base model lacks"):
-        write_merged_model(model_path, random_adapter(other), tmp_path / "hf", rank=4, alpha=8.0)
+        write_merged_model(model_path, random_adapter(other), tmp_path / "hf", **MERGED)
     assert not (tmp_path / "hf").exists()
 
 
 def test_the_measured_gap_is_nothing_for_bf16_and_grows_as_bits_go(model_path, adapter, tmp_path):
-    write_merged_model(model_path, adapter, tmp_path / "hf", rank=4, alpha=8.0)
+    write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
     gaps = {}
     for quantization in ("bf16", "q8_0", "q4_0"):
         gguf = tmp_path / f"{quantization}.gguf"

@@ -1,6 +1,7 @@
 import html
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from configs.processor import fastest_precision
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import ToolUnavailableError
+from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
 from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
@@ -271,14 +273,97 @@ def test_item_that_the_adapters_own_run_was_trained_on_is_left_out(tmp_path):
         evaluation_items(config_for(tmp_path), request)
 
 
+def test_item_that_a_run_of_another_recipe_was_trained_on_is_left_out(tmp_path, monkeypatch):
+    asked = load_benchmark("musique", SAMPLE, whole=False)
+    rows = [{"question": one, "answer": "x", "split": "train"} for one in (asked[0].question, "Who else?")]
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tasks_of_another_recipe.py").write_text(f"def load():\n    return {rows}\n")
+    datasets = "envs.datasets.mine.source=tasks_of_another_recipe:load"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    began = config_for(tmp_path, "envs.mix={mine=1}", datasets)
+    run = RunFolder.create(began.model_copy(update={"code_path": str(tmp_path / "recipes")}))
+    run.close()
+    request = EvaluationRequest(benchmarks=("musique",), data=SAMPLE, whole=False, adapter=run.checkpoints / "v000001")
+    assert evaluation_items(config_for(tmp_path), request) == asked[1:]
+
+
+def test_an_adapter_of_another_scale_is_refused_and_leaves_no_folder(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(broken))
+    run = RunFolder.create(config_for(tmp_path, "model.lora_alpha=64"))
+    run.close()
+    with pytest.raises(CheckpointError, match=r"was trained with model\.lora_alpha = 64\.0"):
+        run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", adapter=run.checkpoints / "v000001"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_evaluation_of_an_adapter_does_not_go_on_with_another_scale(tmp_path, monkeypatch):
+    checkpoint = checkpoint_in(tmp_path)
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", adapter=checkpoint))
+    with pytest.raises(EvaluationError, match="holds an evaluation with another policy"):
+        run_evaluation(
+            config_for(tmp_path, "model.lora_alpha=64"), request_for(tmp_path, "musique", adapter=checkpoint)
+        )
+
+
+def test_an_evaluation_that_names_no_scale_goes_on(tmp_path, monkeypatch):
+    checkpoint = checkpoint_in(tmp_path)
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", adapter=checkpoint))
+    stored = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert stored["identity"]["policy"].pop("lora_alpha") == 32
+    (tmp_path / "out" / "evaluation.json").write_text(json.dumps(stored))
+    again = use(monkeypatch, ScriptedSolver(broken))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", adapter=checkpoint))
+    assert again.asked == []
+
+
+def checkpoint_in(tmp_path):
+    """One that lies in no run."""
+    folder = tmp_path / "v000001"
+    folder.mkdir()
+    (folder / "adapter.safetensors").write_bytes(b"adapter")
+    write_manifest(folder, policy_version=1, step=1)
+    return folder
+
+
+def test_held_out_task_that_the_adapters_own_run_was_trained_on_is_left_out(tmp_path, capsys):
+    questions = [f"Who is number {number}?" for number in range(3)]
+
+    def recipe(name, met):
+        """`met` are the questions that it trains on; it holds the others out."""
+        rows = ({"question": q, "answer": "x", "split": "train" if q in met else "eval"} for q in questions)
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path / name}")
+
+    run = RunFolder.create(recipe("theirs.jsonl", questions[:2]))
+    run.close()
+    mine = recipe("mine.jsonl", questions[:1])
+    mine = mine.model_copy(update={"evaluation": mine.evaluation.model_copy(update={"num_tasks": 2})})
+    assert {task.question for task in evaluation_items(mine, EvaluationRequest())} == set(questions[1:])
+    kept = evaluation_items(mine, EvaluationRequest(adapter=run.checkpoints / "v000001"))
+    assert [task.question for task in kept] == questions[2:]
+    assert "own_text: 1 of 2 items are left out, because training meets them" in capsys.readouterr().out
+
+
+def test_generated_tasks_are_evaluated_wherever_the_data_of_the_adapters_run_are(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"question": "Who?", "answer": "x", "split": "train"}')
+    run = RunFolder.create(config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl"))
+    run.close()
+    (tmp_path / "mine.jsonl").unlink()
+    config = config_for(tmp_path, "evaluation.num_tasks=5")
+    assert len(evaluation_items(config, EvaluationRequest(adapter=run.checkpoints / "v000001"))) == 5
+
+
+class FakeJudge:
+    def __init__(self, config):
+        pass
+
+    async def same(self, question, gold, answer):
+        return {"the U.K.": True, "unclear": None}.get(answer, False)
+
+
 def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
-    class FakeJudge:
-        def __init__(self, config):
-            self.asked = []
-
-        async def same(self, question, gold, answer):
-            return {"the U.K.": True, "unclear": None}.get(answer, False)
-
     monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
     answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}
     use(monkeypatch, ScriptedSolver(lambda task, seed: answers.get(task.id, "D")))
@@ -291,6 +376,20 @@ def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
     # A letter has one right form: nobody is asked.
     assert rows["medqa"]["judge"] is None
     assert "A language model's word, apart" in words_of(page).replace("&#x27;", "'")
+
+
+def test_the_judge_is_asked_about_questions_of_ones_own(tmp_path, monkeypatch):
+    """Regression: it was accepted, its key was demanded, and it was asked about benchmarks only."""
+    rows = [{"question": f"{word} country?", "answer": "Great Britain", "split": "eval"} for word in ("Which", "What")]
+    rows.append({"question": "Whose country?", "answer": "France", "split": "train"})
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "the U.K." if task.id == "own_text-1" else "France"))
+    own = ("envs.mix={own_text=1}", f"envs.data_path={tmp_path / 'own.jsonl'}", "evaluation.num_tasks=2")
+    run_evaluation(config_for(tmp_path, *own, "evaluation.judge={model='m'}"), EvaluationRequest(out=tmp_path / "out"))
+    row = summary_of(tmp_path)["benchmarks"]["own_text"]
+    judged = {"asked": 2, "accepted": 1, "silent": 0, "solve_rate_with_judge": 0.5}
+    assert (row["solve_rate"], row["judge"]) == (0.0, judged)
 
 
 def test_identity_proves_what_was_evaluated(tmp_path, monkeypatch):

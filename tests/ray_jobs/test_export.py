@@ -1,7 +1,9 @@
 import hashlib
 import json
 import re
+import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 from tiny_export import random_adapter, save_tiny_export_model
@@ -11,9 +13,11 @@ from learner.checkpoint import CheckpointError, write_manifest
 from learner.demo_model import demo_model_dir
 from learner.export import ExportError
 from ray_jobs.cli import main
+from ray_jobs.export import export
 from ray_jobs.export.export import ExportOptions, find_source, planner_openings, read_export, run_export
 from ray_jobs.export.gap import greedy_answer, loaded_model
 from rollout.agent.agent import build_chat
+from rollout.engines.adapters import AdapterMerger, weights_in
 
 OPTIONS = ExportOptions(formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
 Usage = namedtuple("Usage", "total used free")
@@ -78,6 +82,93 @@ def test_an_export_holds_both_models_a_modelfile_and_what_proves_them(run, model
     assert text.startswith("FROM ./model-q8_0.gguf\nTEMPLATE ")
     assert "PARAMETER num_ctx 128\n" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_export_has_the_type_that_the_engine_computes_in(tmp_path, model_path, precision):
+    """Regression: it was rounded to the type of the base's files, whatever had sampled, and the gap told none of it."""
+    engine = {"max_model_len": 128, "dtype": precision}
+    small = random_adapter(model_path, scale=0.003)
+    run = make_run(tmp_path / "run", model_path, small, rollout={"max_turn_tokens": 12, "engine": engine})
+    run_export(
+        str(run), None, tmp_path / "out", ExportOptions(formats=("hf", "gguf"), quantization="bf16", num_prompts=1)
+    )
+    folder = tmp_path / "out" / "hf"
+    merger = AdapterMerger(model_path, 2.0, dtype=precision)
+    sampled_with, exported = (dict(weights) for weights in (merger.merged_weights(small), weights_of(folder)))
+    assert exported.keys() == sampled_with.keys()
+    assert all(exported[name].dtype == weight.dtype for name, weight in sampled_with.items())
+    assert all(exported[name].equal(weight) for name, weight in sampled_with.items())
+    assert json.loads((folder / "config.json").read_text())["dtype"] == precision
+    gap = read_export(tmp_path / "out", ())["gguf"]["gap"]["mean_abs_logprob"]
+    # With 16 bits a GGUF file has all that bfloat16 had, and not all of float32.
+    assert (gap > 0) == (precision == "float32")
+
+
+def weights_of(folder):
+    return ((name, tensors.get_tensor(name)) for name, tensors in weights_in(folder))
+
+
+OWN_TASKS = """
+def load():
+    return [{"question": f"own {n}?", "answer": "a", "split": split} for n, split in enumerate(("train", "eval"))]
+"""
+
+
+@pytest.fixture
+def run_of_elsewhere(tmp_path, model_path, adapter, monkeypatch):
+    """A run that was started in `home`, where its model, its data and the folder of its recipe, `recipes`, are named
+    from; commands are called outside of it."""
+    home = tmp_path / "home"
+    (home / "recipes").mkdir(parents=True)
+    (home / "recipes" / "tasks_of_an_exported_run.py").write_text(OWN_TASKS)
+    rows = ({"question": f"written {n}?", "answer": "a", "split": part} for n, part in enumerate(("train", "eval")))
+    (home / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "model").symlink_to(model_path)
+    envs = {
+        "mix": {"own_text": 0.5, "mine": 0.5},
+        "data_path": "mine.jsonl",
+        "datasets": {"mine": {"source": "tasks_of_an_exported_run:load"}},
+        "actions": ["think", "answer"],
+    }
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield make_run(home / "runs" / "tiny", "model", adapter, envs=envs, code_path="recipes")
+    sys.modules.pop("tasks_of_an_exported_run", None)
+
+
+def test_a_run_is_exported_from_any_folder_with_its_own_model_data_and_tasks(run_of_elsewhere, monkeypatch):
+    asked = []
+    drawn = export.planner_openings
+    monkeypatch.setattr(export, "planner_openings", lambda *given: asked.extend(drawn(*given)) or asked)
+    run_export(str(run_of_elsewhere), None, Path("out"), OPTIONS)
+    assert sorted(user.splitlines()[0] for _, user in asked) == ["Task: own 1?", "Task: written 1?"]
+    assert read_export(Path("out"), ())["gguf"]["gap"]["num_prompts"] == 2
+
+
+def test_prompts_that_cannot_be_drawn_are_said_before_anything_is_merged(run_of_elsewhere, monkeypatch):
+    monkeypatch.setattr(export, "write_merged_model", None)
+    (run_of_elsewhere.parents[1] / "mine.jsonl").unlink()
+    with pytest.raises(ExportError) as caught:
+        run_export(str(run_of_elsewhere), None, Path("out"), OPTIONS)
+    assert str(caught.value) == (
+        "the planner prompts that measure the quantisation cannot be drawn: there is no mine.jsonl; put it right, or "
+        "leave it unmeasured with --prompts 0"
+    )
+
+
+def test_a_recipe_of_another_scale_than_the_run_had_exports_nothing(run, model_path, tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f"[model]\npath = '{model_path}'\nlora_rank = 4\nlora_alpha = 16.0\n")
+    with pytest.raises(CheckpointError, match=r"was trained with model\.lora_alpha = 8\.0, and with 16\.0 it would"):
+        run_export(str(run), recipe, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_whose_settings_cannot_be_read_is_said(run):
+    (run / "config.json").write_text("{")
+    with pytest.raises(ExportError, match="copy the checkpoint out of it and name its recipe: --recipe RECIPE"):
+        find_source(str(run / "checkpoints" / "v000003"), None)
 
 
 def test_only_what_was_asked_for_is_written(run, tmp_path):

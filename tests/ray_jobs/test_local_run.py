@@ -6,9 +6,12 @@ from contextlib import contextmanager
 import pytest
 from evaluating import config_for
 
+from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.phases.collect import run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
+from ray_jobs.phases.local import open_policy
 from ray_jobs.phases.prm import run_train_prm
+from ray_jobs.run.folder import RunFolder
 from reward.labels.labels import read_labels
 from rollout.types import TrajectoryGroup
 from tests.reward.test_step_text import decided, make_trajectory
@@ -90,7 +93,7 @@ def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks
     monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)
-    with pytest.raises(NothingCollectedError, match="holds no labels; run `agentflow label` first"):
+    with pytest.raises(NothingCollectedError, match="holds no labels of plan; run `agentflow label` with the same"):
         run_train_prm(config)
     run_label(config, None, dry_run=False)
     run_train_prm(config)
@@ -100,3 +103,25 @@ def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks
     said = capsys.readouterr().out
     assert "PRM on tasks it never saw: Spearman within group" in said
     assert f"use it with reward.credit.prm_path={tmp_path}/r/prm" in said
+
+
+def test_a_prm_is_never_trained_on_the_labels_of_another_labeller(tmp_path, loaded, monkeypatch):
+    monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
+    config = config_for(tmp_path, *SMALL, "label.type=plan")
+    run_collect(config, None)
+    run_label(config, None, dry_run=False)
+    with pytest.raises(NothingCollectedError, match="holds no labels of monte_carlo; run `agentflow label` with the"):
+        run_train_prm(config_for(tmp_path, *SMALL, "label.type=monte_carlo"))
+
+
+def test_an_adapter_of_another_scale_is_refused_before_an_engine_is_loaded(tmp_path):
+    run = RunFolder.create(config_for(tmp_path, "model.lora_alpha=64"))
+    run.close()
+    checkpoint = run.checkpoints / "v000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "adapter.safetensors").write_bytes(b"adapter")
+    write_manifest(checkpoint, policy_version=1, step=1)
+    for alpha, said in ((32, r"trained with model\.lora_alpha = 64\.0"), (64, "these bytes are no adapter")):
+        config = config_for(tmp_path, f"model.lora_alpha={alpha}")
+        with pytest.raises(CheckpointError, match=said), open_policy(config, checkpoint):
+            pass

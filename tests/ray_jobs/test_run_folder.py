@@ -3,12 +3,17 @@ import math
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from configs.learner import ModelConfig
 from configs.loading import load_run_config
+from configs.own import load_own
+from learner.checkpoint import CheckpointError
 from ray_jobs.cli import main
 from ray_jobs.run import provenance
+from ray_jobs.run.begun import begun_run, check_trained_alike
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import RecordLine, read_records
@@ -16,8 +21,12 @@ from rollout.records import RecordLine, read_records
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
 
+def config_in(tmp_path, *overrides):
+    return load_run_config(None, [f"output_dir={tmp_path}", "name=r", *overrides])
+
+
 def make_folder(tmp_path, *overrides):
-    return RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r", *overrides]))
+    return RunFolder.create(config_in(tmp_path, *overrides))
 
 
 def read(path):
@@ -86,6 +95,159 @@ def test_run_whose_whole_home_was_moved_is_resumed_in_the_new_one(begun, tmp_pat
     begun.parents[1].rename(tmp_path / "new home")
     config, cwd = resumed(tmp_path / "new home" / "runs" / "r")
     assert (config.run_path, cwd) == (tmp_path / "new home" / "runs" / "r", tmp_path / "new home")
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """Lets seconds pass."""
+    now = [5.0]
+    monkeypatch.setattr("ray_jobs.run.folder.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def after(seconds):
+        now[0] += seconds
+
+    return after
+
+
+def test_a_phase_that_goes_on_took_all_that_it_took_in_processes_that_were_cut_off(tmp_path, passed):
+    """Regression: evaluations on the way, checkpoints and steps that are made again took no time in a resumed run, and
+    its rates, which count what was sampled in it, came out too high."""
+
+    def go_on(step):
+        passed(1000)
+        folder = RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None)
+        # Its start belongs to no phase.
+        passed(60)
+        folder.rewind(step)
+        return folder, folder.begin_phase("reinforce")
+
+    folder = make_folder(tmp_path)
+    passed(90)
+    assert folder.begin_phase("reinforce") == 0
+    for step, seconds, name in ((1, 10, "policy/loss"), (2, 10, "policy/loss"), (2, 50, "held_out/unscored")):
+        passed(seconds)
+        folder.log_metrics(step, {name: 0.5})
+    folder.close()
+    assert folder.finished_phases == {}
+
+    again, seconds = go_on(1)
+    assert seconds == 70
+    again.close()
+    # A process that was cut off before it logged anything, and has dropped the rows of steps that no checkpoint knows.
+    again, seconds = go_on(1)
+    assert seconds == 70
+    passed(10)
+    again.log_metrics(2, {"policy/loss": 0.25})
+    again.close()
+
+    again, seconds = go_on(0)
+    assert seconds == 80
+    again.finish_phase("reinforce", 85.0, {"num_steps": 2})
+    again.close()
+    assert again.finished_phases == read(tmp_path / "r" / "phases.json")
+    assert again.finished_phases == {"reinforce": {"seconds": 85.0, "facts": {"num_steps": 2}}}
+
+
+OWN_TASKS = """
+def load():
+    return [{"question": f"q{n}", "answer": "x"} for n in range(8)]
+"""
+
+
+@pytest.fixture
+def own_tasks(tmp_path, monkeypatch):
+    """A run that was started in `home`, of a recipe in its folder `recipes` that names a module beside it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "home" / "recipes").mkdir(parents=True)
+    (tmp_path / "home" / "recipes" / "tasks_of_a_begun_run.py").write_text(OWN_TASKS)
+    recipe = Path("recipes") / "mine.toml"
+    datasets = "datasets = { mine = { source = 'tasks_of_a_begun_run:load' } }"
+    (tmp_path / "home" / recipe).write_text(f"name = 'r'\n[envs]\nmix = {{ mine = 1.0 }}\n{datasets}\n")
+    monkeypatch.chdir(tmp_path / "home")
+    RunFolder.create(load_run_config(recipe)).close()
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not place.startswith(str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "home" / "runs" / "r"
+    sys.modules.pop("tasks_of_a_begun_run", None)
+
+
+def test_code_of_a_run_that_was_started_elsewhere_is_found(own_tasks):
+    config, _ = begun_run(own_tasks)
+    assert config.code_path == "recipes"
+    assert len(load_own(config.envs.datasets["mine"].source, key="source")()) == 8
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Makes a run that was started in `home` with these settings, and gives a checkpoint of it."""
+    (tmp_path / "home").mkdir()
+
+    def train(*settings):
+        monkeypatch.chdir(tmp_path / "home")
+        RunFolder.create(load_run_config(None, ["name=r", *settings])).close()
+        monkeypatch.chdir(tmp_path)
+        return tmp_path / "home" / "runs" / "r" / "checkpoints" / "v000003"
+
+    return train
+
+
+def model_in(folder, weights=b"weights"):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_checkpoint_is_refused_with_another_scale_than_its_run_trained_it_with(trained, tmp_path):
+    base = model_in(tmp_path / "base")
+    checkpoint = trained(f"model.path={base}", "model.lora_alpha=64")
+    with pytest.raises(CheckpointError) as caught:
+        check_trained_alike(checkpoint, ModelConfig(path=str(base)), base)
+    assert str(caught.value) == (
+        f"the adapter in {checkpoint} was trained with model.lora_alpha = 64.0, and with 32.0 it would count 0.5 "
+        "times; set model.lora_alpha=64.0, or give the recipe of the run that trained it"
+    )
+    check_trained_alike(checkpoint, ModelConfig(path=str(base), lora_alpha=64), base)
+
+
+def test_checkpoint_is_refused_on_another_base_than_its_run_trained_it_on(trained, tmp_path):
+    base, other = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "other", b"weightt")
+    checkpoint = trained("model.path=base")
+    with pytest.raises(CheckpointError) as caught:
+        check_trained_alike(checkpoint, ModelConfig(path="other"), other)
+    assert str(caught.value) == (
+        f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = 'other' is not known to "
+        f"have the same weights; set model.path={base}, or, if they are the same, copy the checkpoint out of its run"
+    )
+
+
+def test_base_of_the_same_name_in_another_folder_is_not_taken_for_the_runs(trained, tmp_path):
+    model_in(tmp_path / "home" / "base")
+    other = model_in(tmp_path / "base", b"weightt")
+    with pytest.raises(CheckpointError, match="is not known to have the same weights"):
+        check_trained_alike(trained("model.path=base"), ModelConfig(path="base"), other)
+
+
+def test_base_is_the_same_under_whatever_path_it_lies(trained, tmp_path):
+    base, copy = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "copy")
+    checkpoint = trained("model.path=base")
+    check_trained_alike(checkpoint, ModelConfig(path=str(base)), base)
+    check_trained_alike(checkpoint, ModelConfig(path="copy"), copy)
+    checkpoint.parents[1].rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="copy the checkpoint out of its run"):
+        check_trained_alike(tmp_path / "moved" / "checkpoints" / "v000003", ModelConfig(path="copy"), copy)
+
+
+@pytest.mark.parametrize("name", ["demo", "some/model"])
+def test_base_that_lies_in_no_folder_is_known_by_its_name(trained, tmp_path, name):
+    checkpoint, other = trained(f"model.path={name}"), model_in(tmp_path / "other")
+    check_trained_alike(checkpoint, ModelConfig(path=name), other)
+    with pytest.raises(CheckpointError, match=f"was trained on model.path = '{name}', and model.path = 'other' is not"):
+        check_trained_alike(checkpoint, ModelConfig(path="other"), other)
+
+
+def test_checkpoint_outside_of_a_run_is_taken_at_the_recipes_word(tmp_path):
+    check_trained_alike(tmp_path / "v000003", ModelConfig(lora_alpha=1), tmp_path)
 
 
 def test_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
