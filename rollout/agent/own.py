@@ -78,13 +78,22 @@ class FunctionSolving:
 
 
 def _clients(base_url: str, *, is_async: bool) -> Clients:
-    """Clients by their keys, which share connections. No proxy stands before an endpoint on loopback."""
+    """Clients by their keys, which share connections: an agent that closes its client closes nobody else's. No proxy
+    stands before an endpoint on loopback."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
+    class Shared(DefaultAsyncHttpxClient):
+        async def aclose(self) -> None:
+            pass
+
+    class SharedByThreads(DefaultHttpxClient):
+        def close(self) -> None:
+            pass
+
     if is_async:
-        shared = DefaultAsyncHttpxClient(trust_env=False)
+        shared = Shared(trust_env=False)
         return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared)
-    waiting = DefaultHttpxClient(trust_env=False)
+    waiting = SharedByThreads(trust_env=False)
     return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=waiting)
 
 

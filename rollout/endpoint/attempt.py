@@ -181,6 +181,8 @@ class Attempt:
                 code="context_length_exceeded",
                 param="messages",
             )
+        # Whoever goes on with fewer words has not ended over them.
+        self.out_of_context = False
         if prompt.parent is not None:
             self._continued(self._calls[prompt.parent.call], prompt)
         number = len(self._calls)

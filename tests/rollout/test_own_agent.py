@@ -48,6 +48,22 @@ async def never_ends(task, client):
     except asyncio.CancelledError:
         await asyncio.sleep(3600)
 
+async def closes(task, client):
+    async with client:
+        return await solve(task, client)
+
+def closes_and_waits(task, client):
+    with client:
+        return waits(task, client)
+
+async def recovers_and_fails(task, client):
+    try:
+        await overflows(task, client)
+    except Exception:
+        pass
+    await solve(task, client)
+    raise KeyError("the tool is down")
+
 async def knows(task, client):
     await solve(task, client)
     return repr(task)
@@ -125,7 +141,14 @@ def program(tmp_path):
 
 
 async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
-    endpoint, engine = Endpoint(), engine or ScriptedEngine(texts)
+    endpoint = Endpoint()
+    trajectory = await attempt_at(endpoint, solving, *texts, engine=engine, timeout_s=timeout_s, told=told)
+    endpoint.close()
+    return trajectory
+
+
+async def attempt_at(endpoint, solving, *texts, engine=None, timeout_s=60.0, told=None):
+    engine = engine or ScriptedEngine(texts)
     agent = OwnAgent(
         solving,
         endpoint,
@@ -134,9 +157,7 @@ async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
         rules=RULES,
         timeout_s=timeout_s,
     )
-    trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)
-    endpoint.close()
-    return trajectory
+    return await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)
 
 
 async def failure_of(*arguments, **settings):
@@ -189,6 +210,19 @@ async def test_a_program_that_the_machine_cannot_start_scores_nothing_and_ends_n
 
     monkeypatch.setattr("rollout.agent.program.asyncio.create_subprocess_exec", refuses)
     assert await failure_of(program("")) == "the agent could not be started: Too many open files"
+
+
+@pytest.mark.parametrize("name", ["closes", "closes_and_waits"])
+async def test_an_attempt_that_closes_its_client_closes_nobody_elses(functions, name):
+    """Regression: every later attempt on the worker failed, for all clients share their connections."""
+    endpoint, solving = Endpoint(), functions(name)
+    ended = [await attempt_at(endpoint, solving, "42", "42") for _ in range(2)]
+    endpoint.close()
+    assert [(one.answer, one.failure) for one in ended] == [("42", None)] * 2
+
+
+async def test_an_agent_that_recovered_from_a_full_context_and_then_fails_scores_nothing(functions):
+    assert "KeyError: 'the tool is down'" in await failure_of(functions("recovers_and_fails"), "41", "42")
 
 
 async def test_a_plain_function_has_a_thread_to_itself_and_a_client_that_waits(functions):
