@@ -103,9 +103,14 @@ class LockstepEngine:
         return await future
 
     def release(self, trajectory_id: str) -> None:
-        self._waiting = [one for one in self._waiting if one.request.trajectory_id != trajectory_id]
+        self.forget(trajectory_id)
         self._running -= 1
         self._sample_if_complete()
+
+    def forget(self, trajectory_id: str) -> None:
+        """The trajectory has ended; its place is kept."""
+        self._waiting = [one for one in self._waiting if one.request.trajectory_id != trajectory_id]
+        self._engine.release(trajectory_id)
 
     def _sample_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._running:
@@ -158,6 +163,8 @@ class GroupEngine:
         self._left -= 1
         if self._left:
             self._engine.release(trajectory_id)
+        else:
+            self._engine.forget(trajectory_id)
 
 
 SYSTEM = "Answer the question in a few sentences."
