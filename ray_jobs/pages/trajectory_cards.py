@@ -19,14 +19,19 @@ class TurnedTasks:
 
 
 def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, TrajectoryRecord]) -> TurnedTasks:
-    """`before` and `after` are the attempts by task."""
-    gained = [id for id, one in after.items() if one["reward"] == 1 and before.get(id, one)["reward"] == 0]
-    failed = [id for id, one in after.items() if one["reward"] == 0]
+    """`before` and `after` are the attempts by task. Solved is a score of 1; what could not be scored is neither solved
+    nor wrong."""
+    gained = [id for id, one in after.items() if one["reward"] == 1 and _is_wrong(before.get(id, one))]
+    failed = [id for id, one in after.items() if _is_wrong(one)]
     lost = sum(before[id]["reward"] == 1 for id in failed if id in before)
     cards = {"Before RL": before[gained[0]], "The same task after RL": after[gained[0]]} if gained else {}
     if failed:
         cards["A task the trained policy still fails"] = after[failed[0]]
     return TurnedTasks(gained=len(gained), lost=lost, failed=len(failed), cards=cards)
+
+
+def _is_wrong(attempt: TrajectoryRecord) -> bool:
+    return attempt["reward"] is not None and attempt["reward"] != 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from ray_jobs.pages.report import write_report
-from ray_jobs.pages.trajectory_cards import scored_pair
+from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
 
 
 def make_turn(action, text, result=""):
@@ -88,3 +88,12 @@ def test_step_that_siblings_made_too_has_all_its_advantages(words):
 def test_group_without_a_right_attempt_shows_what_there_is(words):
     assert list(scored_pair([GUESS]).cards.values()) == [GUESS]
     assert "An attempt of the group" in words([GUESS])
+
+
+def test_a_task_is_wrong_where_its_score_is_less_than_one_and_neither_where_it_has_none():
+    """Regression: parts of a score counted as wrong everywhere but here."""
+    before = {"a": 0.5, "b": 1.0, "c": 0.0, "d": None, "e": 1.0}
+    after = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 1.0, "e": None}
+    turned = turned_tasks(*({id: {"reward": reward} for id, reward in one.items()} for one in (before, after)))
+    assert (turned.gained, turned.lost, turned.failed) == (1, 1, 2)
+    assert [one["reward"] for one in turned.cards.values()] == [0.5, 1.0, 0.5]
