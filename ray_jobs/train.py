@@ -115,8 +115,7 @@ def train_step(run: Run, training: Training, rollouts: Supervisor) -> bool:
     lines = step_records(batch, groups, result)
     run.folder.log_step(step, lines, version_ages=batch.version_ages, num_trained=result.num_trajectories)
     alarms = training.add(metrics)
-    scored = actors.uses_prm or config.reward.turn_scorer
-    run.tell(batch.warning, result.skipped, training.news(), *(alarms if scored else ()))
+    run.tell(batch.warning, result.skipped, training.news(), *alarms)
     if config.evaluates_after(step):
         evaluate_step(run, rollouts, step)
     ray.get(actors.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
@@ -161,4 +160,5 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     run.tell(*ray.get(run.actors.store.rewind.remote(step, version, trained)))
     rows = run.folder.rewind(step)
     run.tell(lost_rows(rows, step))
-    return Training.of(run.config, rows, num_steps=step)
+    scored = run.actors.uses_prm or run.config.reward.turn_scorer is not None
+    return Training.of(run.config, rows, num_steps=step, scored=scored)

@@ -93,6 +93,8 @@ class Training:
     monitor: HackingMonitor
     hints: Mapping[Limit, str]
     """What to do about each limit, here."""
+    scored: bool = True
+    """Whether somebody scores steps; else there is nobody to watch."""
     num_steps: int = 0
     """Train steps that the weights have behind them; `rows` may lack some that were lost."""
     rows: list[Mapping[str, float]] = field(default_factory=list)
@@ -100,10 +102,10 @@ class Training:
     """What `news` said last."""
 
     @classmethod
-    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> "Training":
+    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """As if these rows had just been added one by one, after so many train steps."""
         gated = config.reward.gated or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), hints=hints(config))
+        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), hints=hints(config), scored=scored)
         for row in rows:
             training.add(row)
         training.num_steps = num_steps
@@ -118,7 +120,7 @@ class Training:
         """Take a step in; returns the alarms that it raised."""
         self.rows.append(row)
         self.num_steps += 1
-        return self.monitor.observe(self.num_steps, row)
+        return self.monitor.observe(self.num_steps, row) if self.scored else []
 
     @property
     def progress_fields(self) -> dict[str, float | str]:
@@ -181,10 +183,16 @@ class Training:
             "restarts": num_restarts,
             "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),
             "logprob_gap_version0": self.logprob_gap_version0,
-            "prm_weight_at_end": self.monitor.prm_weight,
-            "alarms": [asdict(alarm) for alarm in self.monitor.alarms],
+            **self._watched,
             "bottleneck": asdict(verdict) if verdict else None,
         }
+
+    @property
+    def _watched(self) -> dict[str, object]:
+        if not self.scored:
+            return {}
+        alarms = [asdict(alarm) for alarm in self.monitor.alarms]
+        return {"prm_weight_at_end": self.monitor.prm_weight, "alarms": alarms}
 
     def _verdict(self, rows: Sequence[Mapping[str, float]]) -> Verdict:
         return bottleneck(average_shares([_shares(row) for row in rows]), self.hints)

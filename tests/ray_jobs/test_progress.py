@@ -16,8 +16,8 @@ def make_row(**shares):
     }
 
 
-def make_training(*rows):
-    return Training.of(load_run_config(None, []), rows, num_steps=len(rows))
+def make_training(*rows, scored=True):
+    return Training.of(load_run_config(None, []), rows, num_steps=len(rows), scored=scored)
 
 
 def news_of(training, *rows):
@@ -63,3 +63,13 @@ def test_advice_is_given_once_the_verdict_has_settled_and_again_when_another_par
 def test_a_resumed_run_says_again_what_limits_it():
     training = make_training(*[make_row()] * 8)
     assert news_of(training, make_row())[0].startswith("speed: the engine limits")
+
+
+def test_alarms_about_who_scores_steps_are_raised_where_somebody_does():
+    """Regression: a run with credit by outcome alone told of alarms about a PRM that it did not have."""
+    rows = [make_row() | {"rollout/solve_rate": rate} for rate in [0.9] * 6 + [0.3] * 4]
+    watched, unwatched = make_training(*rows), make_training(*rows, scored=False)
+    assert [one.name for one in watched.monitor.alarms] == ["solve rate"]
+    assert watched._watched.keys() == {"prm_weight_at_end", "alarms"}
+    assert unwatched.monitor.alarms == []
+    assert unwatched._watched == {}
