@@ -183,8 +183,11 @@ class StepDistributions:
         self._count("steps/generate_s", [turn["generate_s"] for turn in turns])
         self._count("steps/tool_s", [turn["tool_s"] for turn in turns if turn["action"] is not None])
         for turn in turns:
-            self._count("tokens/staleness", self._ages(turn))
-            self._count("tokens/ratio", _ratios(turn))
+            ratios = _ratios(turn)
+            self._count("tokens/ratio", ratios)
+            # Of a turn that was not trained there are none.
+            if ratios.size:
+                self._count("tokens/staleness", self._ages(turn))
 
     def _ages(self, turn: TurnRecord) -> np.ndarray:
         """Of each token, nan where it was too old to be trained."""

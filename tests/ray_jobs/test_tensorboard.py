@@ -316,3 +316,12 @@ def test_seconds_go_on_after_a_resume(tmp_path):
 def test_histogram_of_equal_numbers_has_one_bucket_around_them():
     (bucket,) = watched(make_record(make_turn(generate_s=2.0)))["steps/generate_s"]
     np.testing.assert_array_equal(bucket, [1.5, 2.5, 1.0])
+
+
+def test_tokens_that_were_not_trained_have_neither_a_ratio_nor_an_age():
+    """Regression: what a fork repeats had an age, and made trained tokens look older than they are."""
+    replayed, trained = make_turn(trainable=False), make_turn()
+    del replayed["learner_logprobs"]
+    assert not {"tokens/staleness", "tokens/ratio"} & watched(make_record(replayed)).keys()
+    alone, beside = watched(make_record(trained)), watched(make_record(replayed, trained))
+    assert alone["tokens/staleness"].tolist() == beside["tokens/staleness"].tolist()
