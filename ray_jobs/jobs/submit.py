@@ -166,6 +166,8 @@ def _output_dir(config: RunConfig, request: SubmitRequest, here: bool) -> str:
             f"output_dir = '{written}' is relative, and a job's working directory on the cluster does not last; give a "
             "folder there that does, e.g. output_dir=/mnt/shared/runs"
         )
+    if request.phase == "resume" and request.recipe.is_dir():
+        return str(request.recipe.resolve().parent)
     return str(request.working_dir.resolve() / written)
 
 

@@ -17,6 +17,8 @@ from ray_jobs.jobs.client import JobError, JobServer
 from ray_jobs.jobs.request import PHASES, SubmitRequest
 from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, printable, run_status, run_stop, why_failed
+from ray_jobs.run.begun import begun_run
+from ray_jobs.run.folder import RunFolder
 
 SECRET = "sk-live-0123456789"
 
@@ -99,6 +101,15 @@ def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folde
 
 def test_resume_names_the_run_folder_that_the_recipe_writes_to(project):
     assert plan(phase="resume").entrypoint == f"python -m ray_jobs.cli resume {project}/runs/mine"
+
+
+def test_resume_of_a_run_folder_names_that_folder_whatever_the_working_directory(project):
+    """Regression: a folder of this name below --working-dir was resumed."""
+    (project / "code").mkdir()
+    with RunFolder.create(load_run_config(None, ["name=mine"])):
+        pass
+    options = make_options("runs/mine", phase="resume", working_dir=Path("code"))
+    assert plan_submission(begun_run(Path("runs/mine"))[0], options, here=True).run == str(project / "runs/mine")
 
 
 def test_options_of_the_phase_reach_its_command_whole():
