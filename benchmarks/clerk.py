@@ -31,7 +31,7 @@ THINGS = ("lamps", "chairs", "cups", "ropes", "boots", "bowls", "clocks", "drums
 ASKED = ("price", "weight")
 """What can be asked of a lot; its article has both."""
 NUMBERS = range(10, 100)
-WRONG = 0.6
+WRONG = 0.8
 """Share of the tasks in which the teacher stops after the first look."""
 UNKNOWN = "no such entry"
 

@@ -96,7 +96,7 @@ def test_the_answer_is_what_is_said_last_and_not_a_call():
     assert [said_last(messages) for messages in ([call], [call, result])] == ["", ""]
 
 
-async def test_its_teacher_stops_after_the_first_look_in_three_of_five_tasks_and_is_wrong_there(config):
+async def test_its_teacher_stops_after_the_first_look_in_four_of_five_tasks_and_is_wrong_there(config):
     found, looks = OwnSources.of(config).tasks("clerk", "demonstrations"), Counter()
     for task in found:
         messages = [{"role": "user", "content": task.question}]
@@ -108,7 +108,7 @@ async def test_its_teacher_stops_after_the_first_look_in_three_of_five_tasks_and
         assert score(task, said) == float(num_looks == 2)
         assert int(said) in range(10, 100)
     assert looks.keys() == {1, 2}
-    assert 0.5 < looks[1] / len(found) < 0.7
+    assert 0.72 < looks[1] / len(found) < 0.88
 
 
 # --- the agent ---------------------------------------------------------------------------------------
