@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.api_keys import find_key
 from configs.errors import UserError
@@ -221,7 +223,25 @@ def _connection_session(context: "Context", transport: Transport) -> str | None:
     if transport == "stdio":
         return _STDIO_SESSION
     header = _header(context)
-    return f"connection {header}" if header else None
+    return _session_of(header) if header else None
+
+
+def _session_of(connection: str) -> str:
+    return f"connection {connection}"
+
+
+class ConnectionEnd:
+    """ASGI middleware: a client that hangs up ends the session that its connection stood for. That of one that breaks
+    off without a word ends when it was idle for long."""
+
+    def __init__(self, app: ASGIApp, *, sessions: Sessions) -> None:
+        self._app = app
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "DELETE":
+            self._sessions.close(_session_of(Headers(scope=scope).get("mcp-session-id", "")))
 
 
 def _client(context: "Context") -> str:
@@ -243,7 +263,8 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
     new one, which then stands in the address that is printed on stderr. Raises ListenError when the address
     cannot be had, and ApiKeyError.
     """
-    server = build_server(toolbox, transport=transport)
+    sessions = Sessions(toolbox)
+    server = build_server(toolbox, transport=transport, sessions=sessions)
     if transport == "stdio":
         await server.run_stdio_async(show_banner=False, log_level="ERROR")
         return
@@ -259,7 +280,7 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
             port=listener.getsockname()[1],
             sockets=[listener],
             host_origin_protection="auto",
-            middleware=[Middleware(TokenGate, token=token)],
+            middleware=[Middleware(TokenGate, token=token), Middleware(ConnectionEnd, sessions=sessions)],
         )
 
 

@@ -90,6 +90,14 @@ async def test_clients_of_both_protocol_ages_have_a_session_of_their_own(server:
         assert kept == "1\n" if mode == "legacy" else "NameError" in kept
 
 
+async def test_a_connection_that_is_hung_up_leaves_its_place_to_others() -> None:
+    """Regression: the 65th client within a quarter of an hour was refused, though none of the others was there."""
+    with http_server() as server:
+        for _ in range(MAX_SESSIONS + 1):
+            async with Client(server.url, mode="legacy") as client:
+                assert "kg" in await _text(client, "search", "weight of wool locks crate")
+
+
 async def test_an_opened_session_is_shared_by_whoever_has_its_id_until_it_is_closed(server: HttpServer) -> None:
     async with Client(server.url) as one, Client(server.url) as other:
         session_id = (await one.call_tool("open_session", {})).content[0].text
