@@ -9,7 +9,7 @@ server takes its schema; `null` where there is a default means the default.
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -186,10 +186,11 @@ def _shown_argument(parameter: inspect.Parameter) -> str:
     return f'"{parameter.name}": {inspect.formatannotation(parameter.annotation)}{default}'
 
 
-def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
-    """What makes the tool, once for every episode. Raises ToolSetupError."""
+def own_maker(name: str, config: OwnToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
+    """What makes the tool, once for every episode. The limits are those of a call to a server. Raises
+    ToolSetupError."""
     if config.is_mcp:
-        from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpTool
+        from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpLimits, McpTool
 
         try:
             address = McpAddress.parse(config.source)
@@ -198,7 +199,10 @@ def own_maker(name: str, config: OwnToolConfig) -> Callable[[], Any]:
         key = None
         if variable := config.api_key_env:
             key = McpKey(variable, read_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
-        return partial(McpTool, address, name=name, description=config.description, key=key)
+        usual = McpLimits()
+        # What is cut here is seen by nobody, by the block list neither.
+        limits = replace(usual, time_limit_s=time_limit_s, max_chars=max(usual.max_chars, max_chars))
+        return partial(McpTool, address, name=name, description=config.description, key=key, limits=limits)
     try:
         return load_own(config.source, key=f"envs.tools.{name}", kind="class")
     except OwnCodeError as error:

@@ -139,7 +139,8 @@ def _own(name: str, parts: Parts) -> OpenTool:
     config = parts.config.tools[name]
     if function := function_tool(name, config):
         return _lent(parts.guarded(function))
-    make = own_maker(name, config)
+    limit_s, max_chars = parts.config.web.time_limit_s, parts.config.max_result_chars
+    make = own_maker(name, config, time_limit_s=limit_s, max_chars=max_chars)
 
     @contextmanager
     def open_one() -> Iterator[Tool]:
