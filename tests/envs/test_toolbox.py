@@ -201,6 +201,21 @@ def test_a_tool_of_an_mcp_server_stands_beside_the_others_and_its_own_words_do_n
         Toolbox(EnvsConfig(actions=("lookup", "answer"), tools={"lookup": tools["lookup"] | {"source": "mcp:x://y"}}))
 
 
+@pytest.mark.parametrize(("max_result_chars", "kept"), [(400, 4000), (9000, 9000)])
+def test_a_call_of_a_server_has_the_recipes_limits(max_result_chars, kept):
+    """Regression: 30 s and 4,000 characters, whatever the recipe said."""
+    config = EnvsConfig.model_validate(
+        {
+            "actions": ["lookup", "answer"],
+            "tools": {"lookup": {"source": "mcp:https://example.org/mcp", "description": "look it up"}},
+            "max_result_chars": max_result_chars,
+            "web": {"time_limit_s": 120.0},
+        }
+    )
+    with Toolbox(config) as toolbox, toolbox.episode() as (tool, _):
+        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (120.0, kept)
+
+
 @pytest.mark.parametrize(
     ("name", "attribute", "said"),
     [
@@ -319,6 +334,13 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
     file.write_text('One?\n{"answer": 2}\n')
     with pytest.raises(ValueError, match=r"line 2 of .* is no JSON object with the field 'question'"):
         read_questions(file)
+
+
+def test_a_line_ends_where_it_ends_and_not_at_another_separator(tmp_path):
+    """Regression: text from the web holds U+2028, which JSON allows within a string."""
+    file = tmp_path / "questions.txt"
+    file.write_text('{"question": "One\u2028and two?"}\nThree\u0085times?\r\nFour?\n', encoding="utf-8")
+    assert read_questions(file) == ["One\u2028and two?", "Three\u0085times?", "Four?"]
 
 
 def test_a_file_of_questions_that_is_not_there_stops_before_anything_starts(tmp_path):

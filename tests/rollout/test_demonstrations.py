@@ -124,6 +124,12 @@ async def imitated(path, *lines, rules=RULES):
     return [await recorded_trajectory(one, index, CHAT, rules) for index, one in enumerate(conversations)]
 
 
+async def test_a_conversation_may_hold_what_separates_lines_elsewhere(tmp_path):
+    said = {"messages": [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "ab"}]}
+    (one,) = await imitated(tmp_path / "said.jsonl", json.dumps(said, ensure_ascii=False))
+    assert one.turns[0].completion.text == "ab"
+
+
 async def test_every_message_of_the_assistant_is_a_turn_of_one_growing_dialogue(tmp_path):
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "c", "content": "2"}

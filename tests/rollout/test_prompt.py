@@ -52,6 +52,13 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
     assert json.dumps(planner_schema(settings.actions, settings.schemas)) == json.dumps(GOLDEN["schema"])
 
 
+def test_an_example_may_hold_what_separates_lines_elsewhere(tmp_path):
+    row = {"question": "What is\u20286 by 7?", "steps": STEPS}
+    (tmp_path / "examples.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    prompt = RunConfig(rollout={"prompt": {"examples": str(tmp_path / "examples.jsonl")}}).rollout.prompt
+    assert len(prompt.examples) == 1
+
+
 def test_instructions_tools_and_examples_come_in_this_order(examples):
     prompt = RunConfig(rollout={"prompt": {"instructions": "Be brief.", "examples": str(examples)}}).rollout.prompt
     assert system_prompt([ThinkTool(), AnswerTool()], prompt) == (
