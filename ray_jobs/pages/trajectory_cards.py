@@ -9,9 +9,10 @@ from rollout.records import StepRecord, TrajectoryRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedTasks:
-    """Numbers of tasks by what RL changed, and the first of each kind by title: one that RL turned from wrong to right,
-    both ways, and one that the trained policy still fails."""
+    """How many tasks were attempted after RL, numbers of them by what RL changed, and the first of each kind by title:
+    one that RL turned from wrong to right, both ways, and one that the trained policy still fails."""
 
+    attempted: int
     gained: int
     lost: int
     failed: int
@@ -27,7 +28,7 @@ def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, Tra
     cards = {"Before RL": before[gained[0]], "The same task after RL": after[gained[0]]} if gained else {}
     if failed:
         cards["A task the trained policy still fails"] = after[failed[0]]
-    return TurnedTasks(gained=len(gained), lost=lost, failed=len(failed), cards=cards)
+    return TurnedTasks(attempted=len(after), gained=len(gained), lost=lost, failed=len(failed), cards=cards)
 
 
 def _is_wrong(attempt: TrajectoryRecord) -> bool:

@@ -93,7 +93,7 @@ class Training:
     monitor: HackingMonitor
     hints: Mapping[Limit, str]
     """What to do about each limit, here."""
-    scored: bool = True
+    scored: bool
     """Whether somebody scores steps; else there is nobody to watch."""
     num_steps: int = 0
     """Train steps that the weights have behind them; `rows` may lack some that were lost."""

@@ -307,6 +307,20 @@ def test_report_without_any_one_of_its_numbers_still_renders(folder):
             assert key in named.split(", ")
 
 
+def test_report_of_a_run_that_was_cut_off_before_its_end_says_nothing_of_what_rl_turned(folder):
+    folder.log_trajectories([make_record("eval_before", 0.0)])
+    words = words_of(render(folder))
+    assert "from wrong to right" not in words
+    assert "No trajectories were recorded" in words
+
+
+def test_report_of_a_run_in_which_all_tasks_are_right_before_and_after_counts_them(folder):
+    folder.log_trajectories([make_record("eval_before", 1.0), make_record("eval_after", 1.0)])
+    words = words_of(render(folder))
+    assert "RL turned 0 tasks from wrong to right and 0 from right to wrong; 0 are wrong after it." in words
+    assert "No trajectories were recorded" not in words
+
+
 def test_report_of_a_run_that_did_not_finish_says_so(folder, tmp_path):
     words = words_of(render(folder))
     assert "A run that did not finish" in words
