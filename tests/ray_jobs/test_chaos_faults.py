@@ -2,6 +2,7 @@
 
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -115,3 +116,37 @@ def test_job_on_two_machines_may_have_more_workers_than_this_one_has_places(tmp_
     assert main(given) == 2
     assert main([*given, "--two-machines"]) == 0
     assert [how["two_machines"] for how in asked] == [True]
+
+
+@pytest.fixture
+def victim(stage, monkeypatch):
+    """A ledger with one running group, whose state a test may set, and a worker that dies of nothing."""
+    ledger = sqlite3.connect(stage.job.folder / "ledger.sqlite", isolation_level=None)
+    ledger.execute("CREATE TABLE groups (ordinal INTEGER, state TEXT)")
+    ledger.execute("INSERT INTO groups VALUES (7, 'running')")
+    monkeypatch.setattr(Job, "alive", lambda job: {"rollout": [1]})
+    monkeypatch.setattr("ray_jobs.checks.chaos.faults.LOOK_S", 0.01)
+    deaths = []
+    monkeypatch.setattr("ray_jobs.checks.chaos.faults.send", lambda *signal: deaths.append(signal))
+    yield ledger, deaths
+    ledger.close()
+
+
+def test_poisoned_group_kills_until_it_has_failed(stage, victim, monkeypatch):
+    ledger, deaths = victim
+
+    def die(*_):
+        deaths.append(1)
+        if len(deaths) == 3:
+            ledger.execute("UPDATE groups SET state = 'failed'")
+
+    monkeypatch.setattr("ray_jobs.checks.chaos.faults.send", die)
+    assert FAULTS["poison"](stage) == "poisoned g000007: 3 workers died of it"
+    assert (stage.poisoned, stage.complaints) == ({"g000007"}, [])
+
+
+def test_poisoned_group_that_never_fails_is_a_complaint(stage, victim, monkeypatch):
+    monkeypatch.setattr("ray_jobs.checks.chaos.faults.POISON_S", 0.1)
+    assert FAULTS["poison"](stage)
+    (complaint,) = stage.complaints
+    assert complaint.startswith("g000007 killed") and complaint.endswith("and has not failed")

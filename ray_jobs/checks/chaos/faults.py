@@ -19,7 +19,9 @@ from rollout.store.lifecycle import group_id
 SHORT_PAUSE_S = 20.0
 DISK_STAYS_FULL_S = 15.0
 MACHINE_STAYS_AWAY_S = 20.0
-POISON_S = 240.0
+POISON_S = 900.0
+"""Within so long a task that kills each worker has failed: `rollout.max_attempts` starts of a worker, and more."""
+UNENDED = ("queued", "running")
 WAL_HEADER = 32
 SMALL_DISK = 4 * 2**30
 """Only a disk of at most so many bytes is filled: it was made for this."""
@@ -157,7 +159,7 @@ def poison(stage: Stage) -> str | None:
         running = sorted(ordinal for ordinal, state in states.items() if state == "running")
         if victim is None and running and len(workers) == 1:
             victim = stage.rng.choice(running)
-        if victim is not None and states.get(victim) not in ("queued", "running"):
+        if victim is not None and states.get(victim) not in UNENDED:
             break
         if victim in running:
             deaths += len(workers)
@@ -166,6 +168,8 @@ def poison(stage: Stage) -> str | None:
     if victim is None:
         return None
     stage.poisoned.add(group_id(victim))
+    if stage.job.runs and _states(stage.job.folder).get(victim) in UNENDED:
+        stage.complaints.append(f"{group_id(victim)} killed {deaths} workers in {POISON_S:.0f} s, and has not failed")
     return f"poisoned {group_id(victim)}: {deaths} workers died of it"
 
 

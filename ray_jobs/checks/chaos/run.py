@@ -118,7 +118,7 @@ def _job(
 
 def _shoot(stage: Stage, console: Console, num_faults: int, kinds: Sequence[str]) -> Counter[str]:
     """Let the faults happen one after the other until all have, and the job until it has ended."""
-    job, done = stage.job, Counter[str]()
+    job, done, began = stage.job, Counter[str](), time.monotonic()
     while not job.finished:
         job.ensure_running()
         if done.total() >= num_faults:
@@ -130,7 +130,8 @@ def _shoot(stage: Stage, console: Console, num_faults: int, kinds: Sequence[str]
         kind = stage.rng.choice(kinds)
         if said := FAULTS[kind](stage):
             done[kind] += 1
-            console.print(f"{done.total()}: {said}", highlight=False)
+            minutes = (time.monotonic() - began) / 60
+            console.print(f"{done.total()} after {minutes:.1f} min: {said}", highlight=False)
         if job.num_starts > num_faults + 3:
             raise ChaosError(f"the job was started {job.num_starts} times for {done.total()} faults; see {job.log}")
     return done
