@@ -10,7 +10,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from configs.errors import UserError, did_you_mean
-from configs.older import as_today
 from configs.own import search_in
 from configs.run import RunConfig
 from configs.wording import describe, reason
@@ -26,7 +25,7 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
     """Read `recipe` (a file, a run's config.json, or the name of a built-in one), apply `a.b=value` overrides in order,
     validate. Raises ConfigError."""
     found = find_recipe(recipe) if recipe else None
-    values = _today(_read(found)) if found else {}
+    values = _read(found) if found else {}
     for override in overrides:
         _apply(values, override)
     try:
@@ -99,14 +98,6 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
     except OSError as error:
         raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
-
-
-def _today(values: dict[str, object]) -> dict[str, object]:
-    """Under today's keys, which are those that overrides name."""
-    try:
-        return as_today(values, RunConfig)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _apply(values: dict[str, object], override: str) -> None:

@@ -1,8 +1,7 @@
 """A whole run: what a recipe describes."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -20,7 +19,6 @@ from configs.learner import (
     PlansConfig,
     TeacherConfig,
 )
-from configs.older import as_today
 from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
 from configs.rollout import (
     AgentConfig,
@@ -147,11 +145,6 @@ class RunConfig(Config):
     def evaluation_mix(self) -> dict[str, float]:
         """The shares of the held-out tasks."""
         return self.envs.mix if self.evaluation.mix is None else self.evaluation.mix
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_today(cls, values: Any) -> Any:
-        return as_today(values, cls) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _frozen_modules_have_frozen_weights(self) -> "RunConfig":

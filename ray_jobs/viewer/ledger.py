@@ -15,11 +15,9 @@ COPY_EVERY_S = 30.0
 """On a network file system the whole ledger is copied to be read, so not at every look."""
 
 _COLUMNS = (
-    "ordinal, task, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, versions, facts, "
-    "reason"
+    "ordinal, task, family, repeats, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, "
+    "versions, facts, reason"
 )
-_LATER = ("family", "repeats")
-"""Ledgers of earlier releases lack these columns."""
 
 
 class LedgerRows:
@@ -56,9 +54,7 @@ class LedgerRows:
 def _read(path: Path) -> list[sqlite3.Row]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
         db.row_factory = sqlite3.Row
-        there = {row["name"] for row in db.execute("PRAGMA table_info(groups)")}
-        later = ", ".join(name if name in there else f"NULL AS {name}" for name in _LATER)
-        return list(db.execute(f"SELECT {_COLUMNS}, {later} FROM groups ORDER BY ordinal"))
+        return list(db.execute(f"SELECT {_COLUMNS} FROM groups ORDER BY ordinal"))
 
 
 def _group(row: sqlite3.Row) -> dict[str, Any]:

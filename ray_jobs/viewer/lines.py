@@ -161,7 +161,7 @@ def _readable(parse: Callable[[bytes], object], line: bytes, key: str) -> Row | 
 
 
 def _row(head: Mapping[str, Any]) -> Row:
-    """What a list shows of a trajectory. Files of earlier releases lack the later of these."""
+    """What a list shows of a trajectory. A line of another program may lack some of it."""
     reward = head.get("reward")
     return {
         "id": str(head.get("id")),

@@ -90,8 +90,8 @@ class ViewedRun:
                 **{name: config.get(name) for name in _SETTINGS},
                 "model": config.get("model", {}).get("path"),
                 "group_size": rollout.get("group_size"),
-                "credit": _type_of(reward.get("credit")),
-                "objective": _type_of(learner.get("loss", learner.get("objective"))),
+                "credit": reward.get("credit", {}).get("type"),
+                "objective": learner.get("loss", {}).get("type"),
             },
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
@@ -269,11 +269,6 @@ def _group_fits(group: Row, wanted: Wanted) -> bool:
         and (wanted.step is None or group["step"] == wanted.step)
         and wanted.text.lower().strip() in said
     )
-
-
-def _type_of(setting: object) -> object:
-    """What a recipe chose; runs of earlier releases have it as a text."""
-    return setting.get("type") if isinstance(setting, dict) else setting
 
 
 def _json(path: Path) -> dict[str, Any]:

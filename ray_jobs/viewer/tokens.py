@@ -1,20 +1,17 @@
 """The text of each token of a trajectory, from the tokenizer that the run kept."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from learner.demo_model import demo_model_dir
 from rollout.records import TOKENIZER
 
 MAX_PROMPT_CHARS = 20_000
 
 
 class TokenTexts:
-    """`folder` is the run's. Runs of earlier releases kept no tokenizer: then the one of the model folder that their
-    configuration names is taken, and where there is none tokens have no texts."""
+    """`folder` is the run's. Where no tokenizer is in it, tokens have no texts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,13 +44,5 @@ class TokenTexts:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        path = next((one for one in self._places() if one.is_file()), None)
-        return None if path is None else Tokenizer.from_file(str(path))
-
-    def _places(self) -> list[Path]:
-        own = self._folder / TOKENIZER
-        try:
-            model = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))["model"]["path"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return [own]
-        return [own, (demo_model_dir() if model == "demo" else Path(model)) / TOKENIZER]
+        path = self._folder / TOKENIZER
+        return Tokenizer.from_file(str(path)) if path.is_file() else None

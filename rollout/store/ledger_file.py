@@ -86,22 +86,6 @@ CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step IN
 """
 """The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes."""
 
-_MIGRATION = """
-BEGIN IMMEDIATE;
-CREATE TABLE payloads (ordinal INTEGER PRIMARY KEY, data BLOB NOT NULL);
-INSERT INTO payloads SELECT ordinal, payload FROM groups WHERE payload IS NOT NULL;
-DROP INDEX IF EXISTS shown;
-ALTER TABLE groups ADD COLUMN shown INTEGER;
-UPDATE groups SET shown = 1
-    WHERE state IN ('all_right', 'all_wrong', 'overlong', 'failed') AND payload IS NOT NULL;
-UPDATE groups SET payload = NULL;
-COMMIT;
-"""
-"""From the schema of earlier releases, in which a group's bytes stood in its row."""
-
-_LATER_COLUMNS = {"family": "TEXT", "repeats": "INTEGER", "num_right": "REAL", "num_scored": "INTEGER"}
-"""Ledgers of earlier releases lack these; of their groups they are not known."""
-
 LARGEST_WAL_PAGES = 2**14
 """64 MiB. A longer -wal file goes into the main one within a commit, which then waits for the disk."""
 
@@ -159,12 +143,7 @@ class LedgerFile:
             self._db.execute("PRAGMA secure_delete = OFF")
             if self._open_to_threads:
                 self._db.execute(f"PRAGMA wal_autocheckpoint = {LARGEST_WAL_PAGES}")
-            if self._is_of_an_earlier_release():
-                self._db.executescript(_MIGRATION)
-            if there := self._columns():
-                for name, kind in _LATER_COLUMNS.items():
-                    if name not in there:
-                        self._db.execute(f"ALTER TABLE groups ADD COLUMN {name} {kind}")
+            self._refuse_other_columns()
             self._db.executescript(_SCHEMA)
             counted = self._counted()
         except sqlite3.DatabaseError as error:
@@ -265,13 +244,17 @@ class LedgerFile:
     def _cannot_write(self, error: Exception) -> LedgerError:
         return LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk")
 
-    def _is_of_an_earlier_release(self) -> bool:
-        """Whether the bytes of groups stand in their rows."""
-        return "payload" in self._columns() and not list(self._db.execute("PRAGMA table_info(payloads)"))
-
-    def _columns(self) -> set[str]:
-        """Of the table of groups; none where there is no such table yet."""
-        return {row["name"] for row in self._db.execute("PRAGMA table_info(groups)")}
+    def _refuse_other_columns(self) -> None:
+        """Raises LedgerError where the table of groups is there, and is not of this release."""
+        with closing(sqlite3.connect(":memory:")) as new:
+            new.executescript(_SCHEMA)
+            wanted = _columns_of(new)
+        if (there := _columns_of(self._db)) and there != wanted:
+            differ = ", ".join(sorted(there ^ wanted))
+            raise LedgerError(
+                f"{self._path} is no ledger of this release: its groups have other columns ({differ}); begin a new "
+                "run, or go on with the release that wrote it"
+            )
 
     def _insert(self, task: int, state: State, attempt: int, **columns: object) -> int:
         """A new group. It is drawn and, where it has a worker, runs at once."""
@@ -334,3 +317,8 @@ class LedgerFile:
 
     def _scalar(self, query: str, values: Sequence[object] = ()) -> int:
         return int(self._db.execute(query, values).fetchone()[0])
+
+
+def _columns_of(db: sqlite3.Connection) -> set[str]:
+    """Of the table of groups; none where there is no such table yet."""
+    return {row[1] for row in db.execute("PRAGMA table_info(groups)")}

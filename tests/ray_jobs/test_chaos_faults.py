@@ -149,4 +149,5 @@ def test_poisoned_group_that_never_fails_is_a_complaint(stage, victim, monkeypat
     monkeypatch.setattr("ray_jobs.checks.chaos.faults.POISON_S", 0.1)
     assert FAULTS["poison"](stage)
     (complaint,) = stage.complaints
-    assert complaint.startswith("g000007 killed") and complaint.endswith("and has not failed")
+    assert complaint.startswith("g000007 killed")
+    assert complaint.endswith("and has not failed")

@@ -92,16 +92,6 @@ def test_every_group_names_its_family_whether_or_not_its_attempts_are_recorded(f
     assert (ask(client, "groups", text="lookup")["total"], ask(client, "groups", text="chain")["total"]) == (7, 0)
 
 
-def test_ledger_of_an_earlier_release_shows_the_family_of_recorded_groups(folder):
-    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
-        db.execute("DROP INDEX outcomes")
-        db.execute("ALTER TABLE groups DROP COLUMN family")
-        db.execute("ALTER TABLE groups DROP COLUMN repeats")
-    groups = ask(client_of(folder), "groups")["rows"]
-    assert [group["family"] for group in groups] == ["lookup"] * 4 + [None] * 3
-    assert {group["repeats"] for group in groups} == {None}
-
-
 def test_group_that_asks_a_task_again_says_which(folder):
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
         db.execute("UPDATE groups SET repeats = 1 WHERE ordinal = 3")

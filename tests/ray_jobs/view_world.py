@@ -133,7 +133,7 @@ def make_run(folder: Path, *, num_steps=3) -> Path:
     """A run of so many steps with one trained group each; and one filtered, one expired and one failed group."""
     folder.mkdir(parents=True)
     save_tokenizer(folder)
-    settings = {"name": folder.name, "num_steps": num_steps, "seed": 0, "reward": {"credit": "outcome_gated"}}
+    settings = {"name": folder.name, "num_steps": num_steps, "seed": 0, "reward": {"credit": {"type": "outcome_gated"}}}
     (folder / "config.json").write_text(json.dumps(settings))
     append(folder / "metrics.jsonl", map(metric_row, range(1, num_steps + 1)))
     filtered = make_group(num_steps, outcomes=(0.0, 0.0), scored=False)

@@ -280,7 +280,7 @@ def test_open_tasks_are_those_that_run_or_wait_to_run():
 
 
 def test_queued_group_of_which_no_family_is_known_gets_one_when_it_is_given_out():
-    """As after a power cut took its row, or in the ledger of an earlier release."""
+    """As after a power cut took its row."""
     ledger = Ledger()
     (permit,) = ledger.lease(0, 1, num_new=1, min_version=0)
     assert permit.family is None
@@ -443,18 +443,3 @@ async def test_batch_counts_every_family_that_there_is():
 async def test_where_nobody_chooses_permits_name_no_family():
     buffer = GroupBuffer(BufferSettings(batch_groups=2, pipeline_depth=0), Ledger())
     assert {permit.family for permit in await admitted(buffer)} == {None}
-
-
-def test_ledger_of_an_earlier_release_gets_what_the_choice_needs(path):
-    ledger = Ledger(path)
-    (permit,) = lease(ledger, "lookup")
-    settle(ledger, permit, 4)
-    ledger._db.execute("DROP INDEX outcomes")
-    for name in ("family", "repeats", "num_right", "num_scored"):
-        ledger._db.execute(f"ALTER TABLE groups DROP COLUMN {name}")
-    ledger.close()
-    ledger = Ledger(path)
-    assert (ledger.ready()[0].family, ledger.outcomes("lookup", 9)) == (None, [])
-    (permit,) = lease(ledger, "chain")
-    settle(ledger, permit, 4)
-    assert ledger.outcomes("chain", 9) == [outcome(1, 4, 8)]
