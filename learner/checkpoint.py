@@ -79,11 +79,11 @@ def load_checkpoint(learner: "Learner", folder: Path) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checkpoint whose files all match its manifest, after so many optimizer steps. `trained`: what its weights were
-    trained on; None where an earlier release did not write it down."""
+    trained on."""
 
     folder: Path
     step: int
-    trained: TrainedGroups | None
+    trained: TrainedGroups
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -117,10 +117,11 @@ def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     return None, unusable
 
 
-def _read_trained(folder: Path) -> TrainedGroups | None:
-    if not (folder / TRAINED).exists():
-        return None
-    said = json.loads((folder / TRAINED).read_text())
+def _read_trained(folder: Path) -> TrainedGroups:
+    try:
+        said = json.loads((folder / TRAINED).read_text())
+    except OSError as error:
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {reason(error)}") from error
     steps = [
         TrainedStep(
             step=one["step"], groups=tuple((ordinal, task) for ordinal, task in one["groups"]), refused=one["refused"]

@@ -231,6 +231,10 @@ class Watch(AbstractContextManager["Watch"]):
         beat, part.beat, part.silent_s, part.rested_s = part.beat, None, 0.0, 0.0
         try:
             pulse = ray.get(beat)
+        except ray.exceptions.ActorUnavailableError:
+            # It may live and take no calls any more. It is asked again at once, and has been silent all the time.
+            part.silent_s, part.rested_s = took_s + tick, BEAT_EVERY_S
+            return
         except ray.exceptions.RayError:
             # It died, or its engine did and it ends itself: others see to that.
             part.pulse, part.stalled_s = None, 0.0

@@ -33,13 +33,10 @@ class LedgerMending(LedgerFile):
             ),
         )
 
-    def follow(self, trained: TrainedGroups | None, step: int) -> list[str]:
-        """Make the ledger agree with the checkpoint after `step`, whose weights were `trained` on that; None where it
-        does not say. Changes nothing where no power cut, copy or broken disk has changed the file. Returns what was
-        mended, in sentences. Raises LedgerError where it cannot be."""
-        if trained is None:
-            self._check_reaches(step)
-            return []
+    def follow(self, trained: TrainedGroups, step: int) -> list[str]:
+        """Make the ledger agree with the checkpoint after `step`, whose weights were `trained` on that. Changes nothing
+        where no power cut, copy or broken disk has changed the file. Returns what was mended, in sentences. Raises
+        LedgerError where it cannot be."""
         rows = {row["ordinal"]: row for row in self._db.execute("SELECT ordinal, task, state, step FROM groups")}
         listed = {ordinal: (one, task) for one in trained.steps for ordinal, task in one.groups}
         for one in listed:
@@ -86,16 +83,6 @@ class LedgerMending(LedgerFile):
                     self._drop(ordinal)
                 self._count_again()
         return _told(broken, "the disk has changed the bytes of %s; they failed and are not trained")
-
-    def _check_reaches(self, step: int) -> None:
-        """Without a list, what is missing cannot be mended."""
-        highest = self._scalar("SELECT COALESCE(MAX(step), 0) FROM groups")
-        if highest < step:
-            raise LedgerError(
-                f"{self._path} ends at step {highest}, and the newest checkpoint is of step {step}: the ledger has "
-                "lost its end, and groups would be trained twice; put the whole ledger back, with its -wal file, or "
-                f"move the checkpoints after step {highest} away"
-            )
 
     def _mark(self, ordinal: int, one: TrainedStep, task: int) -> None:
         state: State = "trained" if one.refused is None else "refused"

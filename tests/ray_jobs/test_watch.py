@@ -123,6 +123,19 @@ def test_what_restarts_by_itself_is_only_ended(watch, cluster):
     assert cluster.ended == [("store", "restarts")]
 
 
+@pytest.mark.parametrize(("answered", "bound_s"), [(True, SETTINGS.answer_s), (False, SETTINGS.start_s)])
+def test_who_takes_no_calls_any_more_is_silent_however_often_ray_says_so(watch, cluster, said, answered, bound_s):
+    follow(watch, cluster.actor("PRM", Pulse() if answered else None), restarts=True)
+    pass_by(watch, BEAT_EVERY_S + 1)
+    cluster.answers["PRM"] = ray.exceptions.ActorUnavailableError("failed to connect to all addresses", None)
+    pass_by(watch, LATE_AFTER_S + BEAT_EVERY_S)
+    assert "the PRM has not" in watch.late()
+    assert cluster.ended == []
+    pass_by(watch, bound_s)
+    assert cluster.ended == [("PRM", "restarts")]
+    assert len(said) == 1
+
+
 def test_who_answers_slowly_all_the_time_gets_longer(watch, cluster):
     follow(watch, cluster.actor("rollout worker 0"))
     for _ in range(10):

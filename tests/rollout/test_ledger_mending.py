@@ -150,16 +150,6 @@ def test_ledger_of_another_run_is_refused():
         ledger.follow(other, 1)
 
 
-def test_checkpoint_that_does_not_say_what_it_was_trained_on_is_not_believed_beside_a_short_ledger():
-    ledger = Ledger()
-    train(ledger, 1)
-    assert ledger.follow(None, 1) == []
-    with pytest.raises(
-        LedgerError, match=r"ends at step 1, and the newest checkpoint is of step 2: .* -wal file, or move"
-    ):
-        ledger.follow(None, 2)
-
-
 def test_run_without_a_checkpoint_has_nothing_to_follow():
     ledger = Ledger()
     train(ledger, 1)
