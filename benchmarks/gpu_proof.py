@@ -32,6 +32,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gpu.run import PATIENT
 from benchmarks.gpu.sync_stall import Stall, measure, requests
 from benchmarks.gpu.synthetic import longest
 from configs.loading import RECIPES, load_run_config
@@ -50,6 +51,7 @@ GENERATED = (
     "max_empty_batches=60",
 )
 REHEARSAL = (
+    *PATIENT,
     "batch_groups=1",
     "rollout.group_size=4",
     "rollout.max_steps=3",

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
 
 RECIPE = "chaos_cpu.toml"
+PATIENT = ("liveness.answer_s=300", "liveness.work_s=1800", "liveness.start_s=3600")
+"""The recipe is made to be shot at and gives its parts little time; on a new card a first start compiles."""
 ON_CARD = (
     "num_steps=16",
     "learner.device=cuda",
@@ -64,7 +66,7 @@ def run_config(stage: Stage) -> "RunConfig":
     from configs.loading import RECIPES, load_run_config
 
     fixed = (f"output_dir={json.dumps(str(stage.out))}", "name=run", "reward.credit.type=outcome")
-    return load_run_config(RECIPES / RECIPE, [*fixed, *(TINY if stage.rehearsal else ON_CARD)])
+    return load_run_config(RECIPES / RECIPE, [*fixed, *PATIENT, *(TINY if stage.rehearsal else ON_CARD)])
 
 
 def _mean(values: list[Any]) -> float:
