@@ -169,7 +169,7 @@ class Policy(Backbone):
         targets = _find_targets(samples, row)
         allowed = self._allowed(samples, targets)
         # A token that the grammar leaves no choice about has log-prob 0 and gradient 0, whatever the weights.
-        chosen = np.bitwise_count(allowed.numpy()).sum(axis=1) > 1
+        chosen = np.bitwise_count(allowed.numpy().view(np.uint32)).sum(axis=1) > 1
         allowed = allowed[chosen].pin_memory() if self.device.type == "cuda" else allowed[chosen]
         return Prepared(samples=tuple(samples), row=row, targets=targets.only(chosen), allowed=allowed)
 

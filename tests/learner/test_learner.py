@@ -412,6 +412,18 @@ def test_tokens_that_the_grammar_leaves_no_choice_about_do_not_pass_the_output_h
     assert learner.policy.logprobs(prepared)[:, [2, 4]].tolist() == [[0, 0], [0, 0]]
 
 
+def test_a_choice_between_the_last_tokens_of_a_word_of_the_mask_is_one(tmp_path):
+    """Regression: of a negative word the bits of its absolute value were counted, which is one for tokens 30 and 31."""
+    folder = save_tiny_model(tmp_path / "model", "llama")
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"w26"', '"yes"').replace('"w27"', '"no"'))
+    span = GrammarSpan(start=2, end=5, grammar='root ::= "{" ("yes" | "no") "}"')
+    samples = [replace(sample([6, 7, 2, said, 3], [2, 3, 4]), grammar_spans=(span,)) for said in (30, 31)]
+    found = make_learner(folder).policy.logprobs(samples).detach()
+    assert found[:, 3].exp().sum() == pytest.approx(1.0, abs=1e-5)
+    assert found[:, [2, 4]].tolist() == [[0, 0], [0, 0]]
+
+
 def test_turn_without_a_single_choice_has_certain_tokens_and_no_gradient(model_path):
     learner = make_learner(model_path)
     forced = replace(grammar_turn(), grammar_spans=(GrammarSpan(start=2, end=5, grammar='root ::= "{" "w1" "}"'),))
