@@ -195,13 +195,20 @@ def _as_far(counts: Counter[int], total: int) -> float:
         sizes[abs(value)] += count
     del sizes[0]
     chances: np.ndarray = np.ones(1)
-    for size, count in sizes.items():
-        # With k of them positive their sum is (2 k - count) size: places that are 2 size apart.
-        signs = np.zeros(2 * size * count + 1)
-        signs[:: 2 * size] = _binomial(count)
-        chances = np.convolve(chances, signs)
+    for size, count in sorted(sizes.items()):
+        chances = _with_signs(chances, size, count)
     tail = float(chances[len(chances) // 2 + total :].sum())
     return 1.0 if total == 0 else min(1.0, 2 * tail)
+
+
+def _with_signs(chances: np.ndarray, size: int, count: int) -> np.ndarray:
+    """The chances of each sum after so many values of this size more. With k of them positive they add
+    (2 k - count) size: few places, that are 2 size apart, of many."""
+    spread = np.zeros(len(chances) + 2 * size * count)
+    for heads, chance in enumerate(_binomial(count)):
+        start = 2 * size * heads
+        spread[start : start + len(chances)] += chance * chances
+    return spread
 
 
 def _binomial(count: int) -> list[float]:

@@ -1,5 +1,7 @@
+import math
 import random
 from itertools import product
+from statistics import NormalDist
 
 import pytest
 
@@ -41,6 +43,18 @@ def test_p_is_that_of_every_way_to_give_the_signs(seeds):
     for _ in range(5):
         differences = drawn(rng, 11, seeds=seeds, gain=0.2)
         assert sign_flip(differences).p == pytest.approx(by_enumeration(differences), rel=1e-9)
+
+
+def test_items_of_many_numbers_of_tries_are_added_up_in_no_more_steps_than_there_are_items():
+    """Regression: where tries broke off, means lie on a fine grid, and all its empty places were multiplied, too: 20
+    such items took a minute, 300 would have taken days."""
+    rng = random.Random(0)
+    differences = [
+        rng.randint(0, before) / before - rng.randint(0, after) / after
+        for before, after in ((rng.randint(13, 16), rng.randint(13, 16)) for _ in range(300))
+    ]
+    deviations = abs(sum(differences)) / math.sqrt(sum(one**2 for one in differences))
+    assert sign_flip(differences).p == pytest.approx(2 * NormalDist().cdf(-deviations), abs=0.01)
 
 
 def test_for_one_try_an_item_it_is_mcnemars_exact_test():
