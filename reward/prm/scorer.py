@@ -79,7 +79,7 @@ class PrmScorer:
                 self._cache |= zip(piece, scores, strict=True)
         finally:
             self._in_work = set()
-        self._evict(list(self._cache)[: len(self._cache) - self._max_cached])
+        self._evict(list(self._cache)[: max(0, len(self._cache) - self._max_cached)])
 
     def _evict(self, digests: Iterable[str]) -> None:
         for digest in digests:

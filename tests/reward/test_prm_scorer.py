@@ -220,6 +220,15 @@ async def test_oldest_scores_are_evicted_first():
     assert fake.calls[0] == fake.calls[3]
 
 
+async def test_nothing_is_evicted_from_a_cache_with_room():
+    """Regression: a cache that was more than half full forgot its oldest scores."""
+    fake = FakeScorer()
+    scorer = PrmScorer(fake, max_cached=8)
+    for name in ("a", "b", "a", "b"):
+        await scorer.score_group(make_group(name))
+    assert len(fake.calls) == 2
+
+
 async def test_error_reaches_its_caller_and_the_next_call_works():
     fake = FakeScorer(errors=[PrmError("broken")])
     scorer = PrmScorer(fake)
