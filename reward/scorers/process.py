@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from configs.errors import UserError
@@ -33,6 +34,9 @@ class CheckingProcess:
     def ask(self, question: Mapping[str, object]) -> object:
         """The answer; None when the check hung, used too much memory, or died. Raises CheckerError."""
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                # It died while nobody asked: that is no answer's fault.
+                self._kill()
             process = self._process or self._start()
             answer = _exchange(process, json.dumps(question).encode() + b"\n", self._limit_s)
             if answer is None:
@@ -67,8 +71,10 @@ class CheckingProcess:
             return
         process.kill()
         for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
+            # What was not read yet is written when the pipe is closed, to nobody.
+            with suppress(OSError):
+                if pipe:
+                    pipe.close()
         process.wait()
 
 
@@ -90,6 +96,8 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> 
         process.stdin.flush()
     except OSError:
         return None
-    ready, _, _ = select.select([process.stdout], [], [], limit_s)
-    answer = process.stdout.readline() if ready else b""
+    # Not `select.select`, which takes no descriptor above 1023.
+    waiting = select.poll()
+    waiting.register(process.stdout, select.POLLIN)
+    answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""
     return json.loads(answer) if answer.endswith(b"\n") else None

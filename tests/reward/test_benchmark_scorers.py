@@ -1,5 +1,7 @@
 """The scorers of the benchmarks: hand-made right and wrong answers, tricky ones among them."""
 
+import os
+import resource
 import signal
 
 import pytest
@@ -284,6 +286,29 @@ def test_check_that_hangs_is_wrong_after_the_limit_and_the_next_one_is_checked(m
     assert score_math("9*3", "27") == 0.0
     monkeypatch.undo()
     assert score_math("9*3", "27") == 1.0
+
+
+def test_checking_process_that_died_between_two_answers_costs_neither():
+    """Regression: the next answer, a right one, ended in a BrokenPipeError."""
+    assert score_math("9*3", "27") == 1.0
+    _CHECKER._process.kill()
+    _CHECKER._process.wait()
+    assert score_math("9*3", "27") == 1.0
+
+
+def test_answers_are_checked_in_a_process_with_more_than_a_thousand_open_files():
+    """Regression: select() takes no file descriptor above 1023, and every answer ended in a ValueError."""
+    _CHECKER.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert score_math("9*3", "27") == 1.0
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        _CHECKER.close()
 
 
 @settings(max_examples=60, deadline=None)
