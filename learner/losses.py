@@ -34,6 +34,10 @@ MAX_REFERENCE_K3 = 10.0
 """Nats. One token that the learner finds far less likely than the reference does would outweigh a whole batch."""
 
 
+METRICS = ("clip_high", "clip_low", "correction_masked", "kl_ref_k3")
+"""The metrics of a loss."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
     """`loss` is a scalar to call backward on; `metrics` are sums over this microbatch's loss tokens, to be divided by
@@ -95,18 +99,38 @@ def _own_loss(function: Callable[..., Any], config: CustomLossConfig, inputs: Lo
         output = function(inputs, **config.settings)
     except Exception as error:
         raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from error
-    if not isinstance(output, LossOutput) or not isinstance(output.loss, Tensor) or output.loss.dim():
+    if not isinstance(output, LossOutput) or not _is_loss(output.loss, inputs):
         raise OwnCodeError(
             f"learner.loss.function: '{config.function}' must return a learner.losses.LossOutput whose loss is a "
-            f"tensor of one number, it returned {_in_words(output)}"
+            f"tensor of one number with a gradient, it returned {_in_words(output)}"
         )
-    return output
+    return LossOutput(loss=output.loss, metrics=_own_sums(output.metrics, config))
+
+
+def _is_loss(loss: object, inputs: LossInputs) -> bool:
+    """One number, through which the gradient goes on where there is one."""
+    if not isinstance(loss, Tensor) or loss.dim():
+        return False
+    return loss.requires_grad or not inputs.learner_logprobs.requires_grad
+
+
+def _own_sums(metrics: object, config: CustomLossConfig) -> dict[str, float]:
+    """Those of `LossOutput.metrics` that are there, as plain numbers; others would be added to the learner's own."""
+    try:
+        return {name: float(metrics[name]) for name in METRICS if name in metrics}  # type: ignore[index,operator]
+    except (TypeError, ValueError, RuntimeError, LookupError):
+        raise OwnCodeError(
+            f"learner.loss.function: '{config.function}' must return a learner.losses.LossOutput whose metrics are "
+            f"numbers by name, they are {metrics!r:.80}"
+        ) from None
 
 
 def _in_words(output: object) -> str:
     if isinstance(output, LossOutput):
         loss: object = output.loss
-        return f"one with a loss of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"one with {loss!r:.80}"
+        if not isinstance(loss, Tensor):
+            return f"one with {loss!r:.80}"
+        return f"one with a loss of shape {tuple(loss.shape)}" if loss.dim() else "one whose loss has no gradient"
     return f"a {type(output).__name__}"
 
 

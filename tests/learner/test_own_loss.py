@@ -41,6 +41,14 @@ def broken(inputs):
 
 def no_inputs():
     return None
+
+def with_metrics(inputs, kind):
+    loss = inputs.learner_logprobs.sum() / inputs.num_loss_tokens
+    tensors = {"clip_high": 10 * loss, "loss": loss, "packed_tokens": loss}
+    return LossOutput(loss=loss, metrics={"tensors": tensors, "words": {"clip_low": "many"}}.get(kind))
+
+def constant(inputs):
+    return LossOutput(loss=torch.tensor(0.5), metrics={})
 """
 
 
@@ -77,9 +85,26 @@ def test_a_loss_may_ask_for_the_reference_policy(model_path):
     )
 
 
+def test_its_metrics_are_sums_that_stand_beside_the_learners_own(model_path):
+    """Regression: a metric named `loss` was added to the loss that the run shows, and a tensor ended the run when the
+    row was written, for it stayed one."""
+    learner = make_learner(model_path, loss=custom("with_metrics", settings={"kind": "tensors"}))
+    batch = build_batch(make_samples(), microbatch_tokens=16)
+    assert len(batch.microbatches) > 1
+    expected = sum(float(learner.policy.logprobs(one).sum()) for one in batch.microbatches) / batch.num_loss_tokens
+    metrics = learner.train_step(batch).metrics
+    assert {type(value) for value in metrics.values()} == {float}
+    assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["policy/clip_high"] == pytest.approx(10 * expected / batch.num_loss_tokens, rel=1e-5)
+    assert metrics["learner/packed_tokens"] < 40
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
+        ("with_metrics", {"kind": "none"}, "whose metrics are numbers by name, they are None"),
+        ("with_metrics", {"kind": "words"}, "whose metrics are numbers by name, they are .*many"),
+        ("constant", {}, "it returned one whose loss has no gradient"),
         ("a_number", {}, "must return a learner.losses.LossOutput .* it returned a float"),
         ("a_row", {}, r"it returned one with a loss of shape \(1,\)"),
         ("broken", {}, r"failed with AttributeError: .*no_such_thing.* \(own_losses_of_the_test.py, line 29\)"),
