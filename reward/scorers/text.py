@@ -9,6 +9,10 @@ MAX_CHARS = 1000
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation))
+# A decimal point and a minus sign are part of a number: without them it is another one.
+_NO_WORDS = re.compile(
+    rf"""((?<!\w)-(?=\.?[0-9]) | (?:(?<=[0-9])|(?<!\w))\.(?=[0-9])) | [{re.escape(string.punctuation)}]""", re.VERBOSE
+)
 _TYPOGRAPHY = str.maketrans(
     {**dict.fromkeys("‐‑‒–—−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″", '"')}
 )
@@ -32,9 +36,10 @@ def token_f1(text: str, gold: str) -> float:
 
 
 def normalize(text: str) -> str:
-    """Without case, punctuation and articles; an article or punctuation stays where there is nothing else."""
+    """Without case, punctuation and articles, but for the points and signs of numbers; an article or punctuation stays
+    where there is nothing else."""
     typed = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower()
-    worded = typed.translate(_PUNCTUATION)
+    worded = _NO_WORDS.sub(lambda found: found[1] or "", typed)
     forms = (_ARTICLES.sub(" ", worded), worded, typed)
     return next((plain for form in forms if (plain := " ".join(form.split()))), "")
 
