@@ -63,7 +63,7 @@ def parse_number(text: str) -> "Expr":
     plain = unwrapped(text)
     for spelling, sign in _SPELLINGS.items():
         plain = plain.replace(spelling, sign)
-    return _Parser(plain.strip()).value()
+    return _Parser(_with_braces(plain.strip())).value()
 
 
 def _closes_last(inside: str) -> bool:
@@ -74,6 +74,29 @@ def _closes_last(inside: str) -> bool:
         if depth < 0:
             return False
     return depth == 0 and "$" not in inside
+
+
+def _with_braces(text: str) -> str:
+    """With the braces that LaTeX lets an argument of one digit leave out: \\frac12 is \\frac{1}{2}."""
+    start = 0
+    while (start := text.find("\\frac", start)) >= 0:
+        start = end = start + len("\\frac")
+        for _ in range(2):
+            head, argument = text[:end], text[end:].lstrip()
+            if not argument.startswith("{"):
+                argument = re.sub("^[0-9]", r"{\g<0>}", argument)
+            text, end = head + argument, end + _length_in_braces(argument)
+    return text
+
+
+def _length_in_braces(text: str) -> int:
+    """Up to the brace that closes the first; 0 where the text begins with none, or none closes it."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(sign, 0)
+        if depth <= 0:
+            return place + 1 if sign == "}" and place else 0
+    return 0
 
 
 def _num_digits(base: "Expr") -> float:
