@@ -73,14 +73,20 @@ def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComp
     tested = sign_flip(differences)
     return PairedComparison(
         num_tasks=len(before),
-        before=sum(before) / len(before),
-        after=sum(after) / len(after),
+        before=_mean(before),
+        after=_mean(after),
         only_before=sum(one < 0 for one in differences),
         only_after=sum(one > 0 for one in differences),
         ci95=tested.ci95,
         p=tested.p,
         test="exact sign-flip permutation test",
     )
+
+
+def _mean(scores: Sequence[float]) -> float:
+    """Rounded, for a sum depends on the order in its last bits, and the difference of two means on nothing else where
+    they are equal."""
+    return round(math.fsum(scores) / len(scores), 12)
 
 
 def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:

@@ -98,6 +98,14 @@ def test_means_of_one_try_a_task_compare_as_right_and_wrong():
     assert means.gain == plain.gain == 0.5
 
 
+def test_equal_means_in_another_order_are_no_gain_that_a_number_of_items_could_show():
+    """Regression: what rounding left of their difference was a gain, and asked for 1e32 items."""
+    before = [number % 4 / 3 for number in range(60)]
+    compared = compare_means(before, sorted(before))
+    assert compared.gain == 0
+    assert items_needed(compared.gain, 0.2) is None
+
+
 def test_two_losses_that_weigh_more_than_many_small_gains_are_no_gain():
     """40 items a little better, 15 much worse: the mean falls, and no test may call that a significant gain."""
     comparison = compare_means([0.25] * 40 + [1.0] * 15 + [0.5] * 45, [0.5] * 40 + [0.0] * 15 + [0.5] * 45)
