@@ -107,10 +107,11 @@ def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Sc
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     held_out = [one.step for one in data.held_out]
     scores = score(held_out)
-    train = _scored_steps(data.train, [one.label for one in data.train], by_id)
+    outcomes = {name: outcome_of(by_id[name]) for name in dict.fromkeys(step.trajectory_id for step in held_out)}
+    train = _scored_steps(data.train, [one.label for one in data.train], by_id, {})
     contexts = [step for step in held_out if step.step == 0][:NUM_CANARY_CONTEXTS]
     return {
-        **quality_report(train, _scored_steps(data.held_out, scores, by_id), seed=seed),
+        **quality_report(train, _scored_steps(data.held_out, scores, by_id, outcomes), seed=seed),
         "canaries": _canary_scores(contexts, score),
         "num_unscored": sum(value is None for value in scores),
         "invariances": _invariances(held_out[:NUM_CANARY_CONTEXTS], scores, score),
@@ -118,16 +119,19 @@ def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Sc
 
 
 def _scored_steps(
-    steps: Sequence[LabelledStep], scores: Sequence[float | None], trajectories: dict[str, Trajectory]
+    steps: Sequence[LabelledStep],
+    scores: Sequence[float | None],
+    trajectories: Mapping[str, Trajectory],
+    outcomes: Mapping[str, float | None],
 ) -> list[ScoredStep]:
     return [
-        _scored_step(one, score, trajectories[one.step.trajectory_id])
+        _scored_step(one, score, trajectories[one.step.trajectory_id], outcomes.get(one.step.trajectory_id))
         for one, score in zip(steps, scores, strict=True)
         if score is not None
     ]
 
 
-def _scored_step(one: LabelledStep, score: float, trajectory: Trajectory) -> ScoredStep:
+def _scored_step(one: LabelledStep, score: float, trajectory: Trajectory, outcome: float | None) -> ScoredStep:
     call = trajectory.planner_turns[one.step.step].tool_call
     return ScoredStep(
         task_id=one.step.task_id,
@@ -138,7 +142,7 @@ def _scored_step(one: LabelledStep, score: float, trajectory: Trajectory) -> Sco
         score=score,
         num_chars=len(one.step.decision),
         action=call.name if call else "reply" if one.step.valid else "malformed",
-        outcome=outcome_of(trajectory),
+        outcome=outcome,
         valid=one.step.valid,
     )
 

@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from configs.errors import UserError
-from reward.prm.quality import ScoredStep, agreement, quality_report
+from envs.types import Task, ToolCall, ToolResult
+from reward.collected import outcome_of
+from reward.prm.quality import ScoredStep, agreement, evaluate_prm, quality_report
+from reward.prm.step_text import step_texts
+from reward.prm.training import LabelledStep, PrmData
+from rollout.types import Completion, Trajectory, Turn
 
 ACTIONS = ("search", "calculator", "answer")
 
@@ -237,6 +242,39 @@ def test_empty_side_and_number_that_is_none_are_refused():
         judge(TRAIN, train=[])
     with pytest.raises(ValueError, match=r"trajectory held0\.0, step 0: .* not finite"):
         judge([replace(make_steps("held")[0], score=float("nan"))])
+
+
+def test_outcome_is_asked_once_for_each_held_out_attempt(monkeypatch):
+    """Regression: a scorer of one's own, which may be a paid model, was asked anew for every labelled step, the ones
+    that were trained on, too."""
+    turn = Turn(
+        role="planner",
+        prompt_token_ids=(1,),
+        completion=Completion(token_ids=(1,), logprobs=(0.0,), text="x", finish_reason="stop", policy_version=0),
+        trainable=True,
+        tool_call=ToolCall(name="think", arguments="x"),
+        tool_result=ToolResult(text="ok"),
+    )
+    attempts = [
+        Trajectory(
+            id=f"{name}/{number}",
+            group_id=name,
+            task=Task(id=name, dataset="arith", question=name, answer="1"),
+            turns=(turn, turn, turn),
+            answer=str(number),
+            stop_reason="answered",
+        )
+        for name in ("train", "one", "two")
+        for number in range(2)
+    ]
+    steps = [LabelledStep(step=step, label=step.step / 2) for attempt in attempts for step in step_texts(attempt)]
+    data = PrmData(train=tuple(steps[:6]), held_out=tuple(steps[6:]))
+    asked = []
+    monkeypatch.setattr("reward.prm.quality.outcome_of", lambda one: asked.append(one.id) or outcome_of(one))
+    report = evaluate_prm(data, attempts, score=lambda steps: [0.5 + step.step / 10 for step in steps], seed=0)
+    assert sorted(asked) == ["one/0", "one/1", "two/0", "two/1"]
+    assert report["num_trajectories_judged"] == 4
+    assert report["auroc_outcome"] == 0.5
 
 
 def test_agreement_is_over_the_steps_that_both_scored():
