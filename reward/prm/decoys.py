@@ -55,7 +55,9 @@ def spoilt_steps(right: Sequence[StepText], *, share: float, seed: int) -> list[
     candidates = [step for step in right if "\nAction: think\n" not in step.decision and _split_input(step)[1].strip()]
     chosen = [rng.choice(candidates) for _ in range(round(share * len(candidates)))] if candidates else []
     words = [word for step in candidates for word in _split_input(step)[1].split()]
-    return [spoilt for step in chosen if (spoilt := _spoil(step, words, rng)).decision != step.decision]
+    spoilt = [(step, _spoil(step, words, rng)) for step in chosen]
+    # One word may be put in its own place, and then nothing but white space may differ.
+    return [copy for step, copy in spoilt if copy.decision.split() != step.decision.split()]
 
 
 def _spoil(step: StepText, words: Sequence[str], rng: random.Random) -> StepText:

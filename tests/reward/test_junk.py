@@ -168,3 +168,9 @@ def test_a_spoilt_reply_differs_in_one_digit_or_one_word_whatever_imitates_a_dec
         one for one in make_reply(call).decision if not one.isdigit()
     ]
     assert spoilt_steps([make_reply("")], share=1.0, seed=0) == []
+
+
+def test_a_copy_that_differs_in_its_white_space_alone_is_not_spoilt():
+    """Regression: where a word was put in its own place, a right reply lost its line breaks and was labelled 0."""
+    assert spoilt_steps([make_reply("yes\nyes  yes")], share=20.0, seed=0) == []
+    assert len(spoilt_steps([make_reply("yes\nno  yes")], share=20.0, seed=0)) < 20
