@@ -25,7 +25,8 @@ PACKED = ("prompt_token_ids", "token_ids", "logprobs", "learner_logprobs")
 """The fields of a turn whose numbers are packed (`rollout.numbers`)."""
 
 TURNS = b', "turns": ['
-"""Ends the head of a line. Within a text every quotation mark has a backslash before it."""
+"""Ends the head of a line where it stands last: a task may have such a field among its `metadata`, a turn has none, and
+within a text every quotation mark has a backslash before it."""
 
 LEARNER = b', "learner_logprobs": ['
 """Ends the turns of a line, where it is there. The field has a packed string for each turn, None for one that was not
@@ -213,7 +214,7 @@ def _add_logprobs(turns: Sequence[TurnRecord], of_learner: Sequence[str | None])
 
 def head_of(line: bytes) -> dict[str, Any]:
     """What stands in a line before its turns."""
-    end = line.find(TURNS)
+    end = line.rfind(TURNS)
     return dict(json.loads(line if end < 0 else line[:end] + b"}"))
 
 
@@ -234,7 +235,7 @@ class RecordLine:
     @classmethod
     def of(cls, line: bytes) -> "RecordLine":
         """Of a line that `exact_line` made."""
-        end = line.index(TURNS)
+        end = line.rindex(TURNS)
         return cls(head=json.loads(line[:end] + b"}"), turns=line[end + len(TURNS) - 1 : line.rindex(b"}")])
 
     def line(self) -> bytes:

@@ -5,7 +5,16 @@ import pytest
 from scripted import ScriptedTool, decision, make_agent, run
 
 from envs.types import Task, ToolCall, ToolResult, ToolUnavailableError
-from rollout.records import append_record, read_records, readable, trajectory_of, trajectory_record
+from rollout.records import (
+    RecordLine,
+    append_record,
+    exact_line,
+    head_of,
+    read_records,
+    readable,
+    trajectory_of,
+    trajectory_record,
+)
 from rollout.types import SERVED_VERSION, Completion, TextCompletion, Trajectory, Turn, VersionSwitch
 
 
@@ -261,6 +270,15 @@ def test_a_last_line_that_was_cut_inside_a_character_is_left_out(tmp_path):
     path = tmp_path / "records.jsonl"
     cut_inside_a_character(path)
     assert [record["text"] for record in read_records(path)] == ["first"]
+
+
+@pytest.mark.parametrize("further", [{"level": 1, "turns": ["first", "second"]}, {"of": {"level": 1, "turns": [1]}}])
+def test_a_column_of_a_task_that_is_called_turns_is_no_end_of_the_head(further):
+    """Regression: no line of such a task could be read, so that the run ended at its first batch."""
+    task = Task(id="t1", dataset="mine", question="How heavy?", answer="37", metadata=further)
+    line = exact_line(record_of(make_trajectory(make_turn(), task=task)))
+    assert head_of(line)["scoring"]["metadata"] == further
+    assert RecordLine.of(line).record() == json.loads(line)
 
 
 def test_half_a_surrogate_pair_can_be_written_down(tmp_path):
