@@ -151,6 +151,8 @@ class ChatFormat:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def _free(self, text: str) -> tuple[int, ...]:
+        # No tokenizer reads half a surrogate pair, which JSON can hold.
+        text = text.encode(errors="replace").decode()
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return tuple(ids)
 

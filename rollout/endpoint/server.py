@@ -123,11 +123,23 @@ class _Server(uvicorn.Server):
 
 async def _body(request: Request) -> object:
     try:
-        return await request.json()
-    except ValueError:
+        return _in_whole_letters(await request.json())
+    except (ValueError, RecursionError):
         raise Refused("the body is no JSON") from None
     except ClientDisconnect:
         raise Refused("the client went away", status=CLIENT_LEFT) from None
+
+
+def _in_whole_letters(value: object) -> object:
+    """Half a surrogate pair, which JSON can hold and no tokenizer reads, becomes a question mark: it is what programs
+    leave that cut a text in the midst of an emoji."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_in_whole_letters(one) for one in value]
+    if isinstance(value, dict):
+        return {_in_whole_letters(name): _in_whole_letters(one) for name, one in value.items()}
+    return value
 
 
 async def _refusal(request: Request, error: Exception) -> Response:

@@ -48,6 +48,11 @@ def test_a_template_without_a_place_for_the_systems_words_gets_them_in_the_first
     assert grown.count(SYSTEM) == 1
 
 
+def test_half_a_surrogate_pair_is_read_as_a_question_mark():
+    chat = ChatFormat(tokenizer_of(next(iter(ROLES.values()))))
+    assert chat.prompt("half \ud83d", TASK) == chat.prompt("half ?", TASK)
+
+
 @pytest.mark.parametrize("name", [*ROLES, *NO_ROLE])
 def test_no_placeholder_is_left_in_any_piece(name):
     pieces = chat_pieces(tokenizer_of((ROLES | NO_ROLE)[name]))

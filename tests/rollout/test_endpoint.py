@@ -99,6 +99,33 @@ async def test_text_of_a_message_cannot_forge_a_role():
         assert (ids.count(0), ids.count(1)) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("chat/completions", {"messages": [user("half \ud83d")]}),
+        ("responses", {"input": "half \ud83d"}),
+        ("messages", {"messages": [user("half \ud83d")], "max_tokens": 8}),
+    ],
+)
+async def test_half_a_surrogate_pair_which_json_can_hold_and_no_tokenizer_reads_becomes_a_question_mark(path, more):
+    """As programs write it that cut a text in the midst of an emoji. Regression: the request failed."""
+    async with play("4") as p, httpx.AsyncClient(trust_env=False) as client:
+        key = {"authorization": f"Bearer {p.attempt.key}", "content-type": "application/json"}
+        body = json.dumps({"model": "policy", **more})
+        reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, content=body)
+        assert reply.status_code == 200
+        (turn,) = await p.attempt.end()
+        assert text_of(turn.prompt_token_ids) == "<s>user:half ?<e><s>assistant:"
+        assert turn.heard == "user: half ?"
+
+
+async def test_a_body_that_is_nested_without_end_is_refused():
+    async with play("4") as p, httpx.AsyncClient(trust_env=False) as client:
+        key = {"authorization": f"Bearer {p.attempt.key}"}
+        reply = await client.post(f"{p.endpoint.base_url}/chat/completions", headers=key, content="[" * 200_000)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is no JSON")
+
+
 async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_go_on_from_the_sampled_text():
     async with play(called('{"a": 1}', '{"a":2}'), "3") as p:
         first = await p.ask(user("1+2?"), tools=[ADD])

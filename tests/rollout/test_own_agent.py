@@ -298,6 +298,10 @@ async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_w
     assert not {"Program.run", "Event.wait"} & {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
 
 
+async def test_half_a_surrogate_pair_in_a_posted_answer_becomes_a_question_mark(program):
+    assert (await attempt(program("post('/answer', {'answer': 'half ' + chr(0xD83D)})"), "42")).answer == "half ?"
+
+
 @pytest.mark.parametrize("said", ["42", ""])
 async def test_an_answer_that_was_posted_counts_however_the_program_ends(program, said):
     trajectory = await attempt(program("post('/answer', {'answer': said})\nraise SystemExit('no luck')"), said)
