@@ -69,8 +69,8 @@ class Program:
             finally:
                 await asyncio.shield(asyncio.to_thread(end_all, process.pid, mark))
             if status != 0:
-                raise ProgramError(f"the agent {_how(status)}{_last(own / 'err', before=': ')}")
-            return _last(own / "out")
+                raise ProgramError(f"the agent {_how(status)}{_said(own / 'err')}")
+            return _printed(own / "out")
 
     def _environment(self, work: Path) -> dict[str, str]:
         kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
@@ -124,13 +124,36 @@ def _found(word: str, places: list[Path]) -> str:
 
 
 def _how(status: int) -> str:
-    return f"ended with exit status {status}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+    if status > 0:
+        return f"ended with exit status {status}"
+    known = -status in {*signal.Signals}
+    return f"was ended by {signal.Signals(-status).name if known else f'signal {-status}'}"
 
 
-def _last(path: Path, before: str = "") -> str:
-    """The last line of a file that is not empty."""
+def _printed(path: Path) -> str:
+    """The last line of a file that is not empty. Raises ProgramError where its beginning was not read."""
+    line, is_whole = _last(path)
+    if not is_whole:
+        raise ProgramError(
+            f"the last line that the agent printed has more than {MAX_READ} bytes; post such an answer to "
+            "$OPENAI_BASE_URL/answer"
+        )
+    return line
+
+
+def _said(path: Path) -> str:
+    line, _ = _last(path)
+    return f": {line[:MAX_SAID]}" if line else ""
+
+
+def _last(path: Path) -> tuple[str, bool]:
+    """The last line of a file that is not empty, or its end, and whether it is all of that line."""
+    begin = max(0, path.stat().st_size - MAX_READ - len(b"\n\n"))
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - MAX_READ))
-        lines = file.read().decode(errors="replace").splitlines()
-    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"{before}{line[:MAX_SAID] if before else line}" if line else ""
+        file.seek(begin)
+        # Of bytes, and not of a text, which has further separators.
+        lines = file.read().splitlines()
+    for place, line in reversed([*enumerate(lines)]):
+        if said := line.decode(errors="replace").strip():
+            return said, place > 0 or begin == 0
+    return "", True
