@@ -1,5 +1,6 @@
 """Tasks that a function of one's own returns or the hub has, and the scorer that a recipe gives to all tasks."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -129,6 +130,7 @@ def _rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
 def _task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task:
     place = f"{config.source}, row {number}"
     if isinstance(row, Task):
+        _check_json(row.metadata, place)
         return replace(row, dataset=name, scorer=row.scorer or config.scorer)
     if not isinstance(row, Mapping):
         raise ValueError(f"{place}: a task is an envs.types.Task or a table, got a {type(row).__name__}")
@@ -140,10 +142,23 @@ def _task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task
     if scorer is not None and not isinstance(scorer, str):
         raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
     further = {key: value for key, value in row.items() if key not in (*_FIELDS, field) or (key == "split" and value)}
+    _check_json(further, place)
     # One alias a line is what the comparison of texts reads.
     aliases = [" ".join(str(one).split()) for one in answers] if scorer in (None, "text") else [str(answer)]
     own_id = f"{name}-{row.get('id', number)}"
     return Task(id=own_id, dataset=name, question=question, answer="\n".join(aliases), scorer=scorer, metadata=further)
+
+
+def _check_json(metadata: Mapping[str, object], place: str) -> None:
+    """Raises ValueError for what the record of an attempt cannot hold."""
+    for name, value in metadata.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{place}: '{name}' holds a {type(value).__name__}, which is no JSON; make it a text, a number or a "
+                "list of such"
+            ) from None
 
 
 def _part(split: object, place: str) -> Part:

@@ -61,6 +61,14 @@ def a_number():
 def needs(path):
     return []
 
+def dated():
+    import datetime
+    return [{"question": "a?", "answer": "x", "when": datetime.date(2024, 5, 1)}]
+
+def with_a_set():
+    from envs.types import Task
+    return [Task(id="t", dataset="d", question="a?", answer="x", metadata={"near": {1, 2}})]
+
 def parts():
     named = {"rl": "train", "held_out": "eval", "shown": "demonstrations", "judged": "prm"}
     return [{"id": id, "question": f"{id}?", "answer": "x", "split": split} for id, split in named.items()]
@@ -90,6 +98,13 @@ def test_rows_become_tasks_with_ids_and_further_columns():
     first = min(tasks, key=lambda task: int(task.answer))
     assert (first.id, first.dataset, first.answer) == ("mine-1", "mine", "1")
     assert (first.scorer, first.metadata) == (None, {"source": "by hand"})
+
+
+@pytest.mark.parametrize(("name", "says"), [("dated", "'when' holds a date"), ("with_a_set", "'near' holds a set")])
+def test_a_column_that_no_record_can_hold_is_refused(name, says):
+    """Regression: no group of such a task could be written down, and the run ended with json's own error."""
+    with pytest.raises(ValueError, match=rf"row 1: {says}, which is no JSON; make it a text, a number or a list"):
+        module_tasks("mine", source(name))
 
 
 def test_the_questions_decide_what_is_for_training_evaluation_and_the_prm():

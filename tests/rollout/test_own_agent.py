@@ -279,11 +279,13 @@ async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
 async def test_a_last_line_may_hold_what_separates_lines_elsewhere(program):
     """Regression: the answer was what stood after it."""
     said = "one\u2028two\x0cthree\x85four"
-    assert (await attempt(program(f"print({ascii(said)})"), "42")).answer == said
+    assert (await attempt(program(f"print({said!a})"), "42")).answer == said
 
 
 async def test_a_last_line_that_is_too_long_to_be_read_is_told_and_no_half_of_an_answer(program):
-    says = "the last line that the agent printed has more than 65536 bytes; post such an answer to $OPENAI_BASE_URL/answer"
+    says = (
+        "the last line that the agent printed has more than 65536 bytes; post such an answer to $OPENAI_BASE_URL/answer"
+    )
     assert await failure_of(program("print('x' * 70_000)"), "42") == says
     assert (await attempt(program("print('y' * 100_000)\nprint(' ' * 9 + 'x' * 60_000)"), "42")).answer == "x" * 60_000
 
