@@ -92,6 +92,8 @@ def _said(message: Mapping[str, object], where: str) -> Said:
     content = plain_text(message.get("content"), f"{where}.content")
     if role != "assistant":
         return Said(role=role, content=content)
+    if message.get("function_call") is not None:
+        raise MessageError(f"{where}.function_call is of an older form of this protocol; write tool_calls")
     calls = message.get("tool_calls") or []
     made = tuple(_call(call, where) for call in (calls if isinstance(calls, list) else [calls]))
     return Said(role=role, content=content.strip(), calls=made)

@@ -158,6 +158,7 @@ async def test_lines_may_be_empty_and_several(tmp_path):
         (line(user("x")), "line 1: has no message of the assistant"),
         (line(user("x"), {"role": "assistant", "tool_calls": [CALL]}), "line 1: calls functions and names none"),
         (line(user("x"), {"role": "assistant", "content": "y" * 99}), "line 1: the assistant's message has 100 tokens"),
+        (line(user("x"), {"role": "assistant", "function_call": {"name": "add"}}), "line 1: .*write tool_calls"),
         (line({"role": "assistant", "content": "y"}), "line 1: messages must be a list with at least one message"),
     ],
 )
