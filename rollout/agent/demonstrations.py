@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,18 @@ def _conversation(line: str, place: str) -> Conversation:
         said = said_of(messages)
     except (ValueError, TypeError, KeyError, AttributeError, MessageError) as error:
         raise RecordingError(f"{place}: must be an object with 'messages': {error}") from None
-    if all(one.role != "assistant" for one in said):
-        raise RecordingError(f"{place}: has no message of the assistant, so there is nothing to imitate")
+    if not any(_is_imitated(one) for one in messages):
+        raise RecordingError(
+            f"{place}: has no message of the assistant, or none of a weight but 0, so there is nothing to imitate"
+        )
     if not tools and any(one.calls for one in said):
         raise RecordingError(f"{place}: calls functions and names none in 'tools'")
     return Conversation(place=place, messages=messages, tools=tools)
+
+
+def _is_imitated(message: Mapping[str, Any]) -> bool:
+    """Of the assistant's messages those of weight 0 are only context, as in OpenAI's fine-tuning."""
+    return bool(message["role"] == "assistant" and message.get("weight") != 0)
 
 
 def check_demonstrations(config: ColdStartConfig) -> None:
@@ -94,12 +101,13 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
         raise RecordingError(f"{conversation.place}: {error}") from None
     finally:
         turns = await attempt.end()
+    imitated = [_is_imitated(messages[index]) for index in places]
     answer = turns[-1].completion.text
     return Trajectory(
         id=OWN_ID.format(number),
         group_id=GROUP_ID,
         task=Task(id=conversation.place, dataset="recorded", question=_first_words(messages), answer=answer),
-        turns=tuple(turns),
+        turns=tuple(replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
         answer=answer,
         stop_reason="answered",
     )

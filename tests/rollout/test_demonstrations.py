@@ -143,6 +143,13 @@ async def test_every_message_of_the_assistant_is_a_turn_of_one_growing_dialogue(
     assert all(turn.trainable for turn in trajectory.turns)
 
 
+async def test_a_message_whose_weight_is_zero_is_context_and_not_imitated(tmp_path):
+    wrong, right = ({"role": "assistant", "content": str(3 - one), "weight": one} for one in (0, 1))
+    [trajectory] = await imitated(tmp_path / "chats.jsonl", line(user("1+1?"), wrong, user("Sure?"), right))
+    assert [turn.trainable for turn in trajectory.turns] == [False, True]
+    assert text_of(trajectory.turns[1].prompt_token_ids).startswith("<s>user:1+1?<e><s>assistant:3<e>")
+
+
 async def test_lines_may_be_empty_and_several(tmp_path):
     said = {"role": "assistant", "content": "ab"}
     found = await imitated(tmp_path / "chats.jsonl", line(user("x"), said), "", line(user("y"), said))
@@ -159,6 +166,7 @@ async def test_lines_may_be_empty_and_several(tmp_path):
         (line(user("x"), {"role": "assistant", "tool_calls": [CALL]}), "line 1: calls functions and names none"),
         (line(user("x"), {"role": "assistant", "content": "y" * 99}), "line 1: the assistant's message has 100 tokens"),
         (line(user("x"), {"role": "assistant", "function_call": {"name": "add"}}), "line 1: .*write tool_calls"),
+        (line(user("x"), {"role": "assistant", "content": "y", "weight": 0}), "line 1: has no message of the"),
         (line({"role": "assistant", "content": "y"}), "line 1: messages must be a list with at least one message"),
     ],
 )
