@@ -332,8 +332,9 @@ class Ledger(LedgerMending, LedgerReading):
         )
 
     def num_requeued(self) -> int:
-        """Attempts beyond the first, over all groups."""
-        return int(self._scalar("SELECT COALESCE(SUM(attempt - 1), 0) FROM groups"))
+        """Attempts beyond the first, over all groups. One that expired has its attempts in the group that its task was
+        drawn again as, which goes on counting."""
+        return int(self._scalar("SELECT COALESCE(SUM(attempt - 1), 0) FROM groups WHERE state != 'expired'"))
 
     def trained_tasks(self) -> list[int]:
         """The task number of every trained group, sorted."""

@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,20 @@ def test_group_that_was_given_back_runs_as_its_next_attempt():
     (second,) = ledger.lease(8, 1, num_new=0, min_version=0)
     assert (first.lease, second.lease) == ((0, 1), (0, 2))
     assert ledger.leases() == [(8, second)]
+
+
+def test_attempts_before_a_task_was_drawn_again_for_its_age_are_counted_once():
+    """Regression: every group of such a row counted all that were before it, here 1 + 2 + 3."""
+    ledger = Ledger()
+    (permit,) = lease_new(ledger, 1)
+    ledger.give_back(permit.lease, "lost", max_attempts=9)
+    for ordinal in range(3):
+        (permit,) = ledger.lease(0, 1, num_new=0, min_version=0)
+        ledger.settle(permit.lease, "ready", make_result(), now=ordinal + 1)
+        if ordinal < 2:
+            ledger.expire(replace(make_ready(ordinal), attempt=permit.attempt), "too old")
+    assert permit.attempt == 4
+    assert ledger.num_requeued() == 3
 
 
 def test_group_given_back_at_its_last_attempt_has_failed_with_the_reason():
