@@ -155,7 +155,7 @@ def _check_examples(config: RunConfig) -> None:
 
     schemas = function_schemas(config.envs)
     for number, example in enumerate(config.rollout.prompt.examples, start=1):
-        for line in example.splitlines():
+        for line in example.split("\n"):
             try:
                 if line.startswith("{"):
                     parse_decision(line, config.envs.actions, schemas)

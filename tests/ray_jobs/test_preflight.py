@@ -505,6 +505,11 @@ def test_an_example_that_the_planner_cannot_write_is_refused(config):
     assert said.endswith("which this planner cannot write: action must be one of code, answer")
 
 
+def test_an_example_may_hold_what_separates_lines_elsewhere(config):
+    example = 'Task: q\n{"thought":"a\u2028b","action":"answer","action_input":"x"}'
+    check_before_start(config(NO_COLD_START, f"rollout.prompt.examples={json.dumps([example])}"))
+
+
 def test_a_data_set_of_the_hub_without_a_network_is_refused(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
