@@ -1,7 +1,10 @@
 """What a user sees of an error: one line that says what to do. Imports nothing heavy, so that sandboxes stay small."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(RuntimeError):
@@ -20,3 +23,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     beside = [name for found in close for name in leaves[found] if name.rpartition(".")[0] == table]
     near = (beside if table else [])[:1] or [name for found in close[:1] for name in leaves[found]]
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+
+
+def printable(text: str) -> str:
+    """What models and web pages may have written, for a terminal: without control characters, which it would obey."""
+    return _CONTROL.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text.replace("\r\n", "\n")))

@@ -19,7 +19,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from configs.errors import UserError, did_you_mean
+from configs.errors import UserError, did_you_mean, printable
 from ray_jobs.commands import checks, jobs, project, results, training
 
 MENDABLE = (
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         line = _mistyped(error) if isinstance(error, CycloptsError) else _for_the_user(error)
         if line is None:
             raise
-        print(f"agentflow: error: {line}", file=sys.stderr)
+        print(f"agentflow: error: {printable(line)}", file=sys.stderr)
         return 2
 
 

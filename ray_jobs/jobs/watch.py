@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from configs.errors import printable
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
 from ray_jobs.run.console import duration
 
@@ -25,7 +26,6 @@ TAIL_LINES = 12
 STOP_PATIENCE_S = 60.0
 _OURS = "agentflow: error: "
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def run_status(address: str | None, name: str | None) -> int:
@@ -148,11 +148,6 @@ def why_failed(job: JobDetails, lines: Sequence[str]) -> str:
 def tail(log: str) -> list[str]:
     """The last lines, harmless to print."""
     return printable(log).rstrip().splitlines()[-TAIL_LINES:]
-
-
-def printable(text: str) -> str:
-    """A log may hold what models and web pages wrote: without control characters, which terminals obey."""
-    return _CONTROL.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text.replace("\r\n", "\n")))
 
 
 async def _print_log(server: JobServer, name: str) -> None:

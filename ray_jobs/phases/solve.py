@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from configs.errors import UserError
+from configs.errors import UserError, printable
 from configs.run import RunConfig
 from configs.wording import reason
 from envs.mcp_server import Transport, serve
@@ -76,11 +76,11 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
 
         def show(turn: Turn) -> None:
             if turn.format_error:
-                console.print(f"[red]malformed[/red]: {escape(turn.format_error)}")
+                console.print(f"[red]malformed[/red]: {_plain(turn.format_error)}")
             elif turn.tool_call and turn.tool_result:
                 console.print(
-                    f"[bold]{escape(turn.tool_call.name)}[/bold] {escape(turn.tool_call.arguments)}  "
-                    f"[dim]{escape(turn.thought)}[/dim]\n  -> {escape(turn.tool_result.text)}"
+                    f"[bold]{_plain(turn.tool_call.name)}[/bold] {_plain(turn.tool_call.arguments)}  "
+                    f"[dim]{_plain(turn.thought)}[/dim]\n  -> {_plain(turn.tool_result.text)}"
                 )
 
         attempt = worker.attempt(task, task.id, group_id="solve", temperature=0.0, seed=config.seed, on_turn=show)
@@ -88,10 +88,15 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
     if trace is not None:
         _append(trace, trajectory)
     if trajectory.answer is None:
-        console.print(f"no answer: {escape(trajectory.failure or _WHY[trajectory.stop_reason])}")
+        console.print(f"no answer: {_plain(trajectory.failure or _WHY[trajectory.stop_reason])}")
         return 1
-    console.print(f"[bold green]answer[/bold green] {escape(trajectory.answer)}")
+    console.print(f"[bold green]answer[/bold green] {_plain(trajectory.answer)}")
     return 0
+
+
+def _plain(text: str) -> str:
+    """What a model or a tool wrote, which neither styles the console nor commands the terminal."""
+    return escape(printable(text))
 
 
 def _append(trace: Path, trajectory: Trajectory) -> None:

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from configs.errors import printable
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
 from rollout.records import head_of, whole_lines
 
@@ -289,5 +290,6 @@ def _work_line(summary: Mapping[str, Any]) -> str:
 
 
 def _print_plain(console: RichConsole, text: str) -> None:
-    """As it stands: brackets are no markup, and a long line or path is not broken where no terminal is."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """As it stands: brackets are no markup, and a long line or path is not broken where no terminal is. A reason may
+    quote what a model or a web page wrote."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

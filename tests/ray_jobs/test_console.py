@@ -129,6 +129,12 @@ def test_notes_are_printed_as_they_stand():
     assert stream.getvalue() == text + "\n"
 
 
+def test_a_reason_that_quotes_a_web_page_cannot_command_the_terminal():
+    output, stream = make_console()
+    Console(output).note("failed: a\x1b]0;title\x07b\x1b[2Jc")
+    assert stream.getvalue() == "failed: a]0;titlebc\n"
+
+
 def test_summary_shows_rates_intervals_verdict_and_the_whole_path(tmp_path):
     output, stream = make_console()
     report = tmp_path / ("long" * 20) / "report.html"

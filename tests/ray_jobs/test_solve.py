@@ -36,6 +36,16 @@ def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_
     assert ollama.faults == []
 
 
+def test_what_a_model_or_a_tool_writes_cannot_command_the_terminal(capsys):
+    ollama, hostile = ScriptedOllama(), "a\\u001b]52;c;aGk=\\u0007\\u001b[2Jb\\u009b31mc"
+    ollama.replies = [said(decision("think", hostile, hostile)), said(decision("answer", hostile))]
+    with serving(ollama) as url:
+        assert solve(url) == 0
+    out = capsys.readouterr().out
+    assert "answer a]52;c;aGk=b31mc" in out
+    assert not {"\x1b", "\x07", "\x9b"} & {*out}
+
+
 @pytest.mark.parametrize(
     ("texts", "why"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
+from configs.errors import printable
 from configs.loading import load_run_config
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
@@ -16,7 +17,7 @@ from ray_jobs.jobs import submit
 from ray_jobs.jobs.client import JobError, JobServer
 from ray_jobs.jobs.request import PHASES, SubmitRequest
 from ray_jobs.jobs.submit import plan_submission
-from ray_jobs.jobs.watch import job_table, printable, run_status, run_stop, why_failed
+from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.folder import RunFolder
 
