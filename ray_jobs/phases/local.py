@@ -173,9 +173,7 @@ def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[in
     from learner.checkpoint import CheckpointError, read_manifest
     from rollout.engines.adapters import AdapterMerger
 
-    version = read_manifest(folder).get("policy_version")
-    if version is None:
-        raise CheckpointError(f"{folder} is no checkpoint of a planner; name one below checkpoints/ of a run")
+    version = int(read_manifest(folder)["policy_version"])
     check_trained_alike(folder, config.model, model_path)
     data = (folder / "adapter.safetensors").read_bytes()
     try:
@@ -187,7 +185,7 @@ def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[in
             f"the adapter in {folder} does not fit model.path = '{config.model.path}': {error}; give the recipe of the "
             "run that trained it"
         ) from error
-    return int(version), data
+    return version, data
 
 
 def _served(config: RunConfig, adapter: Path | None) -> Solver:

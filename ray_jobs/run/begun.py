@@ -9,7 +9,7 @@ from configs.learner import ModelConfig
 from configs.own import search_in
 from configs.run import RunConfig
 from configs.wording import reason
-from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint
+from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run
 
@@ -31,6 +31,8 @@ def checkpoint_at(path: Path) -> Path:
             f"'{folder}' is neither a run (it has no config.json) nor a checkpoint (it has no {MANIFEST}); name a run, "
             "a checkpoint in it, or `none`"
         )
+    if "policy_version" not in read_manifest(folder):
+        raise CheckpointError(f"'{folder}' is no checkpoint of a planner; name a run, or one below its checkpoints/")
     return folder
 
 

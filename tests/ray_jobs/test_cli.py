@@ -278,6 +278,18 @@ def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypa
     assert "is no folder; name a run, a checkpoint in it" in capsys.readouterr().err
 
 
+def test_process_reward_model_is_no_adapter(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.run_evaluation", lambda config, request: None)
+    prm = tmp_path / "run" / "prm"
+    prm.mkdir(parents=True)
+    write_manifest(prm, kind="prm", renderer="0")
+    asked = (["evaluate", "--adapter"], ["solve", "6*7?", "--adapter"], ["export", "--to", str(tmp_path / "out")])
+    for command in asked:
+        assert main([*command, str(prm)]) == 2
+        assert "is no checkpoint of a planner; name a run" in capsys.readouterr().err
+
+
 def failing_with(error, monkeypatch):
     def fail():
         raise error
