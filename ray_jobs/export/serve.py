@@ -7,6 +7,7 @@ from rich.console import Console
 
 from configs.backend import OllamaConfig
 from configs.run import RunConfig
+from configs.wording import reason
 from envs.tools.own_tool import function_schemas
 from ray_jobs.export.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
@@ -34,17 +35,29 @@ def run_serve(config: RunConfig, folder: Path) -> None:
         raise ExportError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
     engine = OllamaEngine(ChatServer(backend), backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     digest = manifest["files"][gguf["file"]]
+    first = _opening(config)
     with console.status(f"giving {gguf['file']} to {backend.base_url}"):
         asyncio.run(engine.create(folder / gguf["file"], digest, gguf["template"], gguf["parameters"]))
     with console.status("asking it for a decision"):
-        text = asyncio.run(_first_decision(engine, config))
+        text = asyncio.run(_first_decision(engine, config, *first))
     console.print(f"{backend.base_url} serves '{backend.model}'; to a held-out task it answers {text}", markup=False)
     console.print(f"try it: agentflow solve QUESTION --backend ollama:{backend.model}", markup=False)
 
 
-async def _first_decision(engine: OllamaEngine, config: RunConfig) -> str:
+def _opening(config: RunConfig) -> tuple[str, str]:
+    """The system's and the user's words of a held-out task. Raises ExportError."""
+    try:
+        (opening,) = planner_openings(config, 1)
+    except (ValueError, OSError, KeyError) as error:
+        raise ExportError(
+            f"the held-out task that tries the model cannot be drawn: {reason(error)}; give the recipe that it was "
+            "trained with, from the folder where its data are"
+        ) from error
+    return opening
+
+
+async def _first_decision(engine: OllamaEngine, config: RunConfig, system: str, user: str) -> str:
     """Raises BackendError when the model does not answer as a planner."""
-    ((system, user),) = planner_openings(config, 1)
     actions, schemas = config.envs.actions, function_schemas(config.envs)
     completion = await engine.generate(
         GenerationRequest(

@@ -81,6 +81,17 @@ def test_an_export_of_an_agent_of_ones_own_is_refused_before_it_is_sent(export, 
     assert ollama.blobs == {}
 
 
+def test_a_recipe_whose_data_are_not_here_is_refused_before_anything_is_sent(export, ollama):
+    with serving(ollama) as url:
+        change = {"envs": {"mix": {"own_text": 1.0}, "data_path": "gone.jsonl"}}
+        config = RunConfig.model_validate(config_for(url).model_dump(mode="json") | change)
+        with pytest.raises(
+            ExportError, match=r"cannot be drawn: .*; give the recipe that it was trained with, from the"
+        ):
+            run_serve(config, export)
+    assert ollama.blobs == {}
+
+
 def test_a_changed_file_is_never_served(export, ollama):
     (export / "model-q8_0.gguf").write_bytes(b"other bytes")
     with serving(ollama) as url, pytest.raises(ExportError, match="is not the file that was exported"):
