@@ -125,6 +125,7 @@ def _config(request: SubmitRequest) -> RunConfig:
 def _check(config: RunConfig, request: SubmitRequest) -> None:
     check_recipe(config)
     _check_nothing_secret_travels(request)
+    _check_nothing_is_ignored(request)
     if request.phase == "label" or (request.phase == "train" and config.trains_prm):
         check_labelling(config)
     if not request.working_dir.is_dir():
@@ -136,12 +137,26 @@ def _check(config: RunConfig, request: SubmitRequest) -> None:
             "give the absolute path that it has on every machine of the cluster"
         )
     for key, path in (("reward.credit.prm_path", config.reward.prm_path), ("model.path", config.model.path)):
-        # A model hub's id has no file here.
-        if path and not Path(path).expanduser().is_absolute() and Path(path).exists():
+        # A model hub's id has no file here, and the demo's model is a name.
+        if path and path != "demo" and not Path(path).expanduser().is_absolute() and Path(path).exists():
             raise JobError(
                 f"{key} = '{path}' does not travel: weights are left out of the working directory; give the absolute "
                 "path that it has on every machine of the cluster"
             )
+
+
+def _check_nothing_is_ignored(request: SubmitRequest) -> None:
+    """A run that is resumed takes neither settings nor options: a recipe's only say which run it is. Raises
+    JobError."""
+    if request.phase != "resume":
+        return
+    if request.phase_options:
+        raise JobError(f"`agentflow resume` takes no --options; leave {shlex.join(request.phase_options)} out")
+    if request.recipe.is_dir() and request.overrides:
+        raise JobError(
+            f"the run in '{request.recipe}' goes on with its own settings; leave {' '.join(request.overrides)} out, or "
+            "begin a run of another name=..."
+        )
 
 
 def _check_nothing_secret_travels(request: SubmitRequest) -> None:

@@ -227,13 +227,21 @@ def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
         (["recipes/mine.toml", "model.path=recipes"], "model.path = 'recipes' does not travel"),
         (["recipes/mine.toml", "cluster.address=http://h:8265"], "agentflow submit --address http://h:8265"),
         (["runs", "--phase", "resume"], "is not the folder of a run"),
+        (["recipes/mine.toml", "--phase", "resume", "--options=--dry-run"], "`agentflow resume` takes no --options"),
+        (["runs/mine", "num_steps=20", "--phase", "resume"], "goes on with its own settings; leave num_steps=20 out"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_sent(arguments, said, project, server, capsys):
-    (project / "runs").mkdir()
+    with RunFolder.create(load_run_config(None, ["name=mine"])):
+        pass
     assert main(["submit", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert server.client.submitted == []
+
+
+def test_folder_of_the_name_of_the_demo_model_is_not_taken_for_it(project, server):
+    (project / "demo").mkdir()
+    assert main(["submit", "recipes/mine.toml", "model.path=demo"]) == 0
 
 
 def test_recipe_outside_of_what_travels_is_refused(project, tmp_path_factory):
