@@ -107,19 +107,21 @@ class Training:
         gated = config.reward.gated or OutcomeGatedConfig()
         training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), hints=hints(config), scored=scored)
         for row in rows:
+            training.num_steps = int(row["step"]) - 1
             training.add(row)
         training.num_steps = num_steps
         return training
 
     @property
     def logprob_gap_version0(self) -> float | None:
-        """Over choice tokens. The first batch was sampled by the version that scores it: any gap is numerical."""
-        return self.rows[0]["policy/logprob_gap_abs"] if self.rows else None
+        """Over choice tokens. The first batch was sampled by the version that scores it: any gap is numerical. None
+        where its row was lost."""
+        return next((row["policy/logprob_gap_abs"] for row in self.rows[:1] if row["step"] == 1), None)
 
     def add(self, row: Mapping[str, float]) -> list[Alarm]:
         """Take a step in; returns the alarms that it raised."""
-        self.rows.append(row)
         self.num_steps += 1
+        self.rows.append({**row, "step": self.num_steps})
         return self.monitor.observe(self.num_steps, row) if self.scored else []
 
     @property

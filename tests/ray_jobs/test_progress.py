@@ -1,3 +1,5 @@
+import pytest
+
 from configs.loading import load_run_config
 from ray_jobs.metrics.bottleneck import Shares
 from ray_jobs.run.progress import VERDICT_WINDOW, Training
@@ -17,7 +19,9 @@ def make_row(**shares):
 
 
 def make_training(*rows, scored=True):
-    return Training.of(load_run_config(None, []), rows, num_steps=len(rows), scored=scored)
+    """As resumed, from the rows of metrics.jsonl."""
+    logged = [{"step": step, **row} for step, row in enumerate(rows, 1)]
+    return Training.of(load_run_config(None, []), logged, num_steps=len(rows), scored=scored)
 
 
 def news_of(training, *rows):
@@ -63,6 +67,19 @@ def test_advice_is_given_once_the_verdict_has_settled_and_again_when_another_par
 def test_a_resumed_run_says_again_what_limits_it():
     training = make_training(*[make_row()] * 8)
     assert news_of(training, make_row())[0].startswith("speed: the engine limits")
+
+
+def test_where_the_first_rows_are_lost_no_later_one_stands_in_for_them():
+    rows = [make_row() | {"step": step, "policy/logprob_gap_abs": 0.1 * step} for step in range(1, 5)]
+    assert make_training(*rows).logprob_gap_version0 == pytest.approx(0.1)
+    assert make_training(*rows[1:]).logprob_gap_version0 is None
+
+
+def test_alarms_name_the_train_step_also_where_rows_are_lost():
+    rates = enumerate([0.9] * 12 + [0.3] * 4, 1)
+    rows = [make_row() | {"step": step, "rollout/solve_rate": rate} for step, rate in rates]
+    whole, torn = make_training(*rows), make_training(*rows[2:])
+    assert [one.step for one in torn.monitor.alarms] == [one.step for one in whole.monitor.alarms] != []
 
 
 def test_alarms_about_who_scores_steps_are_raised_where_somebody_does():
