@@ -199,6 +199,12 @@ def test_a_teachers_wrong_demonstrations_are_not_said_to_be_wrong_on_purpose(tmp
     assert "on purpose" not in words
 
 
+def test_mean_scores_are_on_the_scale_on_which_solved_is_one(folder):
+    folder.write_summary(make_summary(mean_scores={"before": 0.45, "after": 0.512}))
+    said = "The mean score is 0.450 before and 0.512 after RL; solved is a score of 1."
+    assert said in " ".join(render(folder).split())
+
+
 def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(folder):
     table = {
         "lookup": {"num": 85, "before": 0.1, "after": 0.9},
