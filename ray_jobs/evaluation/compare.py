@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import UserError
@@ -106,7 +107,7 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
     console = Console()
     console.print(_table(result))
     console.print(result["verdict"])
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page
 
 
@@ -192,7 +193,7 @@ def _row(pairs: Pairs, compared: PairedComparison) -> ComparedRates:
 
 
 def _table(result: Comparison) -> Table:
-    table = Table(title=f"{result['before']} -> {result['after']}", title_justify="left")
+    table = Table(title=escape(f"{result['before']} -> {result['after']}"), title_justify="left")
     for column in ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain"):
         table.add_column(column)
     rows = dict(result["benchmarks"])

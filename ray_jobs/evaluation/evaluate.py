@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -148,9 +149,10 @@ def report_evaluation(out: Path, console: Console) -> Path:
     if unscored := stored.unscored:
         again = "; the same command tries again what failed" if summary["infrastructure_failures"] else ""
         console.print(
-            f"[bold]{len(unscored)} of {len(stored.items)} results are unscored and in no rate[/bold], {why}{again}"
+            f"[bold]{len(unscored)} of {len(stored.items)} results are unscored and in no rate[/bold], "
+            f"{escape(why)}{again}"
         )
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page
 
 
@@ -180,7 +182,9 @@ def _never_trained_on(name: str, tasks: list[Task], trained: Sequence[EnvsConfig
         raise EvaluationError(f"training meets each of the {len(tasks)} items of '{name}': none is left to evaluate on")
     if len(kept) < len(tasks):
         left_out = len(tasks) - len(kept)
-        console.print(f"{name}: {left_out} of {len(tasks)} items are left out, because training meets them")
+        console.print(
+            f"{name}: {left_out} of {len(tasks)} items are left out, because training meets them", markup=False
+        )
     return kept
 
 
@@ -230,7 +234,7 @@ def _said(error: Exception) -> str:
 
 
 def _table(name: str, summary: EvaluationSummary) -> Table:
-    table = Table(title=f"Solved by {name}", title_justify="left")
+    table = Table(title=f"Solved by {escape(name)}", title_justify="left")
     for column in ("benchmark", "solved", "items", "95% interval"):
         table.add_column(column)
     rows: dict[str, BenchmarkRates | EvaluationSummary] = {**summary["benchmarks"]}

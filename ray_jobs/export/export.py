@@ -83,7 +83,7 @@ def run_export(source: str, recipe: Path | None, target: Path, options: ExportOp
         if "hf" not in options.formats:
             shutil.rmtree(merged)
         _write_manifest(partial, policy, model_path, facts)
-    console.print(f"exported {policy.checkpoint or 'the base model'} to {target}")
+    console.print(f"exported {policy.checkpoint or 'the base model'} to {target}", markup=False)
     gap = (facts["gguf"] or {}).get("gap")
     if gap:
         console.print(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from actors.cluster import WORKER_ENV
 from configs.api_keys import FILE_SUFFIX, how_to_set, key_file, names_a_secret, written_secret
@@ -230,15 +231,16 @@ def _submit(server: JobServer, submission: Submission) -> None:
 
 
 def _tell(console: Console, server: JobServer, submission: Submission, request: SubmitRequest) -> None:
-    name, at = submission.submission_id, f" --address {request.address}" if request.address else ""
+    name, at = submission.submission_id, f" --address {escape(request.address)}" if request.address else ""
+    url = escape(server.url)
     lines = [
-        f"[bold green]submitted[/] [bold]{name}[/] to {server.url}",
-        f"  runs        {submission.entrypoint}",
-        f"  run folder  {submission.run} (on the cluster's head node)",
+        f"[bold green]submitted[/] [bold]{name}[/] to {url}",
+        f"  runs        {escape(submission.entrypoint)}",
+        f"  run folder  {escape(submission.run)} (on the cluster's head node)",
         f"  watch       agentflow jobs logs {name} --follow{at}",
         f"  state       agentflow jobs {name}{at}",
         f"  stop        agentflow jobs stop {name}{at}",
-        f"  dashboard   {server.url}/#/jobs/{name}",
+        f"  dashboard   {url}/#/jobs/{name}",
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

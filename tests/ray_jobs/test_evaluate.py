@@ -12,7 +12,7 @@ from configs.api_keys import ApiKeyError
 from configs.processor import fastest_precision
 from envs.benchmarks.registry import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
-from envs.types import ToolUnavailableError
+from envs.types import Task, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
 from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
@@ -95,6 +95,20 @@ def test_what_a_scorer_cannot_tell_is_unscored_and_nobody_says_that_anything_fai
     assert f"2 results are unscored and in no rate, {why}. The same command tries again what failed." in words
     # Items, solved, interval, no answer, unscored.
     assert re.search(r"lookup 2 100\.0% 34\.2 to 100\.0% 0 2 ", words)
+
+
+def test_paths_and_ids_are_printed_as_they_stand(tmp_path, monkeypatch, capsys):
+    rows = [{"id": f"[/b]{number}", "question": f"{number}?", "answer": f"{number}"} for number in range(8)]
+    use(monkeypatch, ScriptedSolver(lambda task, seed: EngineError("gone") if task.answer < "4" else task.answer))
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.evaluation_items", lambda *_: own_tasks(rows))
+    run_evaluation(config_for(tmp_path), EvaluationRequest(out=tmp_path / "out[b]"))
+    said = "".join(capsys.readouterr().out.split())
+    assert "own_text/[/b]0/0" in said
+    assert f"report:{tmp_path}/out[b]/report.html" in said
+
+
+def own_tasks(rows):
+    return [Task(id=row["id"], dataset="own_text", question=row["question"], answer=row["answer"]) for row in rows]
 
 
 def test_items_of_which_no_scorer_could_tell_anything_blame_no_engine(tmp_path, monkeypatch):
