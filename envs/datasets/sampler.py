@@ -115,21 +115,18 @@ def held_out_tasks(
     mix: Mapping[str, float], *, count: int, seed: int, path: Path | None = None, own: OwnSources = NO_SOURCES
 ) -> list[Task]:
     """`count` evaluation tasks in the shares of `mix`, none of which can occur in training. Raises ValueError."""
-    generated = {name: share for name, share in mix.items() if name in FAMILIES}
-    total = sum(mix.values())
-    num_generated = round(count * sum(generated.values()) / total)
-    tasks = (
-        [own.scored(one.task) for one in sample_tasks(generated, split="eval", count=num_generated, seed=seed)]
-        if num_generated
-        else []
-    )
-    for name, share in mix.items():
+    quotas = shared_out(mix, count)
+    generated = {name: quota for name, quota in quotas.items() if quota and name in FAMILIES}
+    tasks = []
+    if generated:
+        drawn = sample_tasks(generated, split="eval", count=sum(generated.values()), seed=seed)
+        tasks = [own.scored(one.task) for one in drawn]
+    for name, quota in quotas.items():
         if name not in FAMILIES:
             try:
-                wanted = round(count * share / total)
-                tasks += load_tasks(name, split="eval", count=wanted, seed=seed, path=path, own=own)
+                tasks += load_tasks(name, split="eval", count=quota, seed=seed, path=path, own=own)
             except TooFewTasksError as error:
-                most = _most(error.found, share / total)
+                most = _most(mix, name, error.found, below=count)
                 advice = [f"set evaluation.num_tasks={most}"] * (most > 0) + ["add rows"] * (path is not None)
                 raise ValueError(f"{error}; {' or '.join(advice)}") from error
     return tasks
@@ -146,9 +143,10 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     )
 
 
-def _most(found: int, share: float) -> int:
-    """The largest number of tasks in all of which a data set with `found` tasks can give its share."""
-    return next(count for count in range(int((found + 0.5) / share), -1, -1) if round(count * share) <= found)
+def _most(mix: Mapping[str, float], name: str, found: int, *, below: int) -> int:
+    """The largest number of tasks, less than `below`, of which a data set with `found` tasks can give its share."""
+    first = min(below - 1, int((found + 1) * sum(mix.values()) / mix[name]))
+    return next(count for count in range(first, -1, -1) if shared_out(mix, count)[name] <= found)
 
 
 def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> list[GeneratedTask]:

@@ -142,3 +142,25 @@ def test_task_never_shows_its_reference_answer():
         one.task.answer not in one.task.question.split()
         for one in (generate("lookup", split="train", index=i, seed=0) for i in range(50))
     )
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"question": "Number {n}?", "answer": {n}, "split": "eval"}}\n' for n in range(20)))
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+@pytest.mark.parametrize("others", [("lookup",), ("own_integer",), ("own_integer", "own_math")])
+def test_as_many_tasks_are_held_out_as_were_asked_for_whatever_the_shares(others, count, rows):
+    assert len(held_out_tasks(dict.fromkeys(("own_text", *others), 1.0), count=count, seed=0, path=rows)) == count
+
+
+def test_too_many_held_out_tasks_are_refused_with_the_most_that_there_are(rows):
+    mix = {"lookup": 1.0, "own_text": 2.0}
+    with pytest.raises(
+        ValueError, match=r"it has 20; set evaluation.num_tasks=30 or add rows"
+    ):
+        held_out_tasks(mix, count=50, seed=0, path=rows)
+    assert len(held_out_tasks(mix, count=30, seed=0, path=rows)) == 30
