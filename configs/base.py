@@ -3,11 +3,27 @@
 from collections.abc import Mapping
 from typing import get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, values: object) -> object:
+        """Python takes true for 1; what it is called is no number."""
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            key: str(value).lower() if isinstance(value, bool) and cls._is_number(key) else value
+            for key, value in values.items()
+        }
+
+    @classmethod
+    def _is_number(cls, key: object) -> bool:
+        field = cls.model_fields.get(str(key))
+        return field is not None and not {int, float}.isdisjoint((field.annotation, *get_args(field.annotation)))
 
 
 def typed(default: str, **by_key: str) -> BeforeValidator:

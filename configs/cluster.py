@@ -13,7 +13,7 @@ class ClusterConfig(Config):
     that RAY_ADDRESS names, as it does inside of every submitted job, and else starts one on this machine."""
     dashboard: bool = False
     """Start the Ray dashboard (on loopback) with a cluster of our own."""
-    patience_s: float = Field(default=60.0, gt=0)
+    patience_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds that learner and first rollout workers wait for room. On a cluster that starts machines on demand: as
     long as that takes."""
 

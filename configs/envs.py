@@ -1,5 +1,6 @@
 """The world the agent acts in: task mix, tools, code sandbox."""
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -19,8 +20,9 @@ _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def _positive(mix: dict[str, float]) -> dict[str, float]:
-    if not mix or min(mix.values()) < 0 or sum(mix.values()) <= 0:
-        raise ValueError(f"shares must be >= 0 with a positive sum, got {mix}")
+    # Compared so that what is no number fails, too.
+    if not all(share >= 0 for share in mix.values()) or not 0 < sum(mix.values()) < math.inf:
+        raise ValueError(f"shares must be >= 0 with a positive sum that is finite, got {mix}")
     return mix
 
 

@@ -15,7 +15,7 @@ class ModelConfig(Config):
     """A local folder, a model hub id, or `demo` for the packaged SmolLM2-135M-Instruct."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank r of the adapter."""
-    lora_alpha: float = Field(default=32.0, gt=0)
+    lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """Adapter scale numerator; the delta of a weight is alpha / r * B A."""
     lora_targets: tuple[str, ...] = (
         "q_proj",
@@ -206,13 +206,13 @@ class LearnerConfig(Config):
     overlong: OverlongConfig = NoOverlongConfig()
     """What the length of a trajectory's turns changes in its reward."""
     guard: GuardConfig = GuardConfig()
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size."""
     warmup_steps: int = Field(default=0, ge=0)
     """Train steps of linear warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
     """After the warm-up: `constant`, or falling in a straight line to zero after the last train step."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """AdamW's decay of the adapter's weights."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm beyond which the gradient is scaled down."""
@@ -280,7 +280,7 @@ class ImitationConfig(Config):
 
     batch_demonstrations: int = Field(default=8, ge=1)
     """Demonstrations per optimizer step."""
-    learning_rate: float = Field(default=5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0, allow_inf_nan=False)
     """AdamW's first step size; it falls linearly to zero."""
 
 

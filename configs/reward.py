@@ -67,7 +67,7 @@ class PrmConfig(Config):
     """Keep only the first so many layers of the base, for speed on a CPU; none keeps all."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank r of the PRM's adapter."""
-    lora_alpha: float = Field(default=32.0, gt=0)
+    lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """Its scale's numerator; the delta of a weight is alpha / r * B A."""
     max_tokens: int = Field(default=1024, ge=32)
     """Tokens of one step's text; older context is cut, never the decision."""
@@ -81,7 +81,7 @@ class PrmConfig(Config):
     """Times that every training step is gone through."""
     batch_tasks: int = Field(default=4, ge=1)
     """Tasks whose steps make one optimizer step."""
-    learning_rate: float = Field(default=2e-4, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size for the adapter; the head's is ten times that. It falls linearly to zero."""
     microbatch_tokens: int = Field(default=2048, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once."""
@@ -132,7 +132,7 @@ class OutcomeGatedConfig(Config):
     turn_scorer: ImportPath | None = None
     """`module:name` of a function of one's own that scores turns in a PRM's place: name(task, answer, turns) returns a
     list with a number from 0 to 1 for each of them, or None. None: a PRM does."""
-    prm_weight: float = Field(default=0.5, ge=0)
+    prm_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Weight of the step scores; alarms lower it, and it never rises above this."""
     alarms: AlarmConfig = AlarmConfig()
 

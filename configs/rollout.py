@@ -47,7 +47,7 @@ class EngineConfig(Config):
     """Requests decoded together."""
     max_model_len: int = Field(default=1024, ge=64)
     """Tokens of prompt and completion together."""
-    kv_cache_gib: float = Field(default=1.0, gt=0)
+    kv_cache_gib: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Memory for the KV cache."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the engine."""
