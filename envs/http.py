@@ -252,7 +252,7 @@ def retry_after_s(asked: str) -> float:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
 
 

@@ -353,6 +353,13 @@ async def test_a_page_that_asks_for_a_longer_pause_than_there_is_time_is_given_u
     assert (result.error, "status 429" in result.text, len(server.requests)) == ("status", True, 1)
 
 
+async def test_a_pause_until_a_year_that_no_calendar_has_is_none():
+    asked = "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"
+    with serving(Answer(503, {"Retry-After": asked}, b"busy")) as server:
+        result = await read(server, limits=replace(LIMITS, max_attempts=2))
+    assert (result.error, "status 503" in result.text, len(server.requests)) == ("status", True, 2)
+
+
 @pytest.mark.parametrize(
     "page",
     [b"<div>" * 15_000, b"<" * 90_000, b"<p " + b"a=b " * 20_000, b"<table><tr><td>" * 6_000, b"&#x110000;" * 9_000],
