@@ -17,6 +17,8 @@ BUILT_IN_ACTIONS = (
 _SOURCE = re.compile(r"mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DATA = re.compile(r"hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_HOST = re.compile(r"[^\s/@:*?#\[\]]+")
+_HOST_PORT = re.compile(rf"({_HOST.pattern}|\[[0-9A-Fa-f:.]+\]):(\d{{1,5}})")
 
 
 def _positive(mix: dict[str, float]) -> dict[str, float]:
@@ -72,6 +74,23 @@ class WebConfig(Config):
     """File of held-out questions, one a line, plain or JSON with `question`: a result that holds one is left out."""
     cache_entries: int = Field(default=1024, ge=0)
     """Results that a worker keeps of each tool in memory, for an hour; 0 keeps none."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _servers_are_told_apart_by_their_port(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            found = _HOST_PORT.fullmatch(host)
+            if not found or int(found[2]) > 65535:
+                raise ValueError(f"'{host}' must be host:port, such as wiki.local:8080 or [::1]:8080")
+        return hosts
+
+    @field_validator("blocked_hosts")
+    @classmethod
+    def _blocked_are_whole_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"'{host}' must be a host alone, such as kaggle.com, which blocks its subdomains, too")
+        return hosts
 
     @field_validator("wikipedia_url")
     @classmethod

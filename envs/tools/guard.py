@@ -27,7 +27,7 @@ class BlockList:
     """`hosts` block their subdomains too."""
 
     def __init__(self, hosts: Sequence[str] = (), questions: Iterable[str] = ()) -> None:
-        self.hosts = tuple(host.strip(".").lower() for host in hosts)
+        self.hosts = tuple((_host(f"http://{host.strip('.')}/") or host).lower() for host in hosts)
         self._grams: dict[int, set[int]] = {}
         for question in questions:
             words = min(GRAM_WORDS, len(word_grams(question, 1)))

@@ -139,7 +139,7 @@ class PageFetcher:
             )
         )
         self._block_list = block_list
-        self._allowed_hosts = frozenset(allowed_hosts)
+        self._allowed_hosts = frozenset(map(_as_asked, allowed_hosts))
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
 
     async def fetch(self, url: str) -> Page:
@@ -258,6 +258,14 @@ def _port(url: httpx.URL) -> int:
 
 def _host_port(url: httpx.URL) -> str:
     return f"{url.raw_host.decode()}:{_port(url)}"
+
+
+def _as_asked(allowed: str) -> str:
+    """A server, "host:port", as an address that names it is compared; what no address can name is left as it is."""
+    try:
+        return _host_port(httpx.URL(f"http://{allowed}"))
+    except httpx.InvalidURL:
+        return allowed
 
 
 def _header(response: httpcore.Response, name: bytes) -> str:

@@ -186,6 +186,23 @@ async def test_a_blocked_host_is_refused_before_anything_is_asked(host):
     assert (error.category, str(error)) == ("blocked", "its host is on the block list")
 
 
+@pytest.mark.parametrize("blocked", ["bücher.example", "BÜCHER.example", "xn--bcher-kva.example"])
+async def test_a_blocked_host_is_the_same_in_every_spelling(blocked):
+    for host in ("bücher.example", "www.xn--bcher-kva.example"):
+        assert (await refusal(f"http://{host}/", blocked=[blocked])).category == "blocked"
+
+
+@pytest.mark.parametrize("allowed", ["LocalHost:9", "[::1]:9", "bücher.example:9"])
+async def test_an_allowed_server_is_the_same_in_every_spelling(allowed):
+    async def nowhere(host, port):
+        return []
+
+    pages = PageFetcher(LIMITS, block_list=BlockList(), allowed_hosts=[allowed], resolve=nowhere)
+    # Port 9 is refused before the name is asked for, but where the server is allowed.
+    with pytest.raises(PageRefusedError, match="no host of this name"):
+        await pages.fetch(f"http://{allowed}/")
+
+
 async def test_a_redirect_to_a_blocked_host_is_refused():
     with (
         serving(Answer(302, {"Location": "https://blocked.example/answers"})) as server,

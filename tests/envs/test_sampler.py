@@ -159,8 +159,6 @@ def test_as_many_tasks_are_held_out_as_were_asked_for_whatever_the_shares(others
 
 def test_too_many_held_out_tasks_are_refused_with_the_most_that_there_are(rows):
     mix = {"lookup": 1.0, "own_text": 2.0}
-    with pytest.raises(
-        ValueError, match=r"it has 20; set evaluation.num_tasks=30 or add rows"
-    ):
+    with pytest.raises(ValueError, match=r"it has 20; set evaluation.num_tasks=30 or add rows"):
         held_out_tasks(mix, count=50, seed=0, path=rows)
     assert len(held_out_tasks(mix, count=30, seed=0, path=rows)) == 30
