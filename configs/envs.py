@@ -205,6 +205,12 @@ class RecordingConfig(Config):
     """`record` asks what the file lacks and writes it down; `replay` asks nobody, and an attempt at a task that needs
     what the file lacks ends unscored."""
 
+    @model_validator(mode="after")
+    def _something_is_replayed(self) -> "RecordingConfig":
+        if self.mode == "replay" and self.path is None:
+            raise ValueError("mode = 'replay' needs path, the file that is replayed: without it tools would be asked")
+        return self
+
 
 class BaseGeneratorConfig(Config):
     base_url: str | None = Field(default=None, pattern=r"^https?://[^\s@?#]+[^\s@?#/]$")
@@ -218,6 +224,11 @@ class BaseGeneratorConfig(Config):
 
     @model_validator(mode="after")
     def _server_is_whole_and_safe(self) -> "BaseGeneratorConfig":
+        for name in ("model", "api_key_env"):
+            if self.base_url is None and getattr(self, name):
+                raise ValueError(
+                    f"{name} is for a server: set base_url, or leave {name} out and the run's base is asked"
+                )
         if self.base_url is not None and not self.model:
             raise ValueError("base_url needs model, the server's name of the model to ask")
         if self.base_url is not None and self.api_key_env is not None and in_clear_text(self.base_url):
