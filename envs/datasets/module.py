@@ -135,7 +135,8 @@ def _task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task
     if not isinstance(row, Mapping):
         raise ValueError(f"{place}: a task is an envs.types.Task or a table, got a {type(row).__name__}")
     question, field = question_of(row, place)
-    answer, scorer = row.get("answer"), row.get("scorer", config.scorer)
+    answer, scorer = row.get("answer"), row.get("scorer")
+    scorer = config.scorer if scorer is None else scorer
     answers = answer if isinstance(answer, list) and scorer in (None, "text") else [answer]
     if not answers or not all(map(is_answer, answers)):
         raise ValueError(f"{place}: 'answer' must be a text, a whole number or a list of such, got {answer!r:.80}")
@@ -145,8 +146,15 @@ def _task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task
     _check_json(further, place)
     # One alias a line is what the comparison of texts reads.
     aliases = [" ".join(str(one).split()) for one in answers] if scorer in (None, "text") else [str(answer)]
-    own_id = f"{name}-{row.get('id', number)}"
-    return Task(id=own_id, dataset=name, question=question, answer="\n".join(aliases), scorer=scorer, metadata=further)
+    own_id = number if row.get("id") is None else row["id"]
+    return Task(
+        id=f"{name}-{own_id}",
+        dataset=name,
+        question=question,
+        answer="\n".join(aliases),
+        scorer=scorer,
+        metadata=further,
+    )
 
 
 def _check_json(metadata: Mapping[str, object], place: str) -> None:

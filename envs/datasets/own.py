@@ -58,7 +58,7 @@ def _task(dataset: str, row: Mapping[str, object], place: str, number: int) -> T
     # One alias a line is what the scorer reads.
     aliases = [" ".join(str(text).split()) for text in texts]
     return Task(
-        id=f"{dataset}-{row.get('id', number)}",
+        id=f"{dataset}-{number if row.get('id') is None else row['id']}",
         dataset=dataset,
         question=question,
         answer="\n".join(aliases),

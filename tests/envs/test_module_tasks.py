@@ -69,6 +69,9 @@ def with_a_set():
     from envs.types import Task
     return [Task(id="t", dataset="d", question="a?", answer="x", metadata={"near": {1, 2}})]
 
+def empty_columns():
+    return [{"id": None, "question": f"What is {n} and one?", "answer": n + 1, "scorer": None} for n in range(9)]
+
 def parts():
     named = {"rl": "train", "held_out": "eval", "shown": "demonstrations", "judged": "prm"}
     return [{"id": id, "question": f"{id}?", "answer": "x", "split": split} for id, split in named.items()]
@@ -158,6 +161,12 @@ def test_ready_made_tasks_keep_their_ids_and_get_the_data_sets_name():
     assert {task.id for task in tasks} == {f"own-{number}" for number in range(20)}
 
 
+def test_an_empty_column_says_no_more_than_one_that_is_missing():
+    tasks = [task for part in module_tasks("mine", source("empty_columns", scorer="integer")).values() for task in part]
+    assert {task.id for task in tasks} == {f"mine-{number}" for number in range(1, 10)}
+    assert {task.scorer for task in tasks} == {"integer"}
+
+
 @pytest.mark.parametrize(
     ("name", "error", "says"),
     [
@@ -167,6 +176,11 @@ def test_ready_made_tasks_keep_their_ids_and_get_the_data_sets_name():
         ("broken", OwnCodeError, r"failed with OSError: no file \(own_tasks_of_the_test.py, line 31\)"),
         ("nothing", OwnCodeError, "returned no task"),
         ("a_number", OwnCodeError, "returned a int"),
+        (
+            "no_json",
+            ValueError,
+            "row 2: the column 'day' is a date, which JSON cannot hold; make it a text or a number",
+        ),
         ("needs", OwnCodeError, r"is called as needs\(\) and does not take that: missing a required argument: 'path'"),
         ("missing", OwnCodeError, "envs.datasets.mine.source: .* cannot be imported: AttributeError"),
     ],

@@ -44,6 +44,11 @@ def test_rows_become_tasks_that_their_own_answer_solves(file):
     assert score_answer(france, "Lyon") == 0.0
 
 
+def test_an_empty_id_is_none(file):
+    halves = own_tasks("own_text", file(*({**row, "id": None} for row in CAPITALS)))
+    assert {task.id for tasks in halves.values() for task in tasks} == {f"own_text-{n}" for n in range(1, 21)}
+
+
 def test_a_question_may_be_a_prompt_or_the_message_of_a_user(file):
     path = file(
         {"prompt": "first", "answer": "a", "split": "train"},
