@@ -69,14 +69,11 @@ class FunctionTool:
             returned = await in_a_thread(self._function, **given)
             if inspect.isawaitable(returned):
                 returned = await returned
+            return returned if isinstance(returned, ToolResult) else ToolResult(text=_written(returned))
         except ToolUnavailableError:
             raise
         except (Exception, SystemExit) as error:
             return ToolResult(text=" ".join(f"{type(error).__name__}: {error}".split()), error="tool_error")
-        if isinstance(returned, ToolResult):
-            return returned
-        text = returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=str)
-        return ToolResult(text=text)
 
     def _given(self, text: str) -> dict[str, object]:
         """Raises ValueError."""
@@ -96,6 +93,16 @@ class FunctionTool:
         return {
             name: value for name, value in written.items() if value is not None or not self._arguments[name].has_default
         }
+
+
+def _written(returned: object) -> str:
+    """As JSON, or as Python writes it where JSON has no such keys, or where it holds itself."""
+    if isinstance(returned, str):
+        return returned
+    try:
+        return json.dumps(returned, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return str(returned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,11 @@ def gives_up(city: str):
     raise ToolUnavailableError("down")
 
 
+def distances(city: str):
+    """The distances of pairs."""
+    return {(city, "Bergen"): 463}
+
+
 def finds(city: str):
     """Finds nothing."""
     return next(iter(()))
@@ -198,6 +203,10 @@ async def test_wrong_arguments_are_a_result_of_one_line(arguments, said):
 
 async def test_an_argument_may_have_any_name():
     assert (await call("plots", '{"function":"x^2","given":2}')).text == "x^2 2"
+
+
+async def test_what_json_cannot_hold_is_shown_as_python_writes_it():
+    assert (await call("distances", "Oslo")).text == "{('Oslo', 'Bergen'): 463}"
 
 
 async def test_what_the_function_raises_is_a_result_of_one_line():
