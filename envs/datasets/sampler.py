@@ -153,7 +153,7 @@ def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> l
     """Training tasks whose plan is known; only generated families have one. None of their questions is one that RL ever
     asks: many demonstrations are wrong on purpose, and a policy that was shown a wrong answer to a question cannot be
     asked that question as if it were new."""
-    generated = {name: share for name, share in mix.items() if name in FAMILIES}
+    generated = {name: share for name, share in mix.items() if share > 0 and name in FAMILIES}
     if not generated:
         raise ValueError(
             f"a cold start needs a generated family in envs.mix ({', '.join(FAMILIES)}), got {dict(mix)}; "

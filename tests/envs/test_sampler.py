@@ -117,8 +117,9 @@ def test_held_out_mix_may_hold_generated_and_listed_data_sets():
 
 def test_demonstrations_need_a_family_whose_plans_are_known():
     assert demonstration_tasks(MIX, count=4, seed=0)[0].plan
-    with pytest.raises(ValueError, match="needs a generated family"):
-        demonstration_tasks({"game24": 1.0}, count=4, seed=0)
+    for mix in ({"game24": 1.0}, {"game24": 1.0, "lookup": 0.0}):
+        with pytest.raises(ValueError, match="needs a generated family"):
+            demonstration_tasks(mix, count=4, seed=0)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
