@@ -162,7 +162,7 @@ def _check_json(metadata: Mapping[str, object], place: str) -> None:
     for name, value in metadata.items():
         try:
             json.dumps(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise ValueError(
                 f"{place}: '{name}' holds a {type(value).__name__}, which is no JSON; make it a text, a number or a "
                 "list of such"
