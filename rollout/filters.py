@@ -6,6 +6,9 @@ from statistics import pstdev
 from configs.errors import UserError
 from rollout.store.lifecycle import Ending, GroupCounts
 
+SOLVED = 1.0
+"""The outcome of an attempt that is right. A scorer of one's own may give less for a part of it."""
+
 
 def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_valid: int = 2) -> bool:
     """True if the group's raw outcomes differ, so that its advantages are not all zero.
@@ -24,13 +27,14 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
     `outcomes`: raw accuracy per trajectory, None where it could not be scored. `totals`: the reward it trains with,
     None where it does not train. "ready" means that some advantage is not zero: among the trajectories that train, raw
     outcomes and totals differ. "overlong" is a group whose outcomes differ only until the overlong rule has taken cut
-    trajectories out, or has evened a right but long one out with a wrong one.
+    trajectories out, or has evened a right but long one out with a wrong one. Attempts that all got the same part of a
+    score are all wrong, for none of them solved the task.
     """
     valid = [outcome for outcome in outcomes if outcome is not None]
     if len(valid) < 2:
         return None
     if not has_signal(valid):
-        return "all_right" if max(valid) > 0 else "all_wrong"
+        return "all_right" if max(valid) == SOLVED else "all_wrong"
     trained = [outcome for outcome, total in zip(outcomes, totals, strict=True) if total is not None]
     return "ready" if has_signal(trained) and has_signal(totals) else "overlong"
 

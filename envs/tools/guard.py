@@ -52,7 +52,7 @@ def read_questions(path: Path) -> list[str]:
     Raises ValueError where the file cannot be read or a JSON line has no question.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
     return [_question(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ray_jobs.commands.given import acting_config, checkpoint_of, run_config
 from ray_jobs.commands.options import (
@@ -95,7 +96,10 @@ def export(
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a folder that is not there yet")],
     format: Annotated[Formats, Parameter(help="what to write")] = FORMATS,
     quantize: Annotated[Quantization, Parameter(help="of the GGUF file")] = "q8_0",
-    prompts: Annotated[int, Parameter(metavar="N", help="planner prompts that measure the quantisation; 0: none")] = 8,
+    prompts: Annotated[
+        int,
+        Parameter(metavar="N", help="planner prompts that measure the quantisation; 0: none", validator=Number(gte=0)),
+    ] = 8,
     recipe: Annotated[File, Parameter(help="recipe of a checkpoint that lies in no run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""

@@ -206,10 +206,16 @@ class _Told:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 if tracker is None:
                     tracker = OPENERS[self.name](self._folder, self._run_name, run_id)
-                self._mark.write_text(str(index + 1), encoding="ascii")
+                self._told(index + 1)
                 tracker.add(index, row["step"], {name: value for name, value in row.items() if "/" in name})
         if tracker is not None:
             tracker.close()
+
+    def _told(self, num: int) -> None:
+        """So many rows from now on. A kill leaves the number of before, or this one."""
+        partial = self._mark.with_suffix(".partial")
+        partial.write_text(str(num), encoding="ascii")
+        partial.replace(self._mark)
 
     def _marked(self) -> int:
         text = self._mark.read_text(encoding="ascii") if self._mark.exists() else ""

@@ -117,7 +117,7 @@ def _chart(
     top = 1.0 if share else 4.0 * max(1, math.ceil(highest / 4))
     xs = [float(row["step"]) for row in rows]
     intervals = {
-        name: [(row[key.replace("solve_rate", "low")], row[key.replace("solve_rate", "high")]) for row in rows]
+        name: [(row[key.replace("solve_rate", "low", 1)], row[key.replace("solve_rate", "high", 1)]) for row in rows]
         for key, name in names.items()
         if key.startswith("held_out/")
     }

@@ -1,8 +1,9 @@
 """What a simulation takes for granted: from an earlier run's folder, or assumed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 
@@ -39,6 +40,9 @@ class SimulationInputs:
 
 def simulation_inputs(asked: SimulationRequest) -> SimulationInputs:
     """Of the run folder where one is named. Raises ConfigError."""
+    for name, value in asdict(asked).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name.replace('_', '-')} must be a finite number, got {value}")
     inputs = _measured(asked, asked.run) if asked.run else _assumed(asked)
     if inputs.step_s <= 0 or inputs.sync_s < 0:
         raise ConfigError(f"--step-s must be above 0 and --sync-s not below, got {inputs.step_s:g}, {inputs.sync_s:g}")

@@ -336,6 +336,12 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
         read_questions(file)
 
 
+def test_first_blocked_question_stands_behind_a_mark_of_byte_order(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "One?"}\n', encoding="utf-8-sig")
+    assert read_questions(file) == ["One?"]
+
+
 def test_a_line_ends_where_it_ends_and_not_at_another_separator(tmp_path):
     """Regression: text from the web holds U+2028, which JSON allows within a string."""
     file = tmp_path / "questions.txt"

@@ -116,6 +116,8 @@ def test_the_recipe_gives_what_no_option_says(capsys):
         (["--signal", "0.9", "--failed", "0.2"], "--signal must be above 0"),
         (["--alpha", "0"], "--median-s and --alpha must be above 0"),
         (["--step-s", "0"], "--step-s must be above 0"),
+        (["--step-s", "nan"], "--step-s must be a finite number, got nan"),
+        (["--load-slope", "inf"], "--load-slope must be a finite number, got inf"),
         (["--load-slope", "-1"], "--load-slope must not be below 0"),
         (["--run", "no-such-run"], r"ledger\.sqlite' does not exist"),
         (["--run", "any", "--sigma", "2"], "--sigma and --run cannot go together"),

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,17 @@ def test_rows_that_were_told_already_are_not_told_again_where_an_older_checkpoin
         folder.rewind(1)
         train(folder, 2, 3)
     assert [row[1] for row in told if row != "closed"] == [1, 2, 3]
+
+
+def test_a_kill_while_a_row_is_marked_leaves_the_mark_of_the_row_before(tmp_path, told, monkeypatch):
+    with opened(tmp_path) as folder:
+        train(folder, 1, 2)
+    with monkeypatch.context() as killed, opened(tmp_path) as folder:
+        killed.setattr(Path, "write_text", lambda path, *_, **__: path.open("w").close() or sys.exit("killed"))
+        train(folder, 3)
+    with opened(tmp_path) as folder:
+        train(folder, 4)
+    assert [row[1] for row in told if row != "closed"] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nroute"), SystemExit("no route")])

@@ -40,7 +40,7 @@ def test_equal_rewards_with_inexact_floats_have_no_signal():
         ((None, 0, 0), "all_wrong"),
         ((None, 1), None),
         ((), None),
-        ((0.1 + 0.2, 0.3, 0.3), "all_right"),
+        ((0.1 + 0.2, 0.3, 0.3), "all_wrong"),
     ],
 )
 def test_ending_of_a_group_is_judged_by_those_of_it_that_could_be_scored(outcomes, ending):
