@@ -78,12 +78,26 @@ def load_checkpoint(learner: "Learner", folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose files all match its manifest, after so many optimizer steps. `trained`: what its weights were
-    trained on."""
+    """A checkpoint whose files all match its manifest, after so many optimizer steps."""
 
     folder: Path
     step: int
-    trained: TrainedGroups
+
+    def trained(self) -> TrainedGroups:
+        """What its weights were trained on. Raises CheckpointError."""
+        try:
+            said = json.loads((self.folder / TRAINED).read_text())
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
+        steps = [
+            TrainedStep(
+                step=one["step"],
+                groups=tuple((ordinal, task) for ordinal, task in one["groups"]),
+                refused=one["refused"],
+            )
+            for one in said["steps"]
+        ]
+        return TrainedGroups(next_task=said["next_task"], steps=tuple(steps))
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -108,27 +122,12 @@ def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     unusable: dict[Path, str] = {}
     for folder in sorted(parent.glob("v*"), reverse=True):
         try:
-            step = read_manifest(folder)["step"]
-            return Checkpoint(folder=folder, step=step, trained=_read_trained(folder)), unusable
+            return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), unusable
         except CheckpointError as error:
             unusable[folder] = str(error)
         except KeyError as missing:
             unusable[folder] = f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}"
     return None, unusable
-
-
-def _read_trained(folder: Path) -> TrainedGroups:
-    try:
-        said = json.loads((folder / TRAINED).read_text())
-    except OSError as error:
-        raise CheckpointError(f"{folder} is not a complete checkpoint: {reason(error)}") from error
-    steps = [
-        TrainedStep(
-            step=one["step"], groups=tuple((ordinal, task) for ordinal, task in one["groups"]), refused=one["refused"]
-        )
-        for one in said["steps"]
-    ]
-    return TrainedGroups(next_task=said["next_task"], steps=tuple(steps))
 
 
 def oldest_kept_step(parent: Path) -> int:

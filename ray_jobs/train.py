@@ -156,7 +156,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     if checkpoint:
         run.actors.ask_learner(LearnerCalls.load_checkpoint, checkpoint.folder)
     version = run.actors.publish_anew() if checkpoint or new_learner else run.actors.newest_version()
-    step, trained = (checkpoint.step, checkpoint.trained) if checkpoint else (0, NOTHING_TRAINED)
+    step, trained = (checkpoint.step, checkpoint.trained()) if checkpoint else (0, NOTHING_TRAINED)
     run.tell(*ray.get(run.actors.store.rewind.remote(step, version, trained)))
     rows = run.folder.rewind(step)
     run.tell(lost_rows(rows, step))

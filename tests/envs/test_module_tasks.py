@@ -176,11 +176,6 @@ def test_an_empty_column_says_no_more_than_one_that_is_missing():
         ("broken", OwnCodeError, r"failed with OSError: no file \(own_tasks_of_the_test.py, line 31\)"),
         ("nothing", OwnCodeError, "returned no task"),
         ("a_number", OwnCodeError, "returned a int"),
-        (
-            "no_json",
-            ValueError,
-            "row 2: the column 'day' is a date, which JSON cannot hold; make it a text or a number",
-        ),
         ("needs", OwnCodeError, r"is called as needs\(\) and does not take that: missing a required argument: 'path'"),
         ("missing", OwnCodeError, "envs.datasets.mine.source: .* cannot be imported: AttributeError"),
     ],

@@ -216,9 +216,12 @@ async def test_a_server_that_dies_mid_run_costs_only_what_is_missing(path, recei
     enough = threading.Event()
 
     def answer(_):
+        # Whatever comes after the tenth, before the server is gone, gets half a reply.
         if len(server.requests) == 10:
             enough.set()
-        return verdict(0.7)
+        given = verdict(0.7)
+        given.cut = len(server.requests) > 10
+        return given
 
     with FakeChatServer(answer) as server:
         first = asyncio.create_task(judged(server, path, receipts, max_retries=0))
