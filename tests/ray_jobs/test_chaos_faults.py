@@ -11,7 +11,7 @@ import pytest
 
 from configs.loading import load_run_config
 from ray_jobs.checks.chaos.faults import FAULTS, WAL_HEADER, Stage
-from ray_jobs.checks.chaos.job import Job
+from ray_jobs.checks.chaos.job import Job, descendants
 from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.checks.chaos.run import ChaosError, run_chaos
 from ray_jobs.cli import main
@@ -63,6 +63,20 @@ def test_power_cut_leaves_the_beginning_of_the_ledgers_log(stage):
     assert not stage.job.runs
     assert WAL_HEADER <= log.stat().st_size <= 5000
     assert said == f"cut the power: {5000 - log.stat().st_size} bytes of the ledger's log are lost"
+
+
+def test_power_cut_takes_away_nothing_that_a_part_on_another_machine_has_open(stage, monkeypatch):
+    monkeypatch.setattr("ray_jobs.checks.chaos.job.PARTS_PATIENCE_S", 0.2)
+    with subprocess.Popen(["bash", "-c", "exec -a ray::StoreActor sleep 60 & wait"]) as machine:
+        stage.job.others = lambda: [machine.pid]
+        while "store" not in stage.job.alive():
+            time.sleep(0.02)
+        (stage.job.folder / "ledger.sqlite-wal").write_bytes(bytes(5000))
+        left = []
+        monkeypatch.setattr("os.truncate", lambda *_: left.extend(descendants(machine.pid)))
+        assert FAULTS["power"](stage).startswith("cut the power")
+        machine.kill()
+    assert left == []
 
 
 def test_large_disk_is_never_filled(stage, monkeypatch):

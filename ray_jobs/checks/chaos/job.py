@@ -25,6 +25,8 @@ RL_PHASE = b"reinforce ..."
 LOOK_S = 0.5
 END_PATIENCE_S = 60.0
 """The driver stops its Ray meanwhile."""
+PARTS_PATIENCE_S = 30.0
+"""So long a cluster may take to end the parts of a driver that is gone; then they are killed."""
 
 
 @dataclass(slots=True)
@@ -86,11 +88,24 @@ class Job:
         if not self.runs:
             return {}
         assert self.process is not None
-        found: dict[str, list[int]] = {EVERYTHING: [self.process.pid]}
-        for root in (self.process.pid, *self.others()):
-            for pid in descendants(root):
-                if part := part_of(title_of(pid)):
-                    found.setdefault(part, []).append(pid)
+        return {EVERYTHING: [self.process.pid], **self._parts(self.process.pid, *self.others())}
+
+    def lose(self, pid: int) -> None:
+        """The driver, with this process id, goes down with all that it started, and so do the parts that run in
+        processes of a cluster: when this returns nobody writes into the folder any more."""
+        self.kill(EVERYTHING, pid)
+        deadline = time.monotonic() + PARTS_PATIENCE_S
+        while parts := self._parts(*self.others()):
+            if time.monotonic() > deadline:
+                for left in (one for pids in parts.values() for one in pids):
+                    send(left, signal.SIGKILL)
+            time.sleep(LOOK_S)
+
+    def _parts(self, *roots: int) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for pid in (one for root in roots for one in descendants(root)):
+            if part := part_of(title_of(pid)):
+                found.setdefault(part, []).append(pid)
         return found
 
     def kill(self, part: str, pid: int) -> None:
