@@ -206,7 +206,7 @@ def collection_tasks(
     if generated:
         drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed, purpose="prm")
         tasks = [one.task for one in drawn]
-    for name in quotas.keys() - generated.keys():
+    for name in (one for one in quotas if one not in generated):
         if name in own.datasets:
             found = own.tasks(name, "prm")
         else:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.envs import OwnDatasetConfig
+from configs.envs import EnvsConfig, OwnDatasetConfig
 from configs.loading import load_run_config
 from configs.own import OwnCodeError
 from configs.reward import CollectConfig
@@ -198,6 +198,27 @@ def test_training_evaluation_and_collection_never_meet_and_have_the_recipes_scor
     assert {(task.scorer, task.scoring_limit_s) for task in (*trained, *held_out, *collected)} == {("some:one", 3.0)}
     assert never_trained_on(trained, config.envs) == []
     assert never_trained_on(held_out, config.envs) == held_out
+
+
+class ScriptedSources:
+    datasets = dict.fromkeys("hgfedcba")
+
+    def tasks(self, name, part):
+        return [
+            Task(id=f"{name}{number}", dataset=name, question=f"{name} {number}?", answer="x") for number in range(9)
+        ]
+
+    def scored(self, task):
+        return task
+
+
+def test_collected_tasks_come_in_the_order_of_the_mix_in_every_process(tmp_path):
+    """Regression: a set gave the order, which another process has another way, and with it a PRM's training."""
+    envs = EnvsConfig.model_construct(mix=dict.fromkeys(ScriptedSources.datasets, 1.0), data_path=None)
+    collected = collection_tasks(
+        envs, CollectConfig(num_tasks=8), seed=0, leak_report=tmp_path / "l.json", own=ScriptedSources()
+    )
+    assert "".join(task.dataset for task in collected) == "hgfedcba"
 
 
 def test_all_that_is_not_held_out_is_met_by_training_the_demonstrations_too():
