@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ray.util.metrics import Gauge
 
 SHOWN = 200
+PART_LOST = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+"""What a call raises whose actor is gone: Ray has an error of another kind where it ended it for want of memory."""
 
 
 def num_restarts(actor: object) -> int:

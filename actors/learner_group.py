@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.cluster import kill
+from actors.cluster import PART_LOST, kill
 from actors.learner import LearnerCalls
 from configs.own import search_in
 from configs.run import RunConfig
@@ -137,7 +137,7 @@ class LearnerGroupActor:
                 break
             try:
                 ray.get(done[0])
-            except ray.exceptions.RayActorError as error:
+            except PART_LOST as error:
                 self._end(error)
             except Exception as error:
                 failures.append(error)

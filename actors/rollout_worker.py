@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from actors.cluster import WORKER_GAUGES, set_gauges
+from actors.cluster import PART_LOST, WORKER_GAUGES, set_gauges
 from actors.courier import Courier
 from actors.weight_follower import WeightFollower
 from configs.own import OwnCodeError, search_in
@@ -55,7 +55,7 @@ class RolloutWorkerActor:
         self._judge = GroupJudge(
             OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens),
             turn_scorer.score_group if turn_scorer else self._scored if prm else None,
-            transient=(PrmError, ray.exceptions.RayActorError),
+            transient=(PrmError, *PART_LOST),
         )
         self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)
         self._tasks = training_tasks(config)

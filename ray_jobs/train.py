@@ -24,6 +24,7 @@ from pathlib import Path
 
 import ray
 
+from actors.cluster import PART_LOST
 from actors.learner import LearnerCalls
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
@@ -142,7 +143,7 @@ def continue_with_new_learner(run: Run, rollouts: Supervisor, error: Exception) 
         try:
             rollouts.replace_learner(error)
             return continue_training(run, new_learner=True)
-        except ray.exceptions.RayActorError as again:
+        except PART_LOST as again:
             error = again
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from actors.cluster import PART_LOST
 from configs.run import RunConfig
 from ray_jobs.pages.prm import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, label_agreement, main_labeller, read_collected, split_checks
@@ -75,7 +76,7 @@ def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: floa
         scored = (group for group in map(StoredGroup.of, payloads) if group.step_scores is not None)
         firsts = [first for group in scored if (first := _first_step(group))]
         # A PRM that died is being started again; its canaries wait for the next window.
-        with suppress(ray.exceptions.RayActorError):
+        with suppress(*PART_LOST):
             found = ray.get([run.actors.prm.score_canaries.remote(first) for first in firsts])
             worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}

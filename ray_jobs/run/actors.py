@@ -12,7 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.cluster import kill, reason_of
+from actors.cluster import PART_LOST, kill, reason_of
 from actors.learner import LearnerCalls
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
@@ -211,7 +211,7 @@ class RunActors:
             return
         try:
             ray.get(self._base_lost)
-        except ray.exceptions.RayActorError as error:
+        except PART_LOST as error:
             raise BaseLostError(
                 f"the process that held the base weights for learner and engine ended ({reason_of(error)}); go on with "
                 f"`agentflow resume {shlex.quote(str(self._folder.path))}`, or set card.share_base=false"
@@ -241,7 +241,7 @@ class RunActors:
 
     def restart_learner(self) -> None:
         """Another learner in the place of this one, up. Raises NoRoomError where its machine is lost and no other has
-        room within `cluster.patience_s`, and RayActorError where the new one dies as well."""
+        room within `cluster.patience_s`, and one of PART_LOST where the new one dies as well."""
         kill(self.learner)
         self.learner = self._start_learner()
         self._wait_for_learner()

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-import ray
-
+from actors.cluster import PART_LOST
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError, RunActors
 from rollout.store.adapters import AdapterMismatchError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 LOOK_AROUND_S = 0.5
-WORKER_LOST = (ray.exceptions.RayActorError, AdapterMismatchError)
+WORKER_LOST = (*PART_LOST, AdapterMismatchError)
 """It died, or its engine does not sample with what was published."""
 
 
@@ -69,7 +68,7 @@ class RayRollouts:
                 answer = await call(worker)
                 self._answered.add(index)
                 return answer
-            except ray.exceptions.RayActorError as error:
+            except PART_LOST as error:
                 await self._lost(index, worker, error)
             finally:
                 self._open[index] -= 1

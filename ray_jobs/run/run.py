@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
-from actors.cluster import reason_of, set_gauges, start_ray, stop_ray
+from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray
 from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -117,7 +115,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
                 yield Run(config=config, console=console, folder=folder, actors=actors)
             with console.waiting("the engines to end"):
                 actors.close()
-        except ray.exceptions.RayActorError as error:
+        except PART_LOST as error:
             raise RunCutOffError(
                 f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"
             ) from error

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import ray
 
-from actors.cluster import reason_of
+from actors.cluster import PART_LOST, reason_of
 from actors.learner import LearnerCalls
 from ray_jobs.metrics.bottleneck import WorkerReading
 from ray_jobs.run.actors import RunActors, in_words
@@ -153,7 +153,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         try:
             with self._watch.call("learner", learner, what):
                 return self.get(self._actors.learner_call(method, *args, **kwargs), f"the learner's {what}")
-        except ray.exceptions.RayActorError as error:
+        except PART_LOST as error:
             raise LearnerLostError(str(error)) from error
 
     def get(self, reference: "ray.ObjectRef[Result]", what: str) -> Result:
@@ -187,7 +187,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _value(self, reference: "ray.ObjectRef[Result]") -> Result:
         try:
             return ray.get(reference)
-        except ray.exceptions.RayActorError:
+        except PART_LOST:
             self._deaths.check()
             raise
 
@@ -208,7 +208,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         for reference in done:
             try:
                 readings.append(ray.get(reference))
-            except ray.exceptions.RayActorError:
+            except PART_LOST:
                 continue
         return readings
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from actors.cluster import kill, num_restarts, reason_of
+from actors.cluster import PART_LOST, kill, num_restarts, reason_of
 from configs.cluster import LivenessConfig
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from rollout.engines.engine import Pulse
@@ -123,7 +123,7 @@ class Watch(AbstractContextManager["Watch"]):
     ) -> None:
         self._ending.set()
         self._thread.join()
-        if isinstance(exc, ray.exceptions.RayActorError):
+        if isinstance(exc, PART_LOST):
             # What was started in vain too often is dead for good, and that is the reason.
             self.deaths.check()
 

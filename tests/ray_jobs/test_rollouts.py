@@ -25,8 +25,8 @@ TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for nu
 class FakeWorker:
     """Answers attempts after `pause_s`. `dies_over` ends it: what is open then fails, as what comes later."""
 
-    def __init__(self, pause_s=0.0, dies_over=()):
-        self.pause_s, self.dies_over = pause_s, dies_over
+    def __init__(self, pause_s=0.0, dies_over=(), error=ray.exceptions.RayActorError):
+        self.pause_s, self.dies_over, self.error = pause_s, dies_over, error
         self.answered, self.open, self.most_open, self.dead = [], 0, 0, False
         self.asked_for = []
         self.attempt = SimpleNamespace(remote=self._attempt)
@@ -39,7 +39,7 @@ class FakeWorker:
         self.open -= 1
         self.dead = self.dead or task.id in self.dies_over
         if self.dead:
-            raise ray.exceptions.RayActorError
+            raise self.error
         self.answered.append(task.id)
         group_id = options["group_id"]
         return Trajectory(id=trajectory_id, group_id=group_id, task=task, turns=(), answer="1", stop_reason="answered")
@@ -107,8 +107,11 @@ async def test_a_slow_worker_holds_nobody_up():
     assert (slow.most_open, quick.most_open) == (2, 2)
 
 
-async def test_a_workers_death_costs_only_what_it_had_open():
-    dying, other, spare = FakeWorker(0.01, dies_over=("t0",)), FakeWorker(0.01), FakeWorker(0.01)
+@pytest.mark.parametrize("error", [ray.exceptions.RayActorError(), ray.exceptions.OutOfMemoryError("memory is short")])
+async def test_a_workers_death_costs_only_what_it_had_open(error):
+    """Regression: where Ray ends a worker because the machine's memory is short, its error is of another kind."""
+    dying = FakeWorker(0.01, dies_over=("t0",), error=error)
+    other, spare = FakeWorker(0.01), FakeWorker(0.01)
     actors, said = FakeActors([dying, other], [spare]), []
     assert await attempt_all(rollouts_over(actors, said)) == [task.id for task in TASKS]
     assert (actors.lost, actors.brought_up) == ([0], [0])
