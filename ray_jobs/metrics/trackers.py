@@ -206,13 +206,14 @@ class _Told:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 if tracker is None:
                     tracker = OPENERS[self.name](self._folder, self._run_name, run_id)
-                self._told(index + 1)
+                self._mark_told(index + 1)
                 tracker.add(index, row["step"], {name: value for name, value in row.items() if "/" in name})
         if tracker is not None:
             tracker.close()
 
-    def _told(self, num: int) -> None:
-        """So many rows from now on. A kill leaves the number of before, or this one."""
+    def _mark_told(self, num: int) -> None:
+        """So many rows from now on. A kill leaves the number of before, or this one. Nothing below this folder is
+        synced, as `write_whole` would: a tracker may take its files away again."""
         partial = self._mark.with_suffix(".partial")
         partial.write_text(str(num), encoding="ascii")
         partial.replace(self._mark)
