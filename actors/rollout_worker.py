@@ -195,10 +195,7 @@ class RolloutWorkerActor:
             task, name = self._tasks.task(permit.made_of, permit.family), group_id(permit.ordinal)
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
-            judging = time.monotonic()
-            roots = await self._judge.judge(group)
-            judged = time.monotonic()
-            forked = await self._restarter.revive(roots)
+            forked = await self._restarter.revive(await self._judge.judge(group))
             scored = forked.scored
             if self._config.memory.type != "none":
                 await self._worker.remember(scored.solved)
@@ -211,7 +208,7 @@ class RolloutWorkerActor:
         finally:
             self._worker.end_group(group_id(permit.ordinal))
         duration_s = time.monotonic() - started
-        return group_result(scored, duration_s=duration_s, prm_s=judged - judging, facts=forked.facts)
+        return group_result(scored, duration_s=duration_s, facts=forked.facts)
 
     def _end_with_the_engine(self) -> None:
         """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""

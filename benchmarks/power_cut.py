@@ -116,7 +116,7 @@ class Parts:
         self._worker.engine.policy_version = max(permit.min_policy_version, self._first_version)
         task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
         group = await self._worker.run_group(task, name, self._config.rollout.group_size)
-        result = group_result(await self._judge.judge(group), duration_s=0.0, prm_s=0.0)
+        result = group_result(await self._judge.judge(group), duration_s=0.0)
         await self.store.target.complete([(permit.lease, result)])
 
     def end(self) -> None:

@@ -271,7 +271,7 @@ def prepared_groups(load: Load) -> list[ScoredGroup]:
 
 
 def prepared_results(groups: Sequence[ScoredGroup], load: Load) -> list[GroupResult]:
-    return [group_result(one, duration_s=load.group_s, prm_s=0.0) for one in groups]
+    return [group_result(one, duration_s=load.group_s) for one in groups]
 
 
 def prepared_credit(groups: Sequence[ScoredGroup]) -> PreparedCredit:

@@ -1,6 +1,7 @@
 """Judging a group: outcome before PRM before filter, how length shapes it, and the result that the store keeps."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
@@ -62,21 +63,22 @@ class OutcomeReward:
 
 
 def group_result(
-    scored: ScoredGroup, *, duration_s: float, prm_s: float, facts: Mapping[str, float] = MappingProxyType({})
+    scored: ScoredGroup, *, duration_s: float, facts: Mapping[str, float] = MappingProxyType({})
 ) -> GroupResult:
-    """`duration_s`: from the permit to the judgement; `prm_s`: of it, waiting for step scores. Statistics are of the
-    roots where forks are trained on in their place: forks have an easier task. `facts`: what else is to be counted."""
+    """`duration_s`: from the permit to the judgement. Statistics are of the roots where forks are trained on in their
+    place: forks have an easier task. `facts`: what is to be counted besides, or added."""
     roots = scored.roots or scored
-    trajectories = roots.group.trajectories
     ending, statistics = scored.ending, group_statistics(roots)
-    times = {
+    totals: dict[str, float] = {
+        **asdict(statistics),
+        **seconds_of(roots.group),
         "groups": 1.0,
         "kept": float(ending == "ready"),
         "duration_s": duration_s,
-        "prm_s": prm_s,
-        "generate_s": sum(turn.generate_s for one in trajectories for turn in one.planner_turns),
-        "tool_s": sum(turn.tool_s for one in trajectories for turn in one.planner_turns),
+        "prm_s": scored.step_scores.waited_s if scored.step_scores else 0.0,
     }
+    for name, number in facts.items():
+        totals[name] = totals.get(name, 0.0) + number
     return GroupResult(
         ending=ending,
         payload=stored_group(scored),
@@ -84,9 +86,15 @@ def group_result(
         duration_s=duration_s,
         right=statistics.right,
         scored=statistics.scored,
-        facts={**asdict(statistics), **times, **facts},
+        facts=totals,
         reason=_why_unscorable(scored),
     )
+
+
+def seconds_of(group: TrajectoryGroup) -> dict[str, float]:
+    """That its trajectories waited for completions, and for tools."""
+    turns = [turn for one in group.trajectories for turn in one.planner_turns]
+    return {"generate_s": sum(turn.generate_s for turn in turns), "tool_s": sum(turn.tool_s for turn in turns)}
 
 
 def failed_result(error: Exception) -> GroupResult:
@@ -142,13 +150,18 @@ class GroupJudge:
         scored = ScoredGroup(group=group, rewards=tuple(await asyncio.gather(*asked)))
         if self._score_steps is None or scored.ending != "ready":
             return scored
+        started = time.monotonic()
+        scores = await self._asked(self._score_steps, group)
+        return replace(scored, step_scores=replace(scores, waited_s=time.monotonic() - started))
+
+    async def _asked(self, score_steps: ScoreSteps, group: TrajectoryGroup) -> StepScores:
         for delay in (*self._delays_s, None):
             try:
-                return replace(scored, step_scores=await self._score_steps(group))
+                return await score_steps(group)
             except self._transient:
                 if delay is not None:
                     await asyncio.sleep(delay)
-        return replace(scored, step_scores=_unscored(group))
+        return _unscored(group)
 
 
 def _unscored(group: TrajectoryGroup) -> StepScores:

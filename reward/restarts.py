@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from configs.rollout import NoRestartsConfig, RestartsConfig
-from reward.judging import GroupJudge
+from reward.judging import GroupJudge, seconds_of
 from reward.types import ScoredGroup
 from rollout.restarts import Anchor, choose_anchor
 from rollout.types import TrajectoryGroup
@@ -41,7 +41,7 @@ class Restarter:
             return Forked(scored=roots, facts={})
         anchor = choose_anchor(roots.group, self._config, seed=self._seed)
         facts = {"dead_groups": 1.0, "anchored_groups": 0.0, "revived_groups": 0.0, "forks": 0.0}
-        facts |= {"fork_tokens": 0.0, "inexact_forks": 0.0}
+        facts |= {"fork_tokens": 0.0, "inexact_forks": 0.0, "generate_s": 0.0, "tool_s": 0.0}
         if anchor is None:
             return Forked(scored=roots, facts=facts)
         facts["anchored_groups"] = 1.0
@@ -50,6 +50,8 @@ class Restarter:
             facts["forks"] += len(forks.trajectories)
             facts["inexact_forks"] += len(roots.group.trajectories) - len(forks.trajectories)
             facts["fork_tokens"] += num_new_tokens(forks)
+            for name, seconds in seconds_of(forks).items():
+                facts[name] += seconds
             scored = await self._judge.judge(forks)
             if scored.ending == "ready":
                 facts["revived_groups"] = 1.0
@@ -65,12 +67,17 @@ def num_new_tokens(forks: TrajectoryGroup) -> int:
     )
 
 
+def all_sampled_tokens(facts: Mapping[str, float]) -> float:
+    """Those of roots and forks, from facts that were added up over groups."""
+    return facts.get("sampled_tokens", 0.0) + facts.get("fork_tokens", 0.0)
+
+
 def restart_metrics(facts: Mapping[str, float]) -> dict[str, float]:
     """From facts that were added up over groups; nothing where no group could get forks."""
     dead = facts.get("dead_groups", 0.0)
     if not dead:
         return {}
-    sampled = facts["fork_tokens"] + facts.get("sampled_tokens", 0.0)
+    sampled = all_sampled_tokens(facts)
     return {
         "restarts/dead_groups": dead,
         "restarts/anchored_share": facts["anchored_groups"] / dead,

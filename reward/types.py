@@ -1,7 +1,7 @@
 """What judging adds: rewards, and the group that carries them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from configs.errors import UserError
 from rollout.filters import ending_of
@@ -35,10 +35,12 @@ class Reward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScores:
     """What a process reward model said of a group: `raw[i][j]` is its output for planner turn j of trajectory i,
-    None where it gave none. `prm_digest` says which weights spoke; it is empty where none could."""
+    None where it gave none. `prm_digest` says which weights spoke; it is empty where none could. `waited_s`: seconds
+    that the group waited for it."""
 
     raw: tuple[tuple[float | None, ...], ...]
     prm_digest: str
+    waited_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

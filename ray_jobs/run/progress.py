@@ -22,7 +22,7 @@ from ray_jobs.metrics.bottleneck import (
 from ray_jobs.run.actors import RunActors
 from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
-from reward.restarts import restart_metrics
+from reward.restarts import all_sampled_tokens, restart_metrics
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
 
@@ -157,7 +157,7 @@ class Training:
         return {
             "num_steps": self.num_steps,
             "num_trajectories": rollouts.trajectories,
-            "sampled_tokens": rollouts.sampled_tokens,
+            "sampled_tokens": int(all_sampled_tokens(totals)),
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),

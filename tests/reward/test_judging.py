@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from typing import get_args
 
@@ -10,7 +11,7 @@ from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
 from reward.credit import turn_advantages
-from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward
+from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward, group_result
 from reward.statistics import group_statistics
 from reward.types import StepScores
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
@@ -129,6 +130,38 @@ async def test_group_goes_on_unscored_after_the_last_try():
     assert prm.num_calls == 3
     assert scored.step_scores == StepScores(raw=((None, None),) * 3, prm_digest="")
     assert scored.outcomes == [1.0, 0.0, None]
+
+
+class SlowOutcome(OutcomeReward):
+    SECONDS = 0.2
+
+    def score(self, trajectory):
+        time.sleep(self.SECONDS)
+        return super().score(trajectory)
+
+
+class SlowPrm(ScriptedPrm):
+    SECONDS = 0.1
+
+    async def score_group(self, group):
+        await asyncio.sleep(self.SECONDS)
+        return await super().score_group(group)
+
+
+async def test_only_what_step_scores_took_counts_as_waiting_for_them():
+    outcome, prm = SlowOutcome(LearnerConfig(), max_turn_tokens=100), SlowPrm(BusyError())
+    started = time.monotonic()
+    judge = GroupJudge(outcome, prm.score_group, transient=(BusyError,), delays_s=(0.1,))
+    scored = await judge.judge(make_group("42", "1"))
+    took_s = time.monotonic() - started
+    waited_s = group_result(scored, duration_s=took_s).facts["prm_s"]
+    assert 2 * SlowPrm.SECONDS + 0.1 <= waited_s <= took_s - SlowOutcome.SECONDS
+
+
+async def test_group_that_nobody_scores_step_by_step_waits_for_no_step_scores():
+    outcome = SlowOutcome(LearnerConfig(), max_turn_tokens=100)
+    scored = await GroupJudge(outcome).judge(make_group("42", "1"))
+    assert group_result(scored, duration_s=1.0).facts["prm_s"] == 0.0
 
 
 @pytest.mark.parametrize("credit", get_args(Credit))

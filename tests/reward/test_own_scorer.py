@@ -181,7 +181,7 @@ def test_scores_between_zero_and_one_give_signal_and_advantages():
     # Mean 0.5, sample deviation 0.2582.
     advantages = group_normalized([reward.total for reward in scored.rewards])
     assert advantages == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
-    result = group_result(scored, duration_s=0.0, prm_s=0.0)
+    result = group_result(scored, duration_s=0.0)
     assert (result.facts["right"], result.right, result.scored) == (
         pytest.approx(2.0),
         pytest.approx(2.0),
@@ -193,7 +193,7 @@ def test_scores_between_zero_and_one_give_signal_and_advantages():
 def test_an_answer_of_which_the_scorer_cannot_tell_is_unscored_and_counted_not_wrong():
     scored = judged(group_of("unsure", "?", "?"))
     assert (scored.outcomes, scored.ending) == ([None, None], None)
-    assert group_result(scored, duration_s=0.0, prm_s=0.0).reason == "2 of 2 answered, without a score"
+    assert group_result(scored, duration_s=0.0).reason == "2 of 2 answered, without a score"
     assert outcome_of(attempt("unsure", "?")) is None
 
 

@@ -1,5 +1,6 @@
 """What becomes of a group whose attempts all fail: forks, judged like any group, trained on what they sampled."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from envs.types import Task, ToolCall, ToolResult
 from learner.samples import build_samples
 from reward.credit import credit_parts, turn_advantages
 from reward.judging import GroupJudge, OutcomeReward, group_result
-from reward.restarts import Restarter, restart_metrics
+from reward.restarts import Restarter, all_sampled_tokens, restart_metrics
 from reward.stored import scored_group_of, stored_group
+from reward.types import StepScores
 from rollout.restarts import Anchor
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
@@ -88,6 +90,8 @@ async def test_forks_that_end_differently_are_trained_on_in_the_place_of_the_gro
         "forks": 2,
         "fork_tokens": 2,
         "inexact_forks": 0,
+        "generate_s": 0,
+        "tool_s": 0,
     }
 
 
@@ -165,14 +169,52 @@ async def test_log_prob_of_a_replayed_token_changes_nothing():
 
 async def test_statistics_are_of_the_roots_and_versions_of_what_the_forks_sampled():
     found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
-    result = group_result(found.scored, duration_s=1.0, prm_s=0.0, facts=found.facts)
+    result = group_result(found.scored, duration_s=1.0, facts=found.facts)
     assert (result.ending, result.facts["right"], result.facts["trajectories"]) == ("ready", 0, 2)
     assert result.versions == {5: 2}
+
+
+def timed(group, *, generate_s, tool_s):
+    """Each turn of the group took so long."""
+    trajectories = tuple(
+        replace(one, turns=tuple(replace(turn, generate_s=generate_s, tool_s=tool_s) for turn in one.turns))
+        for one in group.trajectories
+    )
+    return replace(group, trajectories=trajectories)
+
+
+class TimedForks(ScriptedForks):
+    async def fork(self, group, anchor, *, round_):
+        return timed(await super().fork(group, anchor, round_=round_), generate_s=0.5, tool_s=0.25)
+
+
+@pytest.mark.parametrize("answers", [["42", "1"], ["1", "1"]], ids=["revived", "dead"])
+async def test_seconds_are_those_of_roots_and_forks(answers):
+    """Two roots of three turns, two forks of two."""
+    found = await revived(timed(roots("1", "2"), generate_s=2.0, tool_s=1.0), TimedForks(answers))
+    facts = group_result(found.scored, duration_s=1.0, facts=found.facts).facts
+    assert (facts["generate_s"], facts["tool_s"]) == (6 * 2.0 + 4 * 0.5, 6 * 1.0 + 4 * 0.25)
+
+
+async def test_forks_that_wait_for_step_scores_are_counted_so():
+    async def score(group):
+        await asyncio.sleep(0.05)
+        return StepScores(raw=tuple((0.5,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+
+    judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), score)
+    restarter = Restarter(FirstCallRestartsConfig(), ScriptedForks(["42", "1"]), judge, seed=0)
+    found = await restarter.revive(await judge.judge(roots("1", "2")))
+    assert group_result(found.scored, duration_s=1.0, facts=found.facts).facts["prm_s"] >= 0.05
 
 
 async def test_stored_forks_come_back_with_their_roots_and_anchor():
     found = await revived(roots("1", "2"), ScriptedForks(["42", "1"]))
     assert scored_group_of(stored_group(found.scored)) == found.scored
+
+
+def test_sampled_tokens_are_those_of_roots_and_forks():
+    assert all_sampled_tokens({"sampled_tokens": 1500.0, "fork_tokens": 500.0}) == 2000
+    assert all_sampled_tokens({"sampled_tokens": 1500.0}) == 1500
 
 
 def test_metrics_are_shares_of_the_groups_that_were_all_wrong():
