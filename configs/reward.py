@@ -104,7 +104,7 @@ class AlarmConfig(Config):
     solve_rate_fall: float = Field(default=0.15, gt=0, le=1)
     """Fall of the solve rate below its best window that is an alarm, where it is more than noise."""
     ranking_deviations: float = Field(default=3.0, gt=0)
-    """Standard deviations below chance at which the PRM ranks right attempts against wrong siblings."""
+    """Standard deviations below chance at which the PRM ranks attempts against siblings with worse outcomes."""
     canary: float = Field(default=0.3, gt=0, le=1)
     """Highest score a junk decision may get."""
     rejudge_mse: float = Field(default=0.2, gt=0)

@@ -1,6 +1,7 @@
 """What the rollouts since the last batch looked like, over all drawn groups and not only the kept ones."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
@@ -16,8 +17,8 @@ SATURATED = 0.02
 class RolloutStatistics:
     """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
 
-    `prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `prm_pairs` are pairs of a
-    right and a wrong attempt at one task, ranked by the mean of their scores: `prm_wins` of them rightly, a tie
+    `prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `prm_pairs` are pairs of
+    attempts at one task with different outcomes, ranked by the mean of their scores: `prm_wins` of them rightly, a tie
     counting half; `prm_wins_variance` is the variance of these under a PRM that knows nothing.
     """
 
@@ -79,7 +80,7 @@ class RolloutStatistics:
         }
 
     def _ranking(self) -> Mapping[str, float]:
-        """Mann-Whitney's U within each group, added up; nothing where no right attempt has a wrong sibling."""
+        """Mann-Whitney's U within each group, added up; nothing where no attempt has a sibling with another outcome."""
         if not self.prm_pairs:
             return {}
         return {
@@ -144,22 +145,28 @@ def ranking_statistics(
     outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]]
 ) -> RolloutStatistics:
     """`prm_pairs` and what belongs to them, of one group. A trajectory without an outcome, or with a step that has no
-    score, is in no pair."""
+    score, is in no pair. Over more than two outcomes, which a scorer of one's own may give, it is Jonckheere's and
+    Terpstra's statistic in the place of Mann and Whitney's."""
     # Rounded, for the mean of equal scores depends on how many there are.
     means = [
-        (outcome == 1, round(fmean(known), 12))
+        (round(outcome, 12), round(fmean(known), 12))
         for outcome, steps in zip(outcomes, step_scores, strict=True)
         if outcome is not None
         and (known := [score for score in steps if score is not None])
         and len(known) == len(steps)
     ]
-    right, wrong = ([mean for solved, mean in means if solved is side] for side in (True, False))
-    pairs = len(right) * len(wrong)
+    pairs = [(above, below) for better, above in means for worse, below in means if better > worse]
+    alike = Counter(outcome for outcome, _ in means).values()
     return RolloutStatistics(
-        prm_pairs=pairs,
-        prm_wins=sum((above > below) + 0.5 * (above == below) for above in right for below in wrong),
-        prm_wins_variance=pairs * (len(means) + 1) / 12,
+        prm_pairs=len(pairs),
+        prm_wins=sum((above > below) + 0.5 * (above == below) for above, below in pairs),
+        prm_wins_variance=(_spread(len(means)) - sum(map(_spread, alike))) / 72,
     )
+
+
+def _spread(num: int) -> int:
+    """What so many attempts add to the variance of pairs in the right order (Terpstra, Indag. Math. 14, 1952)."""
+    return num**2 * (2 * num + 3)
 
 
 def _num_repeats(trajectory: Trajectory) -> int:

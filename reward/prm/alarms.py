@@ -87,8 +87,8 @@ class HackingMonitor:
             if below > bounds.ranking_deviations:
                 yield (
                     "ranking",
-                    f"step scores rank right attempts below wrong siblings: over the last {window} steps {below:.1f} "
-                    f"standard deviations below chance, and its bound is {bounds.ranking_deviations:g}",
+                    f"step scores rank attempts below siblings with worse outcomes: over the last {window} steps "
+                    f"{below:.1f} standard deviations below chance, and its bound is {bounds.ranking_deviations:g}",
                 )
         for name, metric, bound in (
             ("canary", "prm/canary_max", bounds.canary),

@@ -134,6 +134,23 @@ def test_ranking_is_taken_over_pairs_of_a_group_and_added_up_over_groups():
     assert metrics["prm/sibling_z"] == pytest.approx(0.0)
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "scores", "pairs", "wins", "variance"),
+    [
+        # No attempt is solved. The numbers of pairs in order that three different scores have by chance are 0, 1, 1,
+        # 2, 2 and 3.
+        ([0.0, 0.5, 0.9], [[0.9], [0.5], [0.1]], 3, 0.0, 11 / 12),
+        ([0.2, 0.5, 0.5], [[0.9], [0.1], [0.9]], 2, 0.5, 2 * 1 * 4 / 12),
+        ([0.1 + 0.2, 0.3], [[0.9], [0.1]], 0, 0.0, 0.0),
+    ],
+    ids=["three outcomes", "two outcomes", "one outcome but for rounding"],
+)
+def test_of_two_attempts_whose_score_is_a_part_the_better_one_is_ranked(outcomes, scores, pairs, wins, variance):
+    found = ranking_statistics(outcomes, scores)
+    assert (found.prm_pairs, found.prm_wins) == (pairs, wins)
+    assert found.prm_wins_variance == pytest.approx(variance)
+
+
 def test_ranking_leaves_out_attempts_without_outcome_or_score_and_groups_without_a_pair():
     assert ranking_statistics([1.0, None, 0.0], [[0.5], [0.1], [None, 0.2]]).prm_pairs == 0
     assert ranking_statistics([1.0, 1.0], [[0.5], [0.1]]).prm_pairs == 0
