@@ -180,6 +180,31 @@ def test_statistics_of_the_prm_are_folded(folder):
     assert "Junk that must score low" not in shown
 
 
+ALARM = {"step": 9, "name": "canary", "message": "prm/canary_max is 0.9", "prm_weight": 0.25}
+
+
+def test_alarms_about_a_prm_that_another_run_trained_are_on_the_page(folder):
+    folder.write_summary(make_summary(alarms=[ALARM], prm_weight_at_end=0.25))
+    page = render(folder)
+    words = words_of(page).replace("&#39;", "'")
+    assert "The process reward model 1 alarm in training; the PRM's weight at the end was 0.25. Step 9: " in words
+    assert "Step 9: prm/canary_max is 0.9." in words
+    assert "Its quality on held-out tasks" not in words
+    assert 'href="#the-process-reward-model"' in page
+    folder.write_summary(make_summary())
+    assert "the-process-reward-model" not in render(folder)
+
+
+def test_alarms_about_a_scorer_of_turns_are_on_the_page_and_not_said_to_be_a_prms(tmp_path):
+    overrides = [f"output_dir={tmp_path}", "name=r", "reward.credit={type='outcome_gated', turn_scorer='mine:turns'}"]
+    with RunFolder.create(load_run_config(None, overrides)) as folder:
+        folder.write_summary(make_summary(alarms=[ALARM], prm_weight_at_end=0.25))
+        words = words_of(render(folder))
+    assert "The scorer of turns 1 alarm in training; the weight of its scores at the end was 0.25." in words
+    assert "PRM" not in words
+    assert "process reward model" not in words.partition("How to get these numbers again")[0]
+
+
 def test_handicap_of_the_cold_start_stands_beside_the_verdict(folder):
     folder.log_metrics(0, {"cold_start/loss": 1.0})
     folder.log_metrics(1, METRICS)
