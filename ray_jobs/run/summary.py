@@ -117,15 +117,13 @@ def _verdict(comparison: PairedComparison | None, left_out: Sequence[str]) -> st
 
 
 def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
-    """What a scorer of one's own gave on average, where it gave something between 0 and 1; such a task is not solved,
-    and one without a score is left out."""
-    scores = {
-        name: [item.score for item in evaluation.items if item.score is not None]
-        for name, evaluation in (("before", before), ("after", after))
-    }
-    if not any(0 < score < 1 for found in scores.values() for score in found):
+    """What a scorer of one's own gave on average, where it gave something between 0 and 1; such a task is not solved.
+    Of the tasks that both could be scored on, as everything that is compared."""
+    first, second = ({item.key: item.score for item in one.items if item.score is not None} for one in (before, after))
+    both = [key for key in first if key in second]
+    if not any(0 < side[key] < 1 for side in (first, second) for key in both):
         return {}
-    return {name: fmean(found) for name, found in scores.items() if found}
+    return {name: fmean(side[key] for key in both) for name, side in (("before", first), ("after", second))}
 
 
 def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, object]]:

@@ -69,15 +69,18 @@ def evaluation(phase, answers):
     return Evaluation(phase=phase, items=tuple(items))
 
 
-def test_mean_scores_are_told_where_a_scorer_gave_something_between():
+def test_mean_scores_of_the_same_tasks_are_told_where_a_scorer_gave_something_between():
     def evaluation(*rewards):
-        task = Task(id="t", dataset="lookup", question="?", answer="1")
-        trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer="1", stop_reason="answered")
-        records = (trajectory_record(trajectory, reward=reward, phase="e", step=None) for reward in rewards)
+        tasks = (Task(id=f"t{index}", dataset="lookup", question="?", answer="1") for index in range(len(rewards)))
+        attempts = (
+            Trajectory(id="t", group_id="g", task=task, turns=(), answer="1", stop_reason="answered") for task in tasks
+        )
+        pairs = zip(attempts, rewards, strict=True)
+        records = (trajectory_record(one, reward=reward, phase="e", step=None) for one, reward in pairs)
         return Evaluation(phase="e", items=tuple(map(item_of, records)))
 
     assert mean_scores(evaluation(0.0, 1.0), evaluation(1.0, 1.0)) == {}
-    assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.75}
+    assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.5}
     assert [item.solved for item in evaluation(0.5, 1.0, None).items] == [False, True, False]
 
 

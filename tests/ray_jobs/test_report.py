@@ -230,6 +230,15 @@ def test_mean_scores_are_on_the_scale_on_which_solved_is_one(folder):
     assert said in " ".join(render(folder).split())
 
 
+def test_mean_score_in_training_is_not_told_as_a_share_of_attempts_that_were_right(folder):
+    folder.log_metrics(1, METRICS)
+    folder.write_summary(make_summary(mean_scores={"before": 0.45, "after": 0.512}))
+    words = words_of(render(folder))
+    assert "the cold-started policy scored 0.107 on average at training tasks before the first train step" in words
+    assert "Line: attempts at training tasks, sampled, by their mean score. Diamonds" in words
+    assert "was right in" not in words
+
+
 def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(folder):
     table = {
         "lookup": {"num": 85, "before": 0.1, "after": 0.9},

@@ -4,7 +4,7 @@ import { get, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
-const SOLVED = ["Tasks solved", "Line: share of all sampled attempts that were right, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
+const SOLVED = ["Tasks solved", "Line: share of all sampled attempts that were right, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
 const SECTIONS = [
   ["Does it learn?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
