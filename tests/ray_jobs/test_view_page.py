@@ -4,6 +4,7 @@ import re
 import socket
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -13,6 +14,7 @@ from benchmarks.viewer_opening import chromium
 from envs.token_gate import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
+from reward.types import Reward, StepScores
 
 ARGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -159,6 +161,30 @@ def test_a_step_that_siblings_made_too_says_so(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/t/g000000%2F1") as page:
         panel = page.locator(".credit").first.inner_text()
         assert re.search(r"2 attempts made this very step in the same state: \S+ \u00d72", panel)
+
+
+def panel_of(browser, folder, group):
+    """What is said of the first step of the group's first attempt."""
+    append(folder / "trajectories.jsonl", group_rows(group, 4))
+    with served(folder) as address, page_of(browser, f"{address}#/t/g000009%2F0") as page:
+        return page.locator(".credit").first.inner_text()
+
+
+def test_scores_that_hardly_differ_are_said_to_be_worth_nothing(browser, folder):
+    group = make_group(9)
+    alike = StepScores(raw=((0.9, 0.9), (0.9,), (0.9001,)), prm_digest="d")
+    panel = panel_of(browser, folder, replace(group, step_scores=alike))
+    assert "standard deviation below 0.001), so this part is 0" in panel
+    assert "w (s" not in panel
+
+
+def test_attempt_that_the_overlong_rule_keeps_out_is_not_said_to_be_unscored(browser, folder):
+    group = make_group(9, outcomes=(0.0, 1.0, 0.0))
+    cut = Reward(outcome=0.0, total=None, parts={})
+    panel = panel_of(browser, folder, replace(group, rewards=(cut, *group.rewards[1:])))
+    assert "keeps it out of training" in panel
+    assert "no score" not in panel
+    assert "could not be scored" not in panel
 
 
 def test_filtered_expired_and_failed_groups_say_why(browser, folder):

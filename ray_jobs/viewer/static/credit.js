@@ -48,6 +48,7 @@ function explanation(record, index, credit, siblings) {
   const { totals, scores, scheme, weight } = credit;
   const first = record.anchor?.num_turns ?? 0;
   if (index < first) return [h("p", {}, `Repeated from attempt ${record.anchor.trajectory_id.split("/").pop()}, from which this fork goes on: nothing of this step is trained.`)];
+  if (record.reward === null) return [h("p", {}, record.outcome === null ? "This attempt could not be scored, so it trains nothing." : "This attempt was cut off by the token limit, and learner.overlong keeps it out of training.")];
   const [outcome, process] = [record.outcome_parts[index], record.process_parts[index]];
   const peers = siblings.filter((row) => Boolean(row.anchor) === Boolean(record.anchor));
   const right = peers.filter((row) => row.outcome === 1).length;
@@ -55,18 +56,18 @@ function explanation(record, index, credit, siblings) {
   const say = (text) => lines.push(h("p", {}, text));
   const formula = (...text) => lines.push(h("code", {}, ...text));
   if (["outcome", "outcome_centered", "outcome_gated"].includes(scheme)) {
-    if (record.reward === null) say("This attempt could not be scored, so it trains nothing.");
-    else if (index > first) say(`Outcome: ${signed(outcome)}, as at every step ${first ? "that this attempt sampled" : "of this attempt"}; step ${first + 1} has the formula.`);
+    if (index > first) say(`Outcome: ${signed(outcome)}, as at every step ${first ? "that this attempt sampled" : "of this attempt"}; step ${first + 1} has the formula.`);
     else say(`Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${peers.length || totals.num} ${record.anchor ? "forks" : "attempts"} were. Every step of the attempt shares this part.`);
-    if (index === first && record.reward !== null && scheme === "outcome_centered") {
+    if (index === first && scheme === "outcome_centered") {
       formula("R \u2212 mean = ", number(record.reward), " \u2212 ", number(totals.mean), " = ", h("b", {}, signed(outcome)));
-    } else if (index === first && record.reward !== null && totals.std >= 1e-3) {
+    } else if (index === first && totals.std >= 1e-3) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
     }
   }
   const mapped = record.step_rewards[index];
   if (scheme === "outcome_gated") {
     if (mapped === null) say("Process: the PRM gave this step no score, so this part is 0.");
+    else if (scores.std < 1e-3) say("Process: the scores of the group differ by next to nothing (standard deviation below 0.001), so this part is 0.");
     else {
       say(`Process: this step scored ${side(mapped, scores.mean)} the mean ${number(scores.mean)} of all ${scores.num} scored steps of the group, whatever their action.`);
       const action = plannerTurns(record)[index]?.action;

@@ -18,7 +18,7 @@ const SECTIONS = [
     ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
   ]],
   ["Is the update sound?", [
-    ["Log-prob gap", "Mean |learner - rollout| over trained tokens: age and numerical difference together.", { "policy/logprob_gap_abs": "" }],
+    ["Log-prob gap", "Mean |learner - rollout| over choice tokens, which one of them gave a probability below 99.9%: age and numerical difference together.", { "policy/logprob_gap_abs": "" }],
     ["Age of the batch", "Train steps between sampling and training.", { "policy/age_mean": "mean", "policy/staleness_max": "oldest" }],
     ["Gradient norm", "Before it is clipped.", { "policy/grad_norm": "" }],
     ["Effective sample size", "Of the importance weights; 100% is on-policy.", { "policy/effective_sample_size": "" }, { share: true }],
