@@ -81,7 +81,8 @@ class Turn:
     `grammar` is the grammar that constrained the sampling (None: free text, or a server's own way); `tool_call` is
     None for a malformed turn, `format_error` then says why, and for words that an agent of one's own is told. `heard`
     is what such an agent said since the reply that its prompt goes on from, as text; it is None for the planner, who
-    hears nothing but its task and results. Seconds are wall time, waiting for a place included.
+    hears nothing but its task and results. Seconds are wall time, waiting for a place included; `tool_s` of such an
+    agent is what it took from the reply until it asked again, or ended.
     """
 
     role: Role

@@ -160,7 +160,7 @@ LOGGED: tuple[Metric, ...] = (
         ("publish", "share", "Of the loop's time: new weights are published"),
         ("engine_busy", "share", "Of the workers' time: their engine computes"),
         ("backpressure", "share", "Of the workers' time: they wait for admission with places free"),
-        ("tool_wait", "share", "Of the trajectories' time: they wait for tools"),
+        ("tool_wait", "share", "Of the trajectories' time: in tools, or in what an agent of one's own does itself"),
         ("prm_wait", "share", "Of the groups' time: they wait for PRM scores"),
         ("kept_share", "share", "Groups with signal among those that ended, as the verdict counts them"),
         ("places_used", "share", "Running groups over the places that the engines' caches allow"),

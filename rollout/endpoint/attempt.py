@@ -49,6 +49,7 @@ class Call:
         self.left = False
         self.tool_result: ToolResult | None = None
         self.generate_s = 0.0
+        self.tool_s = 0.0
 
     async def reply(self) -> Reply:
         """Whoever waits may go away; the sampling goes on. Raises Refused."""
@@ -86,6 +87,7 @@ class Call:
             tool_result=self.tool_result,
             heard=self._heard,
             generate_s=round(self.generate_s, 4),
+            tool_s=round(self.tool_s, 4),
         )
 
     @property
@@ -111,6 +113,9 @@ class Attempt:
         self._conversations = Conversations(chat)
         self._calls: list[Call] = []
         self._by_name: dict[str, Call] = {}
+        self._num_written = 0
+        self._rests: tuple[Call, float] | None = None
+        """The reply that was written last, and when, where none is being written."""
         self._ended = False
 
     def call(self, asked: Asked, *, name: str | None = None, is_retry: bool = False) -> Call:
@@ -154,6 +159,7 @@ class Attempt:
         """No call counts from now on; what is still written is dropped. The turns, in the order in which they were
         asked for."""
         self._ended = True
+        self._goes_on()
         for call in self._calls:
             call.answering.cancel()
         await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
@@ -185,13 +191,21 @@ class Attempt:
         self.out_of_context = False
         if prompt.parent is not None:
             self._continued(self._calls[prompt.parent.call], prompt)
+        self._goes_on()
         number = len(self._calls)
         call = Call(
             asked, prompt, asyncio.ensure_future(self._sample(asked, prompt, min(room, asked.max_tokens), number))
         )
         call.answering.add_done_callback(_seen)
         self._calls.append(call)
+        self._num_written += 1
         return call
+
+    def _goes_on(self) -> None:
+        """The agent asks again, or ends: until now it was busy with its tools."""
+        if self._rests is not None:
+            call, since = self._rests
+            call.tool_s, self._rests = time.perf_counter() - since, None
 
     def _continued(self, parent: Call, prompt: Prompt) -> None:
         """Whoever goes on from a reply has read it, and says what its calls brought."""
@@ -210,6 +224,10 @@ class Attempt:
             raise Refused(str(error), status=error.status, code=error.code) from error
         except ValueError as error:
             raise Refused(str(error)) from error
+        finally:
+            self._num_written -= 1
+            if not self._num_written:
+                self._rests = self._calls[number], time.perf_counter()
         said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
         self._calls[number].generate_s = time.perf_counter() - started
         self._conversations.record(

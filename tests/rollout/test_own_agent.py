@@ -101,6 +101,20 @@ def exits_its_thread(task, client):
 
 def sleeps(task, client):
     time.sleep(3600)
+
+async def says(client, text):
+    messages = [{"role": "user", "content": text}]
+    return (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message.content
+
+async def takes_its_time(task, client):
+    await says(client, "first")
+    await asyncio.sleep(0.1)
+    answer = await says(client, "another conversation")
+    await asyncio.sleep(0.05)
+    return answer
+
+async def asks_side_by_side(task, client):
+    return (await asyncio.gather(says(client, "one"), says(client, "two")))[0]
 """
 PROGRAM = """
 import http.client, json, os, sys, urllib.parse
@@ -176,6 +190,27 @@ async def test_the_calls_of_a_function_are_the_turns_of_one_dialogue_that_only_g
         "<s>user:What is 6*7?<e><s>assistant:41<e><s>user:Sure?<e><s>assistant:"
     )
     assert tuple(heard) == trajectory.turns
+
+
+async def test_what_an_agent_does_after_a_reply_is_time_in_its_tools(functions):
+    """Regression: it counted as no time at all, and slow tools were never what limits a run."""
+    started = time.monotonic()
+    first, second = (await attempt(functions("takes_its_time"), "41", "42")).turns
+    took_s = time.monotonic() - started
+    assert first.tool_s >= 0.1
+    assert second.tool_s >= 0.05
+    assert sum(turn.generate_s + turn.tool_s for turn in (first, second)) <= took_s + 0.001
+
+
+async def test_an_agent_that_still_waits_for_a_reply_is_not_in_its_tools(functions):
+    engine, started = GatedEngine(["42", "42"]), time.monotonic()
+    asking = asyncio.ensure_future(attempt(functions("asks_side_by_side"), engine=engine))
+    await until(lambda: len(engine.requests) == 2)
+    await asyncio.sleep(0.1)
+    engine.gate.set()
+    turns = (await asking).turns
+    assert sum(turn.tool_s for turn in turns) <= time.monotonic() - started - 0.1
+    assert sum(turn.tool_s > 0 for turn in turns) == 1
 
 
 async def test_an_agent_is_not_told_the_answer(functions):
