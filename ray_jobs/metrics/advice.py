@@ -111,7 +111,14 @@ _ADVICE: Mapping[Limit, tuple[Advice, ...]] = {
                 lambda run: run.reward.prm is not None and run.prm.device == "cpu", lambda run: {"prm.device": "cuda"}
             ),
         ),
-        Advice("use a smaller PRM: lower prm.num_layers or prm.max_tokens", lambda run: {}),
+        Advice(
+            "use a smaller PRM: lower prm.num_layers or prm.max_tokens",
+            _where(lambda run: run.reward.prm is not None, lambda run: {}),
+        ),
+        Advice(
+            "make the function of reward.credit.turn_scorer faster",
+            _where(lambda run: run.reward.turn_scorer is not None, lambda run: {}),
+        ),
     ),
     "tools": (
         Advice(

@@ -61,7 +61,7 @@ _SAID: Mapping[Limit, str] = {
     "workers with free places wait for admission {backpressure:.0%} of theirs",
     "signal": "missing signal limits: only {kept_share:.0%} of the groups can be trained on, "
     "and the learner waits {learner_wait:.0%} of its time",
-    "prm": "the PRM limits: groups wait for its scores {prm_wait:.0%} of their time, "
+    "prm": "the scores of steps limit: groups wait for them {prm_wait:.0%} of their time, "
     "and the learner waits {learner_wait:.0%} of its",
     "tools": "tools limit: trajectories spend {tool_wait:.0%} of their time in them while the engine is busy only "
     "{engine_busy:.0%}; {places_used:.0%} of the places are used",

@@ -56,6 +56,12 @@ def test_more_cores_and_cards_are_told_what_they_have_room_for(machine):
     assert "set prm.device=cuda" in hints(run)["prm"]
 
 
+def test_whoever_scores_turns_is_told_of_that_function_and_of_no_prm(machine):
+    machine(8, gpus=1)
+    credit = "reward.credit={type='outcome_gated', turn_scorer='mine:turns'}"
+    assert hints(load_run_config(None, [credit]))["prm"] == "make the function of reward.credit.turn_scorer faster"
+
+
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 @pytest.mark.parametrize("cores", [1, 2, 3, 64])
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
