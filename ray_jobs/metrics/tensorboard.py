@@ -6,6 +6,7 @@ import socket
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,7 @@ class StepDistributions:
 
     def wants(self, head: StepHead) -> bool:
         """Whether the record with this head, the next one of the step, is counted."""
-        if head.get("verdict") != "trained":
+        if head.get("verdict") != "trained" or head["reward"] is None:
             return False
         self._num_seen += 1
         return (self._num_seen - 1) % self._every == 0
@@ -175,10 +176,13 @@ class StepDistributions:
         return {name: buckets for name, buckets in made if buckets is not None}
 
     def add(self, record: StepRecord) -> None:
-        turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
-        self._count("trajectories/steps", [len(turns)])
-        self._count("steps/advantage", record["advantages"])
-        self._count("steps/prm_score", record.get("prm_scores", ()))
+        planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
+        self._count("trajectories/steps", [len(planned)])
+        # What a fork repeats is not trained.
+        trained = [turn["trainable"] for turn in planned]
+        self._count("steps/advantage", list(compress(record["advantages"], trained)))
+        self._count("steps/prm_score", list(compress(record.get("prm_scores", ()), trained)))
+        turns = list(compress(planned, trained))
         self._count("steps/tokens", [len(unpacked(turn["token_ids"])) for turn in turns])
         self._count("steps/generate_s", [turn["generate_s"] for turn in turns])
         self._count("steps/tool_s", [turn["tool_s"] for turn in turns if turn["action"] is not None])

@@ -36,6 +36,7 @@ def make_turn(*, text="w", action="search", **changes):
         "switches": [],
         "generate_s": 1.5,
         "tool_s": 0.25,
+        "trainable": True,
         "token_ids": [1, 2, 3, 4],
         "logprobs": [-1.0, -1.0, -1.0, -1.0],
         "learner_logprobs": [-1.0, -1.0, None, -1.0 + math.log(2)],
@@ -316,6 +317,17 @@ def test_seconds_go_on_after_a_resume(tmp_path):
 def test_histogram_of_equal_numbers_has_one_bucket_around_them():
     (bucket,) = watched(make_record(make_turn(generate_s=2.0)))["steps/generate_s"]
     np.testing.assert_array_equal(bucket, [1.5, 2.5, 1.0])
+
+
+def test_steps_that_were_not_trained_are_in_no_histogram():
+    """Regression: what a fork repeats, and attempts that could not be scored, were so many advantages of 0."""
+    replayed, trained = make_turn(trainable=False), make_turn()
+    whole = watched(make_record(replayed, trained, advantages=[0.0, 0.75], prm_scores=[0.125, 0.25]))
+    alone = watched(make_record(trained, advantages=[0.75]))
+    assert whole["trajectories/steps"].tolist() == [[1.5, 2.5, 1.0]]
+    for name in ("advantage", "prm_score", "tokens", "generate_s", "tool_s"):
+        assert whole[f"steps/{name}"].tolist() == alone[f"steps/{name}"].tolist()
+    assert watched(make_record(trained, outcome=None, advantages=[0.0])) == {}
 
 
 def test_tokens_that_were_not_trained_have_neither_a_ratio_nor_an_age():
