@@ -38,14 +38,18 @@ LOGGED: tuple[Metric, ...] = (
     *_metrics(
         "rollout",
         ("solve_rate", "share", "Scored trajectories with the right answer, over all groups since the step before"),
-        ("trajectories", "count", "Trajectories that ended since the step before, dropped groups included"),
+        ("trajectories", "count", "Trajectories of groups that ended since the step before, dropped groups included"),
         ("turns", "steps", "Planner steps per trajectory"),
         ("sampled_tokens", "tokens", "Sampled tokens per trajectory, those of frozen modules included"),
         ("format_errors", "number", "Malformed planner turns per trajectory"),
         ("truncated_share", "share", "Trajectories with a turn that the token limit cut off"),
         ("tool_errors", "number", "Tool calls per trajectory that ended in an error"),
         ("repeat_share", "share", "Steps that repeat a tool call of the same trajectory"),
-        ("infrastructure_failures", "count", "Trajectories that could not be scored because a tool or engine failed"),
+        (
+            "infrastructure_failures",
+            "count",
+            "Those that a tool or engine left unscored; groups that are tried again are not in it",
+        ),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
     *_metrics(
@@ -112,7 +116,11 @@ LOGGED: tuple[Metric, ...] = (
         ("unscored_share", "share", "Steps that the PRM was asked about and gave no usable score"),
         ("saturated_share", "share", "Scores within 0.02 of 0 or 1"),
         ("length_correlation", "number", "Correlation of score and decision length"),
-        ("sibling_auroc", "share", "Right attempts with a higher mean score than a wrong sibling; 0.5 is chance"),
+        (
+            "sibling_auroc",
+            "share",
+            "Attempts with a higher mean score than a sibling whose outcome is worse; 0.5 is chance",
+        ),
         ("sibling_z", "number", "How far that is from chance, in standard deviations; below 0 alarms"),
         ("weight", "number", "Weight of the step scores in the advantage; alarms lower it, quiet steps bring it back"),
         ("canary_max", "share", "Highest score of a junk decision in any group; the PRM must see through them"),
@@ -151,7 +159,7 @@ LOGGED: tuple[Metric, ...] = (
         ("packed_tokens", "tokens", "Tokens that were computed, shared prefixes once"),
         ("sequence_tokens", "tokens", "Tokens of the trajectories, shared prefixes every time"),
     ),
-    *_metrics("time", ("step_s", "s", "Seconds from one train step to the next")),
+    *_metrics("time", ("step_s", "s", "Seconds of a train step: waiting for its batch, computing, publishing")),
     *_metrics(
         "util",
         ("bottleneck", "number", "Which part limits the run, by its number (see docs/metrics.md)"),
@@ -258,7 +266,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "Can the process reward model be trusted?": {
         "Mean score": ("prm/score", "prm/canary_max"),
-        "Right above wrong siblings": ("prm/sibling_auroc",),
+        "Above siblings that did worse": ("prm/sibling_auroc",),
         "How far from chance": ("prm/sibling_z",),
         "Saturated or missing": ("prm/saturated_share", "prm/unscored_share"),
         "Correlation with length": ("prm/length_correlation",),
