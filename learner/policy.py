@@ -19,14 +19,28 @@ if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
 
 
-class GrammarMasks:
-    """Compiles each grammar once and replays sampled tokens through it."""
+def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
+    """Every token at which vLLM ends a reply, and a grammar: the tokenizer's own, and what the model's
+    generation_config.json names, or without one its config.json. Instruction-tuned models name two or three."""
+    from transformers import AutoConfig, GenerationConfig
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    try:
+        named = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:
+        named = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model_path)).eos_token_id
+    assert tokenizer.eos_token_id is not None, "a chat format has seen to that"
+    return sorted({tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])})
+
+
+class GrammarMasks:
+    """Compiles each grammar once and replays sampled tokens through it; `ends` are those of a reply."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         import xgrammar
 
         self._xgrammar = xgrammar
         self._vocab_size = vocab_size
+        self._ends = list(ends)
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
         self._compiler = xgrammar.GrammarCompiler(info)
         self._compiled: dict[str, CompiledGrammar] = {}
@@ -38,7 +52,7 @@ class GrammarMasks:
         """
         if grammar not in self._compiled:
             self._compiled[grammar] = self._compiler.compile_grammar(grammar)
-        matcher = self._xgrammar.GrammarMatcher(self._compiled[grammar])
+        matcher = self._xgrammar.GrammarMatcher(self._compiled[grammar], override_stop_tokens=self._ends)
         bitmask = self._xgrammar.allocate_token_bitmask(len(token_ids), self._vocab_size)
         for position, token in enumerate(token_ids.tolist()):
             matcher.fill_next_token_bitmask(bitmask, position)
@@ -160,7 +174,7 @@ class Policy(Backbone):
             base_weights=base_weights,
         )
         self._logit_chunk_tokens = logit_chunk_tokens
-        self._grammars = GrammarMasks(self.tokenizer, self.vocab_size)
+        self._grammars = GrammarMasks(self.tokenizer, self.vocab_size, reply_ends(model_path, self.tokenizer))
 
     def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
         """Everything about a forward pass over the samples' prefix tree that no weights decide. May run in another

@@ -1,4 +1,5 @@
 import hashlib
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,22 @@ def grammar_turn(name="t"):
     """Two prompt tokens and a turn under a grammar that leaves one, two, then one token of 64."""
     span = GrammarSpan(start=2, end=5, grammar=GRAMMAR)
     return replace(sample([6, 7, 2, 5, 3], [2, 3, 4], name=name), grammar_spans=(span,))
+
+
+@pytest.mark.parametrize("named_in", ["generation_config.json", "config.json"])
+def test_a_turn_that_ended_with_another_of_the_models_ends_is_replayed_with_the_choice_that_it_had(tmp_path, named_in):
+    """Where the grammar is done the sampler may take any end that the model names."""
+    path = save_tiny_model(tmp_path / "model", "llama")
+    (path / "generation_config.json").unlink()
+    said = json.loads((path / named_in).read_text()) if named_in == "config.json" else {}
+    (path / named_in).write_text(json.dumps(said | {"eos_token_id": [1, 9]}))
+    learner = make_learner(path)
+    span = GrammarSpan(start=2, end=6, grammar=GRAMMAR)
+    found = learner.policy.logprobs([replace(sample([6, 7, 2, 5, 3, 9], [2, 3, 4, 5]), grammar_spans=(span,))])[0]
+    ids = torch.tensor([[6, 7, 2, 5, 3]])
+    ends = learner.policy.model(input_ids=ids, tree_blocks=plain_blocks(5)).logits[0, 4, [1, 9]]
+    assert found[5].item() == pytest.approx(ends.log_softmax(0)[1].item(), abs=1e-5)
+    assert found[5] < -0.1
 
 
 def masked(one, *positions):

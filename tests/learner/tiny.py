@@ -22,7 +22,7 @@ def save_tiny_model(folder, architecture, **changes):
     torch.manual_seed(0)
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": WORDS + 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
-    config = AutoConfig.for_model(architecture, **size | heads | changes)
+    config = AutoConfig.for_model(architecture, bos_token_id=None, eos_token_id=1, **size | heads | changes)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     vocabulary = {"<unk>": 0, "<eos>": 1, "{": 2, "}": 3} | {f"w{i}": i + 4 for i in range(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -354,7 +354,6 @@ async def test_learner_replays_the_engines_grammar_masks_token_by_token(engine, 
     import torch
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-    from learner.policy import GrammarMasks
     from learner.samples import scoring_sample
     from learner.types import GrammarSpan
     from rollout.agent.planner import planner_grammar
@@ -370,7 +369,7 @@ async def test_learner_replays_the_engines_grammar_masks_token_by_token(engine, 
     completion = await engine.generate(asked)
     tokens = np.array(completion.token_ids)
     policy = learner.policy
-    allowed = GrammarMasks(policy.tokenizer, policy.vocab_size).allowed(asked.grammar, tokens)
+    allowed = policy._grammars.allowed(asked.grammar, tokens)
     assert torch.equal(torch.stack(masks[: len(tokens)])[:, : allowed.shape[1]], allowed)
 
     span = GrammarSpan(start=len(prompt), end=len(prompt) + len(tokens), grammar=asked.grammar)
