@@ -73,6 +73,8 @@ class Backbone:
         self.vocab_size = int(base.config.vocab_size)
         self.head_weight = base.lm_head.weight.detach().to(self.base_dtype)
         self.decoder = base.model
+        # Inside of it, for what may stand around it: DeepSpeed switches off an autocast that it finds on.
+        self.decoder.forward = self._precision()(base.model.forward)
         self.attention = self._choose(attention, base.config)
         # No dropout anywhere: every pass must give the same numbers, and the engine has none.
         self.model.eval()
@@ -118,13 +120,12 @@ class Backbone:
         else:
             plan = {"tree_blocks": plan_attention(ends, self.device), "tree_recompute": self._recompute}
         token_ids, positions = (np.resize(array, len(ends)) for array in (row.token_ids, row.positions))
-        with self._precision():
-            output = self.decoder(
-                input_ids=self.tensor(token_ids)[None],
-                position_ids=self.tensor(positions)[None],
-                use_cache=False,
-                **plan,
-            )
+        output = self.decoder(
+            input_ids=self.tensor(token_ids)[None],
+            position_ids=self.tensor(positions)[None],
+            use_cache=False,
+            **plan,
+        )
         return output.last_hidden_state[0, :num_nodes]
 
     def adapter_state(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

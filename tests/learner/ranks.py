@@ -4,6 +4,7 @@ runs it in so many and leaves each one's account in FOLDER."""
 import multiprocessing
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -110,6 +111,18 @@ def weights_of(adapter):
     return torch.cat([weight.flatten() for _, weight in sorted(safetensors.torch.load(adapter.data).items())])
 
 
+@contextmanager
+def autocast_seen_as_on_a_card():
+    """Asked without a device, torch tells of a card's autocast only. DeepSpeed asks so, and then switches off what it
+    was not told of."""
+    of_device = torch.is_autocast_enabled
+    torch.is_autocast_enabled = lambda device="cpu": of_device(device)
+    try:
+        yield
+    finally:
+        torch.is_autocast_enabled = of_device
+
+
 def main(model_path, folder, size):
     """One process per rank; a fork knows what was imported here, which takes longest of all."""
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -139,7 +152,8 @@ def _rank(model_path, folder, rank, size, meeting):
         accounts[objective, stage] = account_of(learner, folder / f"{objective}-{stage}")
     for stage in STAGES:
         learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks, dtype="bfloat16")
-        accounts["mixed", stage] = gradient_of(learner)
+        with autocast_seen_as_on_a_card():
+            accounts["mixed", stage] = gradient_of(learner)
         accounts["bucket", stage] = int(learner.optimizer._zero.reduce_bucket_size)
         learner = make_learner(model_path, "dapo", zero_stage=stage, ranks=ranks)
         load_checkpoint(learner, newest_checkpoint(folder.parent / "alone")[0].folder)
