@@ -1,6 +1,6 @@
 """vLLM's memory without vLLM: a model of two layers whose merged weights or adapter slots can be left as they were."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,13 +27,15 @@ def save_base(folder: Path, generator: torch.Generator) -> AdapterMerger:
     return AdapterMerger(folder, SCALE)
 
 
-def adapter_versions(generator: torch.Generator, *, step_size: float, count: int) -> list[bytes]:
+def adapter_versions(
+    generator: torch.Generator, *, step_size: float, count: int, targets: Sequence[str] = TARGETS
+) -> list[bytes]:
     """Adapters that an optimizer would leave: each parameter moves by about the step size from one to the next. The
     first is that of a cold start, of some hundred larger steps."""
     names = [
         f"base_model.model.model.layers.{layer}.self_attn.{one}.lora_{factor}.weight"
         for layer in range(2)
-        for one in TARGETS
+        for one in targets
         for factor in "AB"
     ]
     tensors = {
@@ -89,10 +91,8 @@ def read_native(folder: Path, given: bytes, held: bytes) -> ReadBack:
             found = [f"base_model.model.{stem}.{part}.lora_" for part in parts]
             modules[f"{stem}.{name}"] = SimpleNamespace(
                 tp_size=1,
-                lora_a_stacked=[_slots(factors[f"{one}A.weight"].bfloat16(), (2 * RANK, HIDDEN)) for one in found],
-                lora_b_stacked=[
-                    _slots(factors[f"{one}B.weight"].bfloat16() * SCALE, (HIDDEN, 2 * RANK)) for one in found
-                ],
+                lora_a_stacked=[_slots(factors.get(f"{one}A.weight"), (2 * RANK, HIDDEN)) for one in found],
+                lora_b_stacked=[_slots(factors.get(f"{one}B.weight"), (HIDDEN, 2 * RANK), SCALE) for one in found],
             )
     manager = SimpleNamespace(lora_index_to_id=[None, 7], modules=modules, packed_modules_mapping=PACKED)
     worker = SimpleNamespace(model_runner=SimpleNamespace(lora_manager=SimpleNamespace(_adapter_manager=manager)))
@@ -106,8 +106,9 @@ def _layer(weight: Tensor) -> Any:
     return SimpleNamespace(input_size=weight.shape[1], quant_method=SimpleNamespace(apply=apply))
 
 
-def _slots(tensor: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Two slots, larger than the adapter, of which it is in the second."""
-    slots = torch.zeros(2, 1, *shape, dtype=tensor.dtype)
-    slots[SLOT, 0, : tensor.shape[0], : tensor.shape[1]] = tensor
+def _slots(tensor: Tensor | None, shape: tuple[int, int], scale: float = 1.0) -> Tensor:
+    """Two slots, larger than the adapter, of which it is in the second; empty ones where it has no such factor."""
+    slots = torch.zeros(2, 1, *shape, dtype=torch.bfloat16)
+    if tensor is not None:
+        slots[SLOT, 0, : tensor.shape[0], : tensor.shape[1]] = tensor.bfloat16() * scale
     return slots

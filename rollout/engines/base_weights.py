@@ -16,11 +16,8 @@ from torch import Tensor
 
 from configs.processor import Precision
 from rollout.engines.adapters import weights_in
+from rollout.engines.read_back import JOINED, WHOLE
 from rollout.memory.episodic import MemoryFolder
-
-JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Of the Llama, Qwen2 and Qwen3 families."""
-WHOLE = {part: whole for whole, parts in JOINED.items() for part in parts}
 
 Shapes = Mapping[str, Sequence[int]]
 """By a weight's name, of transformers."""

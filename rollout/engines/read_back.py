@@ -18,6 +18,10 @@ NUM_COLUMNS = 8
 """Columns read of every merged matrix: one or two per cent of the weights, which costs as much as a prompt of so many
 tokens. A step of 1e-6 changes one weight in some thousand."""
 
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""The layers that vLLM computes as one, in the Llama, Qwen2 and Qwen3 families."""
+WHOLE = {part: whole for whole, parts in JOINED.items() for part in parts}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
@@ -38,11 +42,11 @@ class ReadBack:
 
 
 class MergedColumns:
-    """Some columns of every matrix that adapters change (`targets`: names like `q_proj`), as the engine was given
-    them."""
+    """Some columns of every matrix that adapters change (`targets`: names like `q_proj`), and of those that vLLM joins
+    with one, as the engine was given them."""
 
     def __init__(self, targets: Iterable[str]) -> None:
-        self._targets = frozenset(targets)
+        self._targets = frozenset(part for one in targets for part in JOINED.get(WHOLE.get(one, ""), (one,)))
         self._given: dict[str, Tensor] = {}
 
     def kept(self, weights: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
@@ -76,8 +80,8 @@ class MergedColumns:
 
 
 def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadBack:
-    """The slots that vLLM's `worker` computes an adapter's requests with, against its PEFT folder. With tensor
-    parallelism each worker reads its share."""
+    """The slots that vLLM's `worker` computes an adapter's requests with, against its PEFT folder; of parts of a joined
+    layer that the adapter leaves alone, that they are empty. With tensor parallelism each worker reads its share."""
     import safetensors.torch
 
     manager = worker.model_runner.lora_manager._adapter_manager
@@ -86,17 +90,19 @@ def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadB
     left, given, held = set(factors), hashlib.sha256(), hashlib.sha256()
     for name, layer in manager.modules.items():
         names = [f"base_model.model.{one}.lora_" for one in _modules_of(name, manager.packed_modules_mapping)]
-        if not left.issuperset(one + factor for one in names for factor in ("A.weight", "B.weight")):
+        own = {one for one in names if left.issuperset((f"{one}A.weight", f"{one}B.weight"))}
+        if not own:
             continue
-        left.difference_update(one + factor for one in names for factor in ("A.weight", "B.weight"))
+        left.difference_update(one + factor for one in own for factor in ("A.weight", "B.weight"))
         dtype = layer.lora_a_stacked[0].dtype
-        a = [factors[f"{one}A.weight"].to(dtype) for one in names]
-        b = [factors[f"{one}B.weight"].to(dtype) * scale for one in names]
+        a = [factors[f"{one}A.weight"].to(dtype) if one in own else None for one in names]
+        b = [factors[f"{one}B.weight"].to(dtype) * scale if one in own else None for one in names]
         if layer.tp_size > 1:
             a, b = _share(layer.slice_lora_a, a), _share(layer.slice_lora_b, b)
         for tensor, slots in zip([*a, *b], [*layer.lora_a_stacked, *layer.lora_b_stacked], strict=True):
-            held.update(_bits(slots[slot, 0, : tensor.shape[0], : tensor.shape[1]]))
-            given.update(_bits(tensor))
+            expected = slots.new_zeros(slots.shape[2:]) if tensor is None else tensor
+            held.update(_bits(slots[slot, 0, : expected.shape[0], : expected.shape[1]]))
+            given.update(_bits(expected))
     return _read_back(given, held, num_read=len(factors) - len(left), missing=left)
 
 
@@ -127,7 +133,7 @@ def _columns(num: int) -> "Tensor":
     return torch.randperm(num, generator=torch.Generator().manual_seed(num))[:NUM_COLUMNS]
 
 
-def _share(slice_of: Any, factors: "list[Tensor]") -> "list[Tensor]":
+def _share(slice_of: Any, factors: "list[Tensor | None]") -> "list[Tensor | None]":
     """A rank's part of an adapter's factors; vLLM cuts those of packed layers together."""
     return list(slice_of(factors)) if len(factors) > 1 else [slice_of(factors[0])]
 

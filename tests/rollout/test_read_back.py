@@ -15,8 +15,8 @@ def merger(tmp_path):
     return save_base(tmp_path, torch.Generator().manual_seed(0))
 
 
-def versions_of(step_size, count=6):
-    return adapter_versions(torch.Generator().manual_seed(1), step_size=step_size, count=count)
+def versions_of(step_size, count=6, targets=TARGETS):
+    return adapter_versions(torch.Generator().manual_seed(1), step_size=step_size, count=count, targets=targets)
 
 
 @pytest.mark.parametrize("step_size", STEP_SIZES)
@@ -39,6 +39,24 @@ def test_no_earlier_version_in_a_native_slot_passes_as_the_newest(tmp_path, step
         assert "memory holds weights" in read_native(tmp_path, newest, held).fault
 
 
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj", "o_proj")])
+def test_adapter_of_some_parts_of_a_joined_layer_is_read_back_in_both_modes(merger, tmp_path, targets):
+    """PEFT's own choice for Llama is q_proj and v_proj; vLLM computes both in one layer with k_proj."""
+    *earlier, newest = versions_of(1e-4, targets=targets)
+    memory = MergedMemory(merger, columns=MergedColumns(targets))
+    assert memory.load(newest).fault is None
+    assert read_native(tmp_path / "native", newest, newest).fault is None
+    for held in earlier:
+        assert "memory holds weights" in memory.load(newest, held=held).fault
+        assert "memory holds weights" in read_native(tmp_path / "native", newest, held).fault
+
+
+def test_part_of_a_joined_layer_that_the_adapter_leaves_alone_must_be_empty(tmp_path):
+    (whole,) = versions_of(1e-4, count=1)
+    some = {name: tensor for name, tensor in safetensors.torch.load(whole).items() if "k_proj" not in name}
+    assert "memory holds weights" in read_native(tmp_path, safetensors.torch.save(some), whole).fault
+
+
 def test_two_engines_with_the_same_weights_read_the_same(merger):
     (version,) = versions_of(1e-4, count=1)
     assert MergedMemory(merger).load(version) == MergedMemory(merger).load(version)
@@ -59,11 +77,12 @@ def test_memory_of_which_nothing_can_be_read_proves_nothing(merger):
     assert ReadBack(given="", held="").fault is not None
 
 
-def test_only_matrices_that_adapters_change_are_kept_and_all_weights_pass(merger):
-    columns = MergedColumns(["q_proj"])
-    passed = [name for name, _ in columns.kept(merger.base_weights())]
-    assert passed == [name for name, _ in merger.base_weights()]
-    assert sorted(columns._given) == [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+def test_only_matrices_that_adapters_change_or_that_are_joined_with_one_are_kept_and_all_weights_pass(merger):
+    for target, kept in (("o_proj", ["o_proj"]), ("q_proj", ["k_proj", "q_proj", "v_proj"])):
+        columns = MergedColumns([target])
+        passed = [name for name, _ in columns.kept(merger.base_weights())]
+        assert passed == [name for name, _ in merger.base_weights()]
+        assert sorted(columns._given) == [f"model.layers.{layer}.self_attn.{one}" for layer in range(2) for one in kept]
 
 
 def test_sign_of_zero_and_what_is_too_small_for_a_kernel_make_no_difference(tmp_path):
