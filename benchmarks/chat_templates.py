@@ -85,6 +85,27 @@ NO_ROLE = {"mistral v0.3": MISTRAL_V03, "mistral small 2409": MISTRAL_SMALL_2409
 """Templates that refuse them, or move them from turn to turn."""
 
 
+def blank_before_tokenizer_of(template):
+    """One token per character, as Llama 2 and its like tokenise: every text begins with a blank, which joins its first
+    letter, and what is no letter is bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<s>", "</s>"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    merges = [("▁", chr(code)) for code in range(33, 127)]
+    tokens += ["".join(pair) for pair in merges]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    fast.chat_template = template
+    return fast
+
+
 def tokenizer_of(template):
     """One token per byte, `<s>` and `</s>` as its special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -21,6 +21,8 @@ MAX_SHAPES = 1000
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
 _BETWEEN = "\n\n"
 """Between the system's words and the user's, where they share a turn."""
+_BEFORE = "\x01"
+"""A text that shares no token with the one behind it."""
 
 Messages: TypeAlias = list[dict[str, str]]
 
@@ -92,8 +94,10 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self.pieces = pieces = chat_pieces(tokenizer)
         self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
-        self._pieces = [self._fixed(piece) for piece in (pieces.before_system, pieces.before_user, pieces.generation)]
-        self._bridge = [self._fixed(piece) for piece in (pieces.before_next, pieces.next_generation)]
+        self._before = self._ids_before()
+        opening = self._ids(pieces.before_system)
+        self._pieces = [opening, self._inside(pieces.before_user), self._inside(pieces.generation)]
+        self._bridge = [self._inside(piece) for piece in (pieces.before_next, pieces.next_generation)]
         assert tokenizer.eos_token_id is not None, "`chat_pieces` has seen to that"
         self.eos_token_id = int(tokenizer.eos_token_id)
 
@@ -127,7 +131,8 @@ class ChatFormat:
         if roles not in self._around:
             if len(self._around) >= MAX_SHAPES:
                 self._around.clear()
-            self._around[roles] = tuple(map(self._fixed, _pieces_of(self._tokenizer, roles)))
+            opening, *others = _pieces_of(self._tokenizer, roles)
+            self._around[roles] = (self._ids(opening), *map(self._inside, others))
         return self._around[roles]
 
     def _after(self, sampled: tuple[int, ...], fixed: tuple[int, ...]) -> tuple[int, ...]:
@@ -147,14 +152,26 @@ class ChatFormat:
         """A scripted completion as the ids a sampler would have ended with EOS."""
         return (*self._free(text), self.eos_token_id)
 
-    def _fixed(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
-
     def _free(self, text: str) -> tuple[int, ...]:
         # No tokenizer reads half a surrogate pair, which JSON can hold.
-        text = text.encode(errors="replace").decode()
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        return tuple(ids)
+        return self._inside(text.encode(errors="replace").decode(), split_special_tokens=True)
+
+    def _ids_before(self) -> tuple[int, ...]:
+        """Of `_BEFORE`, where the tokenizer begins every text with a blank, as Llama 2's does; empty for all others."""
+        before, letter, both = (self._ids(text) for text in (_BEFORE, "x", f"{_BEFORE}x"))
+        return () if both == before + letter else before
+
+    def _inside(self, text: str, *, split_special_tokens: bool = False) -> tuple[int, ...]:
+        """Ids of a text that stands behind another one: without a blank of the tokenizer's own."""
+        if self._before:
+            ids = self._ids(f"{_BEFORE}{text}", split_special_tokens=split_special_tokens)
+            if ids[: len(self._before)] == self._before:
+                return ids[len(self._before) :]
+        return self._ids(text, split_special_tokens=split_special_tokens)
+
+    def _ids(self, text: str, *, split_special_tokens: bool = False) -> tuple[int, ...]:
+        encoding = self._tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
+        return tuple(encoding.input_ids)
 
 
 def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:

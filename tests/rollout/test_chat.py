@@ -1,8 +1,9 @@
 import pytest
 
-from benchmarks.chat_templates import GEMMA2, NO_ROLE, ROLES, tokenizer_of
+from benchmarks.chat_templates import GEMMA2, LLAMA2, NO_ROLE, ROLES, blank_before_tokenizer_of, tokenizer_of
 from rollout.agent.agent import check_chat
 from rollout.chat import ChatFormat, ChatTemplateError, chat_pieces
+from rollout.types import Message
 
 SYSTEM, TASK, RESULT, LAST = "Solve it with tools.", "Task: 6*7?", "Result: 42", "Result: the end"
 REPLY, SECOND = '{"thought":"t"}', '{"thought":"u"}'
@@ -46,6 +47,19 @@ def test_a_template_without_a_place_for_the_systems_words_gets_them_in_the_first
     expected = rendered(tokenizer, messages(f"{SYSTEM}\n\n{TASK}", REPLY, RESULT, SECOND, LAST, system=False))
     assert without_blanks(grown) == without_blanks(expected)
     assert grown.count(SYSTEM) == 1
+
+
+def test_a_blank_before_every_text_stands_before_the_dialogue_only():
+    """Llama 2's tokenizer puts one there; before a reply, no grammar allows it."""
+    tokenizer = blank_before_tokenizer_of(LLAMA2)
+    chat = ChatFormat(tokenizer)
+    whole = f"<s>[INST] <<SYS>>\n{SYSTEM}\n<</SYS>>\n\n{TASK} [/INST]"
+    assert chat.prompt(SYSTEM, TASK) == tuple(tokenizer(whole, add_special_tokens=False).input_ids)
+    assert tokenizer.convert_ids_to_tokens(chat.encode_completion('{"a"}')) == ["{", '"', "a", '"', "}", "</s>"]
+    assert chat.dialogue([Message(role="system", content=SYSTEM), Message(role="user", content=TASK)]) == chat.prompt(
+        SYSTEM, TASK
+    )
+    assert tokenizer.convert_ids_to_tokens(chat._free("</s>")) == ["<", "/", "s", ">"]
 
 
 def test_half_a_surrogate_pair_is_read_as_a_question_mark():
