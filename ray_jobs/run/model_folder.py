@@ -8,8 +8,11 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
 
-SMALL_FILES = ["*.json", "*.jinja", "*.model"]
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Of a model on the hub: its configuration, tokenizer and chat template, and no weights."""
+WEIGHTS = "*.safetensors"
+OTHER_FORMS = ["*/*"]
+"""Folders in which models of the hub have the same weights once more, for other programs."""
 
 LARGEST_MERGED = 2_000_000_000
 """Weights of a model into which an engine on a card merges its adapters."""
@@ -26,7 +29,7 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
         return _demo_model()
     folder = Path(path).expanduser()
     if path.startswith((".", "/", "~")) or folder.exists():
-        if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        if not (folder / "config.json").is_file() or not list(folder.glob(WEIGHTS)):
             raise PreflightError(
                 f"{key} = '{path}' is no model folder (config.json and *.safetensors are needed); "
                 "name a folder, a model hub id, or 'demo'"
@@ -35,12 +38,19 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(path, allow_patterns=None if weights else SMALL_FILES))
+        wanted = [*SMALL_FILES, WEIGHTS] if weights else SMALL_FILES
+        folder = Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=OTHER_FORMS))
     except Exception as error:
         raise PreflightError(
             f"{key} = '{path}' is no local folder and could not be downloaded from the model hub "
             f"({type(error).__name__}); check the id and the network, or name a local folder"
         ) from error
+    if weights and not list(folder.glob(WEIGHTS)):
+        raise PreflightError(
+            f"{key} = '{path}' came without weights: the model hub, or without a network this machine's cache, has "
+            f"no {WEIGHTS} of it; name a model that has them"
+        )
+    return folder
 
 
 def same_weights(one: Path, other: Path) -> bool:

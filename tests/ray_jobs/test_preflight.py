@@ -15,7 +15,7 @@ from ray_jobs.checks import machine
 from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.checks.tasks import notes_before_start
 from ray_jobs.run import model_folder
-from ray_jobs.run.model_folder import SMALL_FILES, resolve_model
+from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS, resolve_model
 from ray_jobs.run.preflight import (
     PreflightError,
     check_before_acting,
@@ -108,7 +108,7 @@ def test_model_that_cannot_be_downloaded_is_one_line(config, monkeypatch):
 def test_a_template_that_would_spoil_prompts_is_refused_before_the_weights_are_downloaded(config, model, monkeypatch):
     asked = []
 
-    def download(path, allow_patterns):
+    def download(path, allow_patterns, **_):
         asked.append(allow_patterns)
         return str(model)
 
@@ -116,7 +116,7 @@ def test_a_template_that_would_spoil_prompts_is_refused_before_the_weights_are_d
     for template in (MISTRAL_V03, GEMMA2):
         tokenizer_of(template).save_pretrained(model)
         check_before_start(config("model.path=some/model"))
-    assert asked == [SMALL_FILES, None] * 2
+    assert asked == [SMALL_FILES, [*SMALL_FILES, WEIGHTS]] * 2
     (model / "chat_template.jinja").unlink()
     assert "cannot hold the planner's dialogue: it has no chat template; name an instruction-tuned model" in refusal(
         config("model.path=some/model")
@@ -129,10 +129,42 @@ def test_a_template_that_would_spoil_prompts_is_refused_before_the_weights_are_d
 def test_without_a_download_only_a_models_small_files_are_fetched(config, model, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda path, allow_patterns: asked.append(allow_patterns) or str(model)
+        "huggingface_hub.snapshot_download",
+        lambda path, allow_patterns, **_: asked.append(allow_patterns) or str(model),
     )
     check_before_start(config("model.path=some/model"), download=False)
     assert asked == [SMALL_FILES]
+
+
+def test_of_a_model_on_the_hub_nothing_is_downloaded_that_nobody_reads(model, monkeypatch):
+    """Llama's have all weights a second time below original/, SmolLM2's nine times below onnx/, others in two forms."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    read = ["config.json", "merges.txt", "model-00001-of-00001.safetensors", "tokenizer.json"]
+    others = [
+        "original/consolidated.00.pth",
+        "onnx/model_q4.onnx",
+        "8bit/model.safetensors",
+        "pytorch_model.bin",
+        "x.gguf",
+    ]
+    fetched = []
+
+    def download(path, **patterns):
+        fetched.extend(filter_repo_objects([*read, *others], **patterns))
+        return str(model)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    resolve_model("some/model")
+    assert fetched == read
+
+
+def test_a_model_of_the_hub_without_weights_that_the_engine_reads_is_refused(config, model, monkeypatch):
+    """Older ones have pytorch_model.bin only; and of one in a cache there may be no more than the small files."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, **_: str(model))
+    (model / "model.safetensors").unlink()
+    assert "model.path = 'some/model' came without weights" in refusal(config("model.path=some/model"))
+    check_before_start(config("model.path=some/model"), download=False)
 
 
 def test_demo_model_that_cannot_be_unpacked_names_the_variable(config, monkeypatch):
@@ -305,7 +337,7 @@ def test_a_model_that_the_learner_cannot_train_is_refused_before_its_weights_are
     config, model, monkeypatch, changes, says
 ):
     (model / "config.json").write_text(json.dumps(SHAPE | changes))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, allow_patterns: str(model))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, **_: str(model))
     assert says in refusal(config("model.path=some/model"))
 
 
