@@ -11,6 +11,12 @@ from configs.processor import Precision
 from rollout.engines.adapters import AdapterMerger
 
 WEIGHTS = "*.safetensors"
+_SAMPLING = {
+    *("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "length_penalty"),
+    *("no_repeat_ngram_size", "num_beams", "min_length", "max_length", "min_new_tokens", "max_new_tokens"),
+}
+"""What a generation_config.json says of how and how long to sample."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
@@ -40,6 +46,7 @@ def write_merged_model(
             shutil.copyfile(path, target / path.name)
     if adapter is not None:
         _declare_type(target / "config.json", dtype)
+    _drop_sampling(target / "generation_config.json")
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -54,6 +61,17 @@ def _declare_type(config: Path, dtype: Precision) -> None:
     settings = json.loads(config.read_text(encoding="utf-8"))
     said = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
     config.write_text(json.dumps(settings | said, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _drop_sampling(generation: Path) -> None:
+    """Servers take their defaults from it. What bends the distribution there, as a repetition penalty does in greedy
+    answers too, the policy was trained, and is compared, without; what ends a reply is kept."""
+    if not generation.is_file():
+        return
+    settings = json.loads(generation.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in settings.items() if name not in _SAMPLING}
+    if kept != settings:
+        generation.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def size_of_weights(model_path: Path) -> int:

@@ -134,6 +134,8 @@ KEEP_ALIVE = "5m"
 """How long Ollama keeps the model loaded after a request."""
 PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 """Ollama's own defaults cut and bend the distribution; the policy was trained, and is compared, without."""
+VLLM_PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""vLLM's server has its defaults from the model's generation_config.json."""
 
 
 class OllamaEngine(_ServedEngine):
@@ -236,7 +238,7 @@ class OpenAiEngine(_ServedEngine):
         fields: dict[str, object] = {"temperature": request.temperature, "max_tokens": request.max_tokens, "seed": seed}
         if self._form == "vllm_grammar":
             grammar = {"structured_outputs": {"grammar": request.grammar}} if request.grammar else {}
-            return fields | grammar | {"chat_template_kwargs": {"enable_thinking": False}}
+            return fields | VLLM_PLAIN_SAMPLING | grammar | {"chat_template_kwargs": {"enable_thinking": False}}
         if request.json_schema is None:
             return fields
         schema = {"name": "decision", "strict": True, "schema": dict(request.json_schema)}

@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import pytest
 import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
@@ -68,6 +71,17 @@ def test_without_an_adapter_the_weights_and_every_other_file_are_the_base_s_own(
     write_merged_model(model_path, None, tmp_path / "hf", **MERGED)
     before, after = file_digests(model_path), file_digests(tmp_path / "hf")
     assert after == before
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_path, adapter, tmp_path, trained):
+    """Qwen2.5's: a server, and the greedy answers that measure a quantisation, would take them up."""
+    bent = shutil.copytree(model_path, tmp_path / "base")
+    said = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+    ends = {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 0, "transformers_version": "4.37.0"}
+    (bent / "generation_config.json").write_text(json.dumps(said | ends))
+    write_merged_model(bent, adapter if trained else None, tmp_path / "hf", **MERGED)
+    assert json.loads((tmp_path / "hf" / "generation_config.json").read_text()) == ends
 
 
 def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):

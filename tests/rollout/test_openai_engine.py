@@ -89,12 +89,17 @@ async def test_the_form_of_a_reply_is_asked_for_as_a_strict_json_schema():
     assert completion == TextCompletion(text=REPLY, finish_reason="stop", num_prompt_tokens=61, num_tokens=9)
 
 
-async def test_vllm_is_given_the_planner_s_own_grammar_and_told_not_to_think():
+async def test_vllm_is_given_the_planner_s_own_grammar_and_told_not_to_think_or_to_bend_what_it_samples():
+    """Its server takes Qwen2.5's repetition_penalty of 1.05 from the model's folder, for greedy answers too."""
     with engine_over(200, chat_completion(REPLY), form="vllm_grammar") as (engine, seen):
         await engine.generate(request())
     form = {
         "structured_outputs": {"grammar": planner_grammar(ACTIONS)},
         "chat_template_kwargs": {"enable_thinking": False},
+        "repetition_penalty": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
     }
     assert seen == [("/v1/chat/completions", PLAIN_BODY | form)]
 
