@@ -106,8 +106,9 @@ def plan_run(config: RunConfig, shapes: Shapes, *, card: str, machine_bytes: int
     """`card` is what CUDA processes stand on, `machine_bytes` the memory for those on a CPU.
 
     Sharing: learner, PRM and one engine are on one card, every further engine on another. Not sharing: each process is
-    held to its share of a card, for Ray may put others beside it.
+    held to its share of a card, for Ray may put others beside it. Raises PlanError.
     """
+    shapes.policy.check_cards(config.rollout.engine.tensor_parallel)
     engine, learner, prm = engine_process(config, shapes), learner_process(config, shapes), prm_process(config, shapes)
     base = base_process(config, shapes)
     once = [process for process in (base, engine, learner, prm) if process is not None]

@@ -14,6 +14,8 @@ from learner.demo_model import demo_model_dir
 KNOWN = Path(__file__).with_name("models.toml")
 DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FAMILIES = ("llama", "qwen2", "qwen3")
+MOST_CARDS = 16
+"""Of one machine."""
 
 
 class PlanError(UserError):
@@ -83,6 +85,22 @@ class ModelShape:
                 f"model.lora_targets names '{missing[0]}', which {self.name} lacks; it has {', '.join(self.linears)}"
             )
         return rank * self.num_layers * sum(sum(self.linears[name]) for name in targets)
+
+    def divides_over(self, cards: int) -> bool:
+        """Whether so many cards can hold an equal part of every layer each: of the heads, and of the MLP. With more
+        cards than heads of keys each of these is on several."""
+        keys = self.kv_heads % cards == 0 or cards % self.kv_heads == 0
+        return keys and self.heads % cards == 0 and self.intermediate % cards == 0
+
+    def check_cards(self, cards: int) -> None:
+        """Raises PlanError where an engine cannot be spread over so many."""
+        if self.divides_over(cards):
+            return
+        fitting = " or ".join(str(count) for count in range(2, MOST_CARDS + 1) if self.divides_over(count))
+        raise PlanError(
+            f"rollout.engine.tensor_parallel = {cards} does not divide {self.name}, which has {self.heads} heads of "
+            f"queries, {self.kv_heads} of keys and {self.intermediate:,} values in its MLP; use {fitting or 1} cards"
+        )
 
     def cut(self, num_layers: int | None) -> "ModelShape":
         """The first so many layers; None keeps all."""

@@ -94,6 +94,7 @@ def _check_shape(config: RunConfig, folder: Path) -> None:
     try:
         shape = read_shape(json.loads((folder / "config.json").read_text()), name=f"model.path = '{config.model.path}'")
         shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
+        shape.check_cards(config.rollout.engine.tensor_parallel)
     except PlanError as error:
         raise PreflightError(f"{error} (docs/your-model.md says which models train)") from error
     engine = config.rollout.engine

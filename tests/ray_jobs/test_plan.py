@@ -255,6 +255,25 @@ def test_an_engine_over_two_cards_puts_half_on_each():
     assert facts["kv"]["num_tokens"] == 3 * GIB // (72 * 1024 * 16) * 16
 
 
+@pytest.mark.parametrize(("model", "cards"), [("Qwen/Qwen2.5-7B-Instruct", 8), ("Qwen/Qwen3-8B", 3)])
+def test_an_engine_over_cards_that_do_not_divide_the_model_is_not_planned(model, cards):
+    """28 heads over 8 cards, 32 over 3."""
+    with pytest.raises(PlanError, match=rf"rollout\.engine\.tensor_parallel = {cards} does not divide '?{model}"):
+        plan_of(
+            "dapo_qwen3_8b_a40", f"model.path={model}", f"rollout.engine.tensor_parallel={cards}", "card.shared=false"
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "cards"), [("Qwen/Qwen2.5-7B-Instruct", [1, 2, 4]), ("Qwen/Qwen3-8B", [1, 2, 4, 8, 16])]
+)
+def test_an_engine_may_be_spread_over_cards_that_divide_heads_and_the_inner_layer(model, cards):
+    """28 heads of queries, 4 of keys, 18,944 = 2^9 x 37 inside; and 32, 8, 12,288 = 2^12 x 3. Keys may be on several
+    cards at once."""
+    shape = find_shape(model)
+    assert [count for count in range(1, 17) if shape.divides_over(count)] == cards
+
+
 def test_ranks_of_a_learner_divide_the_moments_and_load_the_base_whole_at_every_stage():
     two = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
     assert two[0]["num_bytes"] == 2 * 8_190_735_360

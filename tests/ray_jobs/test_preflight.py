@@ -341,6 +341,15 @@ def test_a_model_that_the_learner_cannot_train_is_refused_before_its_weights_are
     assert says in refusal(config("model.path=some/model"))
 
 
+def test_an_engine_over_cards_that_do_not_divide_the_models_layers_is_refused(config, model):
+    """Four heads of queries, two of keys."""
+    on_cards = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native")
+    for cards in (1, 2, 4):
+        model_folder._check_shape(config(*on_cards, f"rollout.engine.tensor_parallel={cards}"), model)
+    with pytest.raises(PreflightError, match=r"tensor_parallel = 3 does not divide .* has 4 heads .*; use 2 or 4 "):
+        model_folder._check_shape(config(*on_cards, "rollout.engine.tensor_parallel=3"), model)
+
+
 def test_layers_that_the_model_lacks_carry_no_adapter(config):
     assert "model.lora_targets names 'c_attn', which" in refusal(config('model.lora_targets=["c_attn"]'))
 
