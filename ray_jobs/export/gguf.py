@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.wording import reason
 from learner.export import WEIGHTS, ExportError
-from rollout.chat import ChatPieces
+from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
@@ -216,10 +216,18 @@ def _add_tokenizer(
         index = getattr(tokenizer, f"{role}_token_id", None)
         if index is not None:
             getattr(writer, f"add_{role}_token_id")(index)
-    first = tokenizer("x").input_ids[0]
-    writer.add_add_bos_token(tokenizer.bos_token_id is not None and first == tokenizer.bos_token_id)
+    writer.add_add_bos_token(_server_begins(tokenizer))
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _server_begins(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a server puts the token that begins every text before a dialogue. Where the chat template writes it, it
+    would stand there twice, as it never did in training."""
+    bos = tokenizer.bos_token
+    if bos is None or tokenizer("x").input_ids[0] != tokenizer.bos_token_id:
+        return False
+    return not (tokenizer.chat_template and chat_pieces(tokenizer).before_lone_user.startswith(bos))
 
 
 def pre_tokenizer_name(parts: dict[str, Any]) -> str:

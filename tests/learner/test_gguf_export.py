@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_export import TEMPLATE, save_tiny_export_model
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from learner.export import ExportError
 from ray_jobs.export.gap import loaded_model
@@ -102,6 +102,18 @@ def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
         loaded = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
         text = "How heavy? <tool> 35 crates, 12.5 kg\n"
         assert loaded(text).input_ids == tokenizer(text).input_ids
+
+
+@pytest.mark.parametrize(("opening", "server_begins"), [("{{ bos_token }}", False), ("", True)])
+def test_a_server_begins_a_dialogue_once(tmp_path, opening, server_begins):
+    """Llama 3's tokenizer begins every text with its first token, and so does its chat template."""
+    folder = save_tiny_export_model(tmp_path / "model", "llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(opening + TEMPLATE.replace("<|im_start|>", "<|endoftext|>"))
+    write_gguf(folder, tmp_path / "m.gguf", "bf16", name="tiny")
+    assert read(tmp_path / "m.gguf")[0]["tokenizer.ggml.add_bos_token"] is server_begins
 
 
 WORDS = (
