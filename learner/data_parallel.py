@@ -52,7 +52,7 @@ def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: MeetingPoi
     listening = own.socket.detach() if own else None
     store = dist.TCPStore(*address, ranks.size, own is not None, timeout=PATIENCE, master_listen_fd=listening)
     backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
+    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE)
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
 
 

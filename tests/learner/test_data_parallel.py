@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from tiny import sample, save_tiny_model
 
 from learner.checkpoint import load_checkpoint, newest_checkpoint
+from learner.data_parallel import join
+from learner.optim import Ranks
 from learner.packing import num_distinct_tokens, pack, share_out, split_microbatches
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +129,21 @@ def test_ranks_collect_gradients_in_a_bucket_as_large_as_the_adapter(model_path,
     """DeepSpeed's own is of 500 million gradients, 1.86 GiB, which a card would have to hold."""
     trained = ranks.make_learner(model_path, "dapo").policy.trainable_parameters()
     assert together[0]["bucket", stage] == sum(parameter.numel() for parameter in trained)
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_each_other_as_long_on_cards(monkeypatch):
+    """NCCL's own patience ends after ten minutes, in which not every machine loads a large model."""
+    import deepspeed  # noqa: F401  # before the environment below is undone
+
+    asked = {}
+    for name in ("DS_ACCELERATOR", "LOCAL_RANK", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "cpu")
+    monkeypatch.setattr("torch.distributed.TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **options: asked.update(options))
+    monkeypatch.setattr("deepspeed.init_distributed", lambda **_: None)
+    join(Ranks(rank=1, size=2), ("127.0.0.1", 1), device="cuda", own=None, here="127.0.0.1")
+    assert asked["timeout"] == timedelta(minutes=30)
 
 
 def lengths(share):
