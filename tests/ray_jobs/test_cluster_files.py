@@ -11,6 +11,7 @@ import yaml
 
 from configs.loading import load_run_config
 from ray_jobs.checks.keys import key_variables
+from ray_jobs.jobs.submit import LEFT_BEHIND
 from ray_jobs.run.preflight import check_labelling, check_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +142,12 @@ def test_every_container_has_the_keys_that_it_uses_and_no_other():
     assert [keys_of(container) for _, container in containers(clusters()["raycluster-autoscaler.yaml"])] == [names] * 2
     given = {option.removeprefix("-e ").partition("=")[0] for option in ray_up()["docker"]["run_options"]}
     assert {f"{name}_FILE" for name in names} <= given
+
+
+def test_an_image_holds_no_key_and_nothing_else_that_a_submitted_job_leaves_behind():
+    """It is made of the whole folder, and pushed."""
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"**/{one.rstrip('/')}" for one in LEFT_BEHIND} <= set(ignored)
 
 
 def test_machines_of_a_cloud_ask_for_a_token_and_get_it_and_the_keys_as_files():
