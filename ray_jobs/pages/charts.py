@@ -36,8 +36,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Lines over train steps `xs`, y from 0 to `top`; `intervals` of a line, low and high at each x, are whiskers.
-    `marks` are diamonds with whiskers; with `share` the labels of y are percent."""
+    """Lines over train steps `xs`, y from 0 to `top`; a line goes past an x at which it is not finite. `intervals` of a
+    line, low and high at each x, are whiskers. `marks` are diamonds with whiskers; with `share` the labels of y are percent."""
 
     title: str
     xs: Sequence[float]
@@ -83,10 +83,11 @@ class LineChart:
 
     def _drawn_lines(self) -> Iterator[str]:
         for index, (name, ys) in enumerate(self.lines.items()):
-            places = [(self._across(x), self._up(y)) for x, y in zip(self.xs, ys, strict=True)]
+            there = [at for at, y in enumerate(ys) if math.isfinite(y)]
+            places = [(self._across(self.xs[at]), self._up(ys[at])) for at in there]
             points, colour = " ".join(f"{x:.1f},{y:.1f}" for x, y in places), _colour(index)
-            for (x, _), ends in zip(places, self.intervals.get(name, ()), strict=False):
-                low, high = map(self._up, ends)
+            for (x, _), at in zip(places, there if name in self.intervals else (), strict=False):
+                low, high = map(self._up, self.intervals[name][at])
                 yield f'<path class="reach {colour}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
             yield f'<polyline class="line {colour}" points="{points}"><title>{escape(name)}</title></polyline>'
             # A run of one step has no line, only its point.

@@ -108,16 +108,16 @@ def _held_out_charts(rows: Sequence[Row], marks: Sequence[Mark]) -> list[LineCha
 def _chart(
     steps: Sequence[Row], title: str, names: Mapping[str, str], *, marks: Sequence[Mark] = (), share: bool = False
 ) -> LineChart:
-    """Metrics by what their lines are called, with their intervals where they have some. Steps where a value is missing
-    or not finite are left out."""
-    rows = [row for row in steps if all(math.isfinite(row.get(key, math.nan)) for key in names)]
-    lines = {name: [float(row[key]) for row in rows] for key, name in names.items()}
+    """Metrics by what their lines are called, with their intervals where they have some. Steps where no value is finite
+    are left out."""
+    rows = [row for row in steps if any(math.isfinite(row.get(key, math.nan)) for key in names)]
+    lines = {name: [float(row.get(key, math.nan)) for row in rows] for key, name in names.items()}
     # The grid has four rows: multiples of four keep its labels whole.
-    highest = max((y for ys in lines.values() for y in ys), default=0.0)
+    highest = max((y for ys in lines.values() for y in ys if math.isfinite(y)), default=0.0)
     top = 1.0 if share else 4.0 * max(1, math.ceil(highest / 4))
     xs = [float(row["step"]) for row in rows]
     intervals = {
-        name: [(row[key.replace("solve_rate", "low", 1)], row[key.replace("solve_rate", "high", 1)]) for row in rows]
+        name: [tuple(row.get(key.replace("solve_rate", end, 1), math.nan) for end in ("low", "high")) for row in rows]
         for key, name in names.items()
         if key.startswith("held_out/")
     }

@@ -132,6 +132,13 @@ def test_families_have_a_chart_where_there_are_several(folder):
     assert re.findall(r"<title>(\w+)</title>", figure) == ["lookup", "chain", "branch"]
 
 
+def test_family_without_a_value_at_some_step_shortens_no_other_line(folder):
+    for step, mix in ((1, {"mix/lookup": 1.0}), (2, {"mix/lookup": 1.0}), (3, {"mix/lookup": 0.75, "mix/chain": 0.25})):
+        folder.log_metrics(step, METRICS | mix)
+    (figure,) = (one for one in re.findall(r"<figure>.*?</figure>", render(folder), flags=re.DOTALL) if "chain" in one)
+    assert [figure.count(f'class="dot s{line}"') for line in (0, 1)] == [3, 1]
+
+
 def test_a_single_family_has_no_chart(folder):
     folder.log_metrics(1, METRICS | {"mix/lookup": 1.0})
     assert "Groups by the family" not in render(folder)
