@@ -146,10 +146,15 @@ def read_gpqa(name: str, index: int, row: Row) -> Task:
     return _choice(name, index, row, _text(row, "Question"), letters, "ABCD"[texts.index(right)])
 
 
+def names_its_form(question: str) -> bool:
+    """Whether it ends in the form of its answer, as those of benchmarks do."""
+    return question.rpartition("\n")[2] in (SHORT, LETTER, GAIA)
+
+
 def stem_of(question: str) -> str:
     """The question as its authors wrote it, without the options and the form of the answer that stand below it."""
     lines = question.split("\n")
-    if lines[-1] in (SHORT, LETTER, GAIA):
+    if names_its_form(question):
         lines.pop()
     while len(lines) > 1 and _OPTION.fullmatch(lines[-1]):
         lines.pop()

@@ -10,6 +10,7 @@ from configs.envs import EnvsConfig
 from configs.learner import FileConfig, TeacherConfig
 from configs.reward import CollectConfig
 from configs.run import RunConfig
+from envs.benchmarks.readers import names_its_form, stem_of
 from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
@@ -237,8 +238,8 @@ def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig, *, with_teacher: b
     anybody else asks. `with_teacher` changes nothing, but spares to load again what a run with a teacher has loaded.
     Raises ValueError and OSError as `load_tasks`."""
     names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    met = {_key(task) for name in names for task in _met(name, envs, with_teacher)}
-    return [task for task in tasks if _key(task) not in met]
+    met = {key for name in names for task in _met(name, envs, with_teacher) for key in (_key(task), _stem_key(task))}
+    return [task for task in tasks if met.isdisjoint(_asked(task))]
 
 
 def _met(name: str, envs: EnvsConfig, with_teacher: bool) -> list[Task]:
@@ -250,6 +251,15 @@ def _met(name: str, envs: EnvsConfig, with_teacher: bool) -> list[Task]:
     if name in OWN:
         return own_tasks(name, path)["train"]
     return load_tasks(name, split="train", count=None, seed=0, path=path)
+
+
+def _asked(task: Task) -> set[str]:
+    """The keys of a task that is held out. What a benchmark adds to a question is not in data of one's own."""
+    return {_key(task), *([_stem_key(task)] if names_its_form(task.question) else [])}
+
+
+def _stem_key(task: Task) -> str:
+    return question_key(stem_of(task.question.strip()))
 
 
 def _key(task: Task) -> str:

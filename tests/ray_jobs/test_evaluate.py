@@ -287,6 +287,26 @@ def test_item_that_the_adapters_own_run_was_trained_on_is_left_out(tmp_path):
         evaluation_items(config_for(tmp_path), request)
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "game24"])
+def test_item_whose_question_training_asks_as_it_was_published_is_left_out(tmp_path, name):
+    """Regression: only with the form of the answer, which a benchmark's reader adds, was it the same question."""
+    row = json.loads((SAMPLE / f"{name}.jsonl").read_text().splitlines()[0])
+    question = next(row[column] for column in ("question", "Question", "Problem") if column in row)
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"question": question, "answer": "x", "split": "train"}))
+    config = config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl")
+    asked = load_benchmark(name, SAMPLE, whole=False)
+    request = EvaluationRequest(benchmarks=(name,), data=SAMPLE, whole=False)
+    assert evaluation_items(config, request) == asked[1:]
+
+
+def test_item_is_left_out_whose_question_training_asks_without_its_options(tmp_path):
+    rows = [{"question": q, "answer": "C", "split": "train"} for q in ("Which organ makes insulin?", "Which vitamin?")]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl")
+    request = EvaluationRequest(benchmarks=("medqa",), data=SAMPLE, whole=False)
+    assert [task.id for task in evaluation_items(config, request)] == ["medqa-0"]
+
+
 def test_item_that_a_run_of_another_recipe_was_trained_on_is_left_out(tmp_path, monkeypatch):
     asked = load_benchmark("musique", SAMPLE, whole=False)
     rows = [{"question": one, "answer": "x", "split": "train"} for one in (asked[0].question, "Who else?")]
