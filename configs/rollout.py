@@ -121,7 +121,7 @@ def _read_examples(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        lines = Path(value).read_text(encoding="utf-8").split("\n")
+        lines = Path(value).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"'{value}' cannot be read: {reason(error)}") from None
     found = [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]

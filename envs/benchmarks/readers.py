@@ -34,10 +34,14 @@ def local_rows(path: Path) -> list[Row]:
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                rows.append(_object(line, f"{path}, line {number}"))
+    # A mark of byte order, which some editors write, is no part of the first line.
+    with path.open(encoding="utf-8-sig") as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_object(line, f"{path}, line {number}"))
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8 text") from None
     return rows
 
 

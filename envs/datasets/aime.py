@@ -1,13 +1,13 @@
 """AIME: competition problems with an answer from 0 to 999; up to 2023 for training, 2024 for evaluation."""
 
 import csv
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envs.benchmarks.readers import local_rows
 from envs.datasets.split import Split
 from envs.leakage import LeakCheck, check_leaks
 from envs.types import Task
@@ -89,11 +89,11 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
         from datasets import load_dataset
 
         return list(load_dataset(PUBLIC_IDS[split], split="train"))
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file))
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in file if line.strip()]
+    if path.suffix == ".jsonl":
+        return local_rows(path)
     raise ValueError(f"AIME files end in .csv or .jsonl, got {path}")
 
 

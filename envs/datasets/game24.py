@@ -1,6 +1,5 @@
 """Game of 24: hands of four numbers from 1 to 13 that + - * / and brackets can turn into 24."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -8,6 +7,7 @@ from functools import cache
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
+from envs.benchmarks.readers import local_rows
 from envs.datasets.split import Split, TooFewTasksError, split_of
 from envs.types import Task
 
@@ -45,8 +45,7 @@ def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]
 def load_game24(path: Path | None = None) -> list[Task]:
     """All hands of a JSON Lines file with the fields id and numbers, or of the public data set."""
     if path is not None:
-        with path.open(encoding="utf-8") as lines:
-            return _tasks_of(json.loads(line) for line in lines if line.strip())
+        return _tasks_of(local_rows(path))
     from datasets import load_dataset
 
     tasks = _tasks_of(row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"])

@@ -46,7 +46,7 @@ def load_teacher(config: TeacherConfig) -> Teach:
 def read_conversations(path: str) -> list[Conversation]:
     """Those of a file with one JSON object a line. Raises RecordingError."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordingError(f"cold_start.path = '{path}' cannot be read: {error}") from None
     found = [

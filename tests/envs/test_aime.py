@@ -37,6 +37,17 @@ def test_training_takes_the_years_before_2024_and_canonical_answers(tmp_path):
     assert {task.dataset for task in tasks} == {"aime"}
 
 
+@pytest.mark.parametrize("write", [write_csv, lambda path, *problems: write_jsonl(path, *map(problem_row, problems))])
+def test_a_file_may_begin_with_a_mark_of_byte_order(tmp_path, write):
+    path = write(tmp_path / ("a.csv" if write is write_csv else "a.jsonl"), ("1983-1", "60"))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [task.id for task in load_aime(path, split="train", whole_file=False)] == ["1983-1"]
+
+
+def problem_row(problem):
+    return dict(zip(("ID", "Problem", "Answer"), (problem[0], "How many?", problem[1]), strict=True))
+
+
 def test_the_problem_with_two_accepted_answers_is_left_out(tmp_path):
     path = write_csv(tmp_path / "a.csv", ("2022-II-8", "080 or 081 (both were accepted)"), ("2022-II-9", "000"))
     tasks = load_aime(path, split="train", whole_file=False)

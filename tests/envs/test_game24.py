@@ -59,6 +59,15 @@ def test_a_task_names_its_numbers_and_hides_the_solution(tmp_path):
     assert "=" not in task.question
 
 
+def test_a_file_may_begin_with_a_mark_of_byte_order_and_a_line_that_is_no_hand_is_named(tmp_path):
+    path = write_hands(tmp_path / "hands.jsonl", [4, 9, 10, 13])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [task.answer for task in game24.load_game24(path)] == ["4 9 10 13"]
+    path.write_text("[4, 9, 10, 13]\n")
+    with pytest.raises(ValueError, match=r"hands\.jsonl, line 1 is no JSON object"):
+        game24.load_game24(path)
+
+
 def test_the_order_of_a_hand_does_not_change_its_half(tmp_path):
     path = write_hands(tmp_path / "hands.jsonl", [4, 9, 10, 13], [13, 10, 9, 4])
     sizes = [len(game24.of_split(game24.load_game24(path), split)) for split in ("train", "eval")]

@@ -100,6 +100,18 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_may_begin_with_a_mark_of_byte_order_and_is_named_where_it_is_no_utf_8(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    row = json.dumps({"question": "Où?", "answer": "là", "split": "train"}, ensure_ascii=False)
+    path.write_text(row, encoding="utf-8-sig")
+    [task] = load_own("own_text", path, split="train")
+    assert (task.question, task.answer) == ("Où?", "là")
+    for encoding in ("latin-1", "utf-16"):
+        path.write_text(row, encoding=encoding)
+        with pytest.raises(ValueError, match=r"mine\.jsonl is not UTF-8 text"):
+            own_tasks("own_text", path)
+
+
 @pytest.mark.parametrize(
     ("dataset", "reference", "right", "wrong"),
     [

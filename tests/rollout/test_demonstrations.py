@@ -130,6 +130,11 @@ async def test_a_conversation_may_hold_what_separates_lines_elsewhere(tmp_path):
     assert one.turns[0].completion.text == "ab"
 
 
+async def test_a_recorded_file_may_begin_with_a_mark_of_byte_order(tmp_path):
+    (one,) = await imitated(tmp_path / "said.jsonl", "\ufeff" + line(user("a"), {"role": "assistant", "content": "ab"}))
+    assert one.turns[0].completion.text == "ab"
+
+
 async def test_every_message_of_the_assistant_is_a_turn_of_one_growing_dialogue(tmp_path):
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "c", "content": "2"}

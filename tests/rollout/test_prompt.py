@@ -54,9 +54,10 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
 
 def test_an_example_may_hold_what_separates_lines_elsewhere(tmp_path):
     row = {"question": "What is\u20286 by 7?", "steps": STEPS}
-    (tmp_path / "examples.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
-    prompt = RunConfig(rollout={"prompt": {"examples": str(tmp_path / "examples.jsonl")}}).rollout.prompt
-    assert len(prompt.examples) == 1
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "examples.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding=encoding)
+        prompt = RunConfig(rollout={"prompt": {"examples": str(tmp_path / "examples.jsonl")}}).rollout.prompt
+        assert len(prompt.examples) == 1
 
 
 def test_instructions_tools_and_examples_come_in_this_order(examples):
