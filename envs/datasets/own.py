@@ -79,7 +79,8 @@ def question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
         value = _asked(value, f"{place}: '{field}'")
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{place}: '{field}' must be a text, got {value!r:.80}")
-    return value, field
+    # JSON can hold half a surrogate pair, of which neither a tokenizer nor a digest can be made.
+    return value.encode(errors="replace").decode(), field
 
 
 def _asked(messages: list[Any], place: str) -> object:

@@ -112,6 +112,13 @@ def test_a_file_may_begin_with_a_mark_of_byte_order_and_is_named_where_it_is_no_
             own_tasks("own_text", path)
 
 
+def test_half_a_surrogate_pair_in_a_question_is_read_as_a_question_mark(file):
+    """Regression: a text that was cut in the midst of an emoji ended the labelling of a PRM's steps in a traceback."""
+    path = file({"question": "What is this: \ud83d", "answer": "a", "split": "train"})
+    [task] = load_own("own_text", path, split="train")
+    assert task.question == "What is this: ?"
+
+
 @pytest.mark.parametrize(
     ("dataset", "reference", "right", "wrong"),
     [
