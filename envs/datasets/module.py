@@ -130,31 +130,50 @@ def _rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
 def _task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task:
     place = f"{config.source}, row {number}"
     if isinstance(row, Task):
-        _check_json(row.metadata, place)
-        return replace(row, dataset=name, scorer=row.scorer or config.scorer)
+        return _ready_made(name, config, row, place)
     if not isinstance(row, Mapping):
         raise ValueError(f"{place}: a task is an envs.types.Task or a table, got a {type(row).__name__}")
     question, field = question_of(row, place)
-    answer, scorer = row.get("answer"), row.get("scorer")
-    scorer = config.scorer if scorer is None else scorer
-    answers = answer if isinstance(answer, list) and scorer in (None, "text") else [answer]
-    if not answers or not all(map(is_answer, answers)):
-        raise ValueError(f"{place}: 'answer' must be a text, a whole number or a list of such, got {answer!r:.80}")
-    if scorer is not None and not isinstance(scorer, str):
-        raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
+    scorer = _scorer(row.get("scorer"), config, place)
     further = {key: value for key, value in row.items() if key not in (*_FIELDS, field) or (key == "split" and value)}
     _check_json(further, place)
-    # One alias a line is what the comparison of texts reads.
-    aliases = [" ".join(str(one).split()) for one in answers] if scorer in (None, "text") else [str(answer)]
     own_id = number if row.get("id") is None else row["id"]
     return Task(
         id=f"{name}-{own_id}",
         dataset=name,
         question=question,
-        answer="\n".join(aliases),
+        answer=_answer(row.get("answer"), scorer, place),
         scorer=scorer,
         metadata=further,
     )
+
+
+def _ready_made(name: str, config: OwnDatasetConfig, task: Task, place: str) -> Task:
+    """A task that the function made itself: like a table's, but that its answer stays as it is written."""
+    question, _ = question_of({"question": task.question}, place)
+    if not is_answer(task.answer):
+        raise ValueError(f"{place}: 'answer' must be a text or a whole number, got {task.answer!r:.80}")
+    _check_json(task.metadata, place)
+    scorer = _scorer(task.scorer, config, place)
+    # Two data sets may count their tasks alike.
+    return replace(
+        task, id=f"{name}-{task.id}", dataset=name, question=question, answer=str(task.answer), scorer=scorer
+    )
+
+
+def _scorer(named: object, config: OwnDatasetConfig, place: str) -> str | None:
+    scorer = config.scorer if named in (None, "") else named
+    if scorer is not None and not isinstance(scorer, str):
+        raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
+    return scorer
+
+
+def _answer(answer: object, scorer: str | None, place: str) -> str:
+    answers = answer if isinstance(answer, list) and scorer in (None, "text") else [answer]
+    if not answers or not all(map(is_answer, answers)):
+        raise ValueError(f"{place}: 'answer' must be a text, a whole number or a list of such, got {answer!r:.80}")
+    # One alias a line is what the comparison of texts reads.
+    return "\n".join(" ".join(str(one).split()) for one in answers) if scorer in (None, "text") else str(answer)
 
 
 def _check_json(metadata: Mapping[str, object], place: str) -> None:

@@ -37,6 +37,18 @@ def named():
 def ready_made():
     return [Task(id=f"own-{n}", dataset="any", question=f"q{n}", answer="1", scorer="integer") for n in range(20)]
 
+def numbered():
+    return [Task(id=n, dataset="any", question=f"What is {n} and one?", answer=n + 1) for n in range(9)]
+
+def no_question():
+    return [Task(id="t", dataset="any", question=None, answer="x")]
+
+def no_answer():
+    return [Task(id="t", dataset="any", question="q", answer=None)]
+
+def scored_by_an_object():
+    return [Task(id="t", dataset="any", question="q", answer="x", scorer=len)]
+
 def twice():
     return [{"question": "Who?", "answer": "x"}, {"question": "who?", "answer": "y"}]
 
@@ -155,10 +167,18 @@ def test_a_split_of_ones_own_is_kept_and_no_column():
     assert found["prm"][0].metadata == {}
 
 
-def test_ready_made_tasks_keep_their_ids_and_get_the_data_sets_name():
-    tasks = [task for part in module_tasks("mine", source("ready_made")).values() for task in part]
-    assert {task.dataset for task in tasks} == {"mine"}
-    assert {task.id for task in tasks} == {f"own-{number}" for number in range(20)}
+def test_ready_made_tasks_get_the_data_sets_name_and_have_it_in_their_ids():
+    """Regression: those of two data sets could have the same ids, and only one of two was in report and viewer."""
+    mine, others = (module_tasks(name, source("ready_made")) for name in ("mine", "others"))
+    assert {task.dataset for part in mine.values() for task in part} == {"mine"}
+    assert {task.id for part in mine.values() for task in part} == {f"mine-own-{number}" for number in range(20)}
+    assert {task.id for part in others.values() for task in part} == {f"others-own-{number}" for number in range(20)}
+
+
+def test_ready_made_tasks_may_have_numbers_as_ids_and_answers():
+    """Regression: the answer of the first one ended the command in a traceback."""
+    tasks = [task for part in module_tasks("mine", source("numbered")).values() for task in part]
+    assert {(task.id, task.answer) for task in tasks} == {(f"mine-{n}", str(n + 1)) for n in range(9)}
 
 
 def test_an_empty_column_says_no_more_than_one_that_is_missing():
@@ -172,8 +192,11 @@ def test_an_empty_column_says_no_more_than_one_that_is_missing():
     [
         ("twice", ValueError, r"the question 'who\?' stands in 2 rows"),
         ("no_text", ValueError, "own_tasks_of_the_test:no_text, row 1: 'question' must be a text, got 3"),
+        ("no_question", ValueError, "own_tasks_of_the_test:no_question, row 1: 'question' must be a text, got None"),
+        ("no_answer", ValueError, "row 1: 'answer' must be a text or a whole number, got None"),
+        ("scored_by_an_object", ValueError, "row 1: 'scorer' must be a text such as .* got <built-in function len>"),
         ("apart", ValueError, "they ask the same but for case"),
-        ("broken", OwnCodeError, r"failed with OSError: no file \(own_tasks_of_the_test.py, line 31\)"),
+        ("broken", OwnCodeError, r"failed with OSError: no file \(own_tasks_of_the_test.py, line 43\)"),
         ("nothing", OwnCodeError, "returned no task"),
         ("a_number", OwnCodeError, "returned a int"),
         ("needs", OwnCodeError, r"is called as needs\(\) and does not take that: missing a required argument: 'path'"),
