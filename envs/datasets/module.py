@@ -12,7 +12,7 @@ from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
 from configs.wording import listed
 from envs.benchmarks.readers import plain_rows
-from envs.datasets.own import QUESTIONS, check_distinct, is_answer, question_of
+from envs.datasets.own import QUESTIONS, check_distinct, is_answer, one_a_line, question_of
 from envs.datasets.split import purpose_of, question_key, split_of
 from envs.types import Task
 
@@ -169,11 +169,13 @@ def _scorer(named: object, config: OwnDatasetConfig, place: str) -> str | None:
 
 
 def _answer(answer: object, scorer: str | None, place: str) -> str:
-    answers = answer if isinstance(answer, list) and scorer in (None, "text") else [answer]
+    of_texts = scorer in (None, "text")
+    answers = answer if isinstance(answer, list) and of_texts else [answer]
     if not answers or not all(map(is_answer, answers)):
-        raise ValueError(f"{place}: 'answer' must be a text, a whole number or a list of such, got {answer!r:.80}")
-    # One alias a line is what the comparison of texts reads.
-    return "\n".join(" ".join(str(one).split()) for one in answers) if scorer in (None, "text") else str(answer)
+        kinds = "a text, a whole number or a list of such" if of_texts else "a text or a whole number"
+        raise ValueError(f"{place}: 'answer' must be {kinds}, got {answer!r:.80}")
+    # Without a scorer it is for reward.scorer, a function, which reads a text as it is written.
+    return one_a_line(answers) if scorer == "text" or isinstance(answer, list) else str(answer)
 
 
 def _check_json(metadata: Mapping[str, object], place: str) -> None:

@@ -1,7 +1,7 @@
 """Questions of one's own, from JSON Lines or Parquet: the name of the data set says how an answer is compared."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ QUESTIONS = ("question", "prompt", "messages")
 _FIELDS = ("id", "answer", "split")
 
 
-def load_own(dataset: str, path: Path | None, *, split: Split) -> list[Task]:
+def load_own(dataset: str, path: Path | None, *, split: Split, as_written: bool = False) -> list[Task]:
     """The tasks of one half of the file, in its order. Raises ValueError for an empty half, and as `own_tasks`."""
-    halves = own_tasks(dataset, path)
+    halves = own_tasks(dataset, path, as_written=as_written)
     if not halves[split]:
         raise ValueError(
             f"{path}: none of its {sum(map(len, halves.values()))} rows is for '{split}'; add rows, or say which is "
@@ -26,11 +26,12 @@ def load_own(dataset: str, path: Path | None, *, split: Split) -> list[Task]:
     return halves[split]
 
 
-def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
+def own_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Split, list[Task]]:
     """The tasks of a file of rows `{"question": ..., "answer": ...}`, by their half.
 
     The question is as `question_of` says, further columns are the task's `metadata`. `answer` is a text or a whole
-    number, for "own_text" also a list of texts of which each is right. `id` is the row's number where it has none. A
+    number, for "own_text" also a list of texts of which each is right; with `as_written`, for a scorer of one's own, a
+    text keeps its lines and spaces. `id` is the row's number where it has none. A
     row's `split` says its half; in a file without any the question's hash does, the same for a question in other case,
     spacing or punctuation. Raises ValueError, which names the file, for a row that is no task, for a question or an id
     that two rows have, and for a question that both halves have.
@@ -38,7 +39,9 @@ def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
     if path is None:
         raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
     rows = local_rows(path)
-    tasks = [_task(dataset, row, f"{path}, row {number}", number) for number, row in enumerate(rows, start=1)]
+    tasks = [
+        _task(dataset, row, f"{path}, row {number}", number, as_written) for number, row in enumerate(rows, start=1)
+    ]
     check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
     check_distinct("id", [task.id for task in tasks], path)
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
@@ -48,20 +51,18 @@ def own_tasks(dataset: str, path: Path | None) -> dict[Split, list[Task]]:
     return found
 
 
-def _task(dataset: str, row: Mapping[str, object], place: str, number: int) -> Task:
+def _task(dataset: str, row: Mapping[str, object], place: str, number: int, as_written: bool) -> Task:
     question, field = question_of(row, place)
     answers = row.get("answer")
     texts = answers if isinstance(answers, list) and dataset == "own_text" else [answers]
     if not texts or not all(is_answer(text) for text in texts):
         several = ", or a list of such" if dataset == "own_text" else ""
         raise ValueError(f"{place}: 'answer' must be a text or a whole number{several}, got {answers!r}")
-    # One alias a line is what the scorer reads.
-    aliases = [" ".join(str(text).split()) for text in texts]
     return Task(
         id=f"{dataset}-{number if row.get('id') is None else row['id']}",
         dataset=dataset,
         question=question,
-        answer="\n".join(aliases),
+        answer=str(answers) if as_written and not isinstance(answers, list) else one_a_line(texts),
         metadata={name: value for name, value in row.items() if name not in (*_FIELDS, field)},
     )
 
@@ -96,6 +97,11 @@ def _asked(messages: list[Any], place: str) -> object:
 def is_answer(value: object) -> bool:
     """A text, or a whole number."""
     return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def one_a_line(aliases: Sequence[object]) -> str:
+    """As the comparison of texts reads them."""
+    return "\n".join(" ".join(str(alias).split()) for alias in aliases)
 
 
 def check_distinct(name: str, values: list[str], path: Path | str) -> None:

@@ -14,7 +14,7 @@ from envs.datasets.own import OWN, load_own
 from envs.datasets.split import Split, TooFewTasksError
 from envs.types import Task
 
-LoadTasks = Callable[[Split, int | None, int, Path | None], list[Task]]
+LoadTasks = Callable[..., list[Task]]
 
 
 def load_tasks(
@@ -36,7 +36,9 @@ def load_tasks(
         return _pick(dataset, own.tasks(dataset, split), split, count, seed)
     if dataset not in LOADERS:
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(LOADERS)}")
-    tasks = LOADERS[dataset](split, count, seed, Path(path) if path is not None else None)
+    # A scorer of one's own reads an answer as it is written.
+    load = partial(LOADERS[dataset], as_written=True) if dataset in OWN and own.scorer else LOADERS[dataset]
+    tasks = load(split, count, seed, Path(path) if path is not None else None)
     return [own.scored(task) for task in tasks]
 
 
@@ -69,8 +71,10 @@ def _load_aime(split: Split, count: int | None, seed: int, path: Path | None) ->
     return _pick("aime", tasks, split, count, seed)
 
 
-def _load_own(dataset: str, split: Split, count: int | None, seed: int, path: Path | None) -> list[Task]:
-    return _pick(dataset, load_own(dataset, path, split=split), split, count, seed)
+def _load_own(
+    dataset: str, split: Split, count: int | None, seed: int, path: Path | None, as_written: bool = False
+) -> list[Task]:
+    return _pick(dataset, load_own(dataset, path, split=split, as_written=as_written), split, count, seed)
 
 
 def _pick(dataset: str, tasks: list[Task], split: Split, count: int | None, seed: int) -> list[Task]:

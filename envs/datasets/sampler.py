@@ -211,7 +211,7 @@ def collection_tasks(
         if name in own.datasets:
             found = own.tasks(name, "prm")
         else:
-            found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed)
+            found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed, own)
         tasks += _some(found, quotas[name], seed)
     return [own.scored(task) for task in tasks]
 
@@ -225,8 +225,8 @@ def _aime(path: Path | None, collect: CollectConfig, leak_report: Path) -> list[
     return tasks
 
 
-def _others(name: str, path: Path | None, seed: int) -> list[Task]:
-    return load_tasks(name, split="train", count=None, seed=seed, path=path)
+def _others(name: str, path: Path | None, seed: int, own: OwnSources) -> list[Task]:
+    return load_tasks(name, split="train", count=None, seed=seed, path=path, own=own)
 
 
 def _some(tasks: list[Task], count: int, seed: int) -> list[Task]:

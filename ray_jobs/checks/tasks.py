@@ -111,8 +111,9 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
         asked.add(scorer)
         place = "" if task.dataset in own.datasets else f"{path}: "
         wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which is none for '{scorer}'"
+        reference = task.answer if ":" in scorer else task.answer.split("\n")[0]
         try:
-            score = score_answer(task, task.answer.split("\n")[0])
+            score = score_answer(task, reference)
         except ValueError as error:
             raise ValueError(wrong) from error
         if ":" not in scorer and score != 1.0:
@@ -129,7 +130,7 @@ def _own_tasks(names: set[str], path: Path | None, own: "OwnSources") -> "Iterat
         if name in own.datasets:
             found = module_tasks(name, own.datasets[name], own.with_teacher).values()
         else:
-            found = own_tasks(name, path).values()
+            found = own_tasks(name, path, as_written=own.scorer is not None).values()
         yield from (own.scored(task) for part in found for task in part)
 
 

@@ -84,6 +84,12 @@ def with_a_set():
 def empty_columns():
     return [{"id": None, "question": f"What is {n} and one?", "answer": n + 1, "scorer": None} for n in range(9)]
 
+def written():
+    return [{"question": "Write double.", "answer": "def double(x):\\n    return 2 * x\\n"}]
+
+def several():
+    return [{"question": "Which?", "answer": ["1", "2"]}]
+
 def parts():
     named = {"rl": "train", "held_out": "eval", "shown": "demonstrations", "judged": "prm"}
     return [{"id": id, "question": f"{id}?", "answer": "x", "split": split} for id, split in named.items()]
@@ -185,6 +191,22 @@ def test_an_empty_column_says_no_more_than_one_that_is_missing():
     tasks = [task for part in module_tasks("mine", source("empty_columns", scorer="integer")).values() for task in part]
     assert {task.id for task in tasks} == {f"mine-{number}" for number in range(1, 10)}
     assert {task.scorer for task in tasks} == {"integer"}
+
+
+def test_a_scorer_of_ones_own_reads_an_answer_as_it_is_written():
+    """Regression: where reward.scorer scores, lines and spaces of an answer were lost."""
+    code = "def double(x):\n    return 2 * x\n"
+
+    def answers(**further):
+        return [task.answer for tasks in module_tasks("mine", source("written", **further)).values() for task in tasks]
+
+    assert answers() == answers(scorer="my_reward:score") == [code]
+    assert answers(scorer="text") == ["def double(x): return 2 * x"]
+
+
+def test_several_answers_are_refused_where_one_is_compared():
+    with pytest.raises(ValueError, match=r"row 1: 'answer' must be a text or a whole number, got \['1', '2'\]"):
+        module_tasks("mine", source("several", scorer="integer"))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from configs.envs import EnvsConfig
+from configs.reward import CollectConfig
 from envs.datasets.module import OwnSources
 from envs.datasets.own import OWN, load_own, own_tasks
 from envs.datasets.registry import LOADERS, load_tasks
-from envs.datasets.sampler import TaskSampler, held_out_tasks
+from envs.datasets.sampler import TaskSampler, collection_tasks, held_out_tasks
 from envs.datasets.split import question_key
 from reward.scorers import score_answer
 
@@ -71,6 +73,24 @@ def test_further_columns_reach_a_scorer_of_ones_own(file, tmp_path, monkeypatch)
     [task] = load_tasks("own_integer", split="train", count=None, seed=0, path=path, own=own)
     assert task.metadata == {"near": 2}
     assert [score_answer(task, answer) for answer in ("40", "42", "43")] == [1.0, 1.0, 0.0]
+
+
+def test_a_scorer_of_ones_own_reads_an_answer_as_it_is_written(file, tmp_path):
+    """Regression: its lines and spaces were lost, as they are where texts are compared."""
+    code = "def double(x):\n    return 2 * x\n"
+    path = file(
+        {"question": "Write double.", "answer": code, "split": "train"},
+        {"question": "Greet.", "answer": ["good  day", "hello\nthere"], "split": "train"},
+        {"question": "held out", "answer": "x", "split": "eval"},
+    )
+    own = OwnSources(scorer="my_reward:score")
+    drawn = load_tasks("own_text", split="train", count=None, seed=0, path=path, own=own)
+    envs = EnvsConfig(mix={"own_text": 1.0}, data_path=str(path))
+    collected = collection_tasks(envs, CollectConfig(num_tasks=2), seed=0, leak_report=tmp_path / "l.json", own=own)
+    for tasks in (drawn, collected):
+        assert sorted(task.answer for task in tasks) == [code, "good day\nhello there"]
+    compared = load_tasks("own_text", split="train", count=None, seed=0, path=path)
+    assert sorted(task.answer for task in compared) == ["def double(x): return 2 * x", "good day\nhello there"]
 
 
 def test_a_parquet_file_is_read_like_lines(tmp_path):

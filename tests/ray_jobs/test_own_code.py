@@ -20,6 +20,10 @@ def right(task, answer):
 
 def wild(task, answer):
     return 7
+
+def fields(task, answer):
+    import json
+    return json.loads(answer) == json.loads(task.answer)
 """
 RECIPE = """
 [envs]
@@ -93,6 +97,16 @@ def test_modules_are_looked_for_beside_the_recipe_on_every_machine(recipe, monke
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     # The working directory of a submitted job travels, and lies elsewhere on each machine.
     assert with_absolute_paths(config).code_path == "recipes"
+
+
+def test_a_scorer_is_asked_about_a_whole_reference_answer(recipe, monkeypatch):
+    """Regression: it was given the first line alone, and where it failed on that the recipe was refused."""
+    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config: None)
+    monkeypatch.setattr("ray_jobs.run.preflight.check_sandbox", lambda config, *, training: None)
+    written = TASKS.replace('"x"', repr('{\n  "a": 1\n}'))
+    (recipe.parent / "written_beside_the_recipe.py").write_text(written)
+    source = "envs.datasets.mine.source=written_beside_the_recipe:load"
+    check(recipe, source, "envs.datasets.mine.scorer=scorers_beside_the_recipe:fields")
 
 
 def test_a_recipe_without_code_of_its_own_says_nothing_of_its_folder(recipe):
