@@ -192,13 +192,13 @@ def _taught_tasks(mix: Mapping[str, float], own: OwnSources, *, count: int, seed
 
 
 def collection_tasks(
-    envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path, own: OwnSources = NO_SOURCES
+    envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path | None, own: OwnSources = NO_SOURCES
 ) -> list[Task]:
     """`collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
 
     Generated tasks are those that neither RL nor the demonstrations ever draw; tasks of a function of one's own those
-    that RL does not. AIME problems that leak the evaluation's
-    questions are dropped, and `leak_report` says which and why. Raises ValueError where a data set cannot be read.
+    that RL does not. AIME problems that leak the evaluation's questions are dropped, and `leak_report`, where there is
+    one, says which and why. Raises ValueError where a data set cannot be read.
     """
     path = Path(envs.data_path) if envs.data_path else None
     quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
@@ -216,12 +216,13 @@ def collection_tasks(
     return [own.scored(task) for task in tasks]
 
 
-def _aime(path: Path | None, collect: CollectConfig, leak_report: Path) -> list[Task]:
+def _aime(path: Path | None, collect: CollectConfig, leak_report: Path | None) -> list[Task]:
     test_path = Path(collect.aime_test_path) if collect.aime_test_path else path
     whole = collect.aime_test_path is not None or path is None
     questions = [task.question for task in load_aime(test_path, split="eval", whole_file=whole)]
     tasks, checks = load_aime_without_leaks(path, test_questions=questions)
-    write_leak_report(leak_report, checks, questions)
+    if leak_report is not None:
+        write_leak_report(leak_report, checks, questions)
     return tasks
 
 

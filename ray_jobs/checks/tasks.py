@@ -72,6 +72,26 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         ) from error
 
 
+def check_collection(config: RunConfig) -> None:
+    """Whether there are tasks for the trajectories that a PRM learns from. Raises PreflightError."""
+    from envs.datasets.module import OwnSources
+    from envs.datasets.sampler import collection_tasks
+
+    own = OwnSources.of(config)
+    try:
+        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=None, own=own)
+    except (ValueError, OSError, KeyError) as error:
+        raise PreflightError(
+            f"the tasks that a PRM learns from cannot be drawn: {reason(error)}; or credit by outcomes alone: "
+            "reward.credit=outcome"
+        ) from error
+    if len(tasks) < 2:
+        raise PreflightError(
+            f"a PRM needs two tasks, one to learn from and one to be measured on, and envs.mix has {len(tasks)} "
+            "for it; add some, or credit by outcomes alone: reward.credit=outcome"
+        )
+
+
 def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     """Whether the planner can write all that the cold start plays. Raises PreflightError."""
     from rollout.engines.wrappers import demonstrated_plans

@@ -10,6 +10,7 @@ from configs.run import RunConfig
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
+from ray_jobs.checks.tasks import check_collection
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from reward.collected import CollectedGroups, outcome_of
@@ -81,6 +82,7 @@ def collect(run: "Run | LocalRun") -> list[Trajectory]:
 
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes."""
+    check_collection(config)
     with local_run(config, adapter) as run:
         collect(run)
     run.console.note(f"trajectories: {run.folder.collected}")

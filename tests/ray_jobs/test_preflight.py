@@ -9,6 +9,7 @@ import pytest
 from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
+from envs.datasets.module import module_tasks
 from envs.datasets.sampler import evaluation_tasks
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine
@@ -217,6 +218,32 @@ def test_more_held_out_tasks_than_the_file_has_are_refused(config, tmp_path):
     assert "300 eval tasks of 'game24' were asked for, it has 1; set evaluation.num_tasks=1 or add rows" in refusal(
         config(*settings)
     )
+
+
+@pytest.mark.parametrize(
+    ("for_prm", "says"),
+    [
+        (0, r"cannot be drawn: 'mine' \(tasks_for_a_prm:load\) has 24 tasks and none for 'prm'; .*credit=outcome$"),
+        (1, r"a PRM needs two tasks, .*, and envs\.mix has 1 for it; add some, or credit by outcomes alone"),
+    ],
+)
+def test_a_run_without_tasks_for_its_prm_is_refused_before_anything_starts(
+    config, tmp_path, monkeypatch, for_prm, says
+):
+    """Regression: it ended in a traceback after its cold start and its first evaluation."""
+    (tmp_path / "tasks_for_a_prm.py").write_text(
+        f"def load():\n    splits = ['prm'] * {for_prm} + ['train', 'eval'] * 12\n"
+        "    return [{'question': f'q{n}', 'answer': 'x', 'split': split} for n, split in enumerate(splits)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tasks_for_a_prm", raising=False)
+    module_tasks.cache_clear()
+    source = "envs.datasets={mine={source='tasks_for_a_prm:load', scorer='text'}}"
+    settings = ["envs.mix={mine=1}", source, NO_COLD_START, "evaluation.num_tasks=2", "label.type=monte_carlo"]
+    with pytest.raises(PreflightError, match=says) as caught:
+        check_before_start(config(*settings), with_prm=True)
+    assert "\n" not in str(caught.value)
+    check_before_start(config(*settings, "reward.credit=outcome"))
 
 
 @pytest.mark.parametrize("mix", ["{own_text=1}", "{own_text=0.3,lookup=0.7}"])
