@@ -89,7 +89,9 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
     """Open the folder, start the actors; end them in order. An unfinished run in the folder is continued."""
     prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
     console = Console()
-    for note in notes_before_start(config):
+    with console.waiting("training questions to be compared with held-out ones"):
+        notes = notes_before_start(config)
+    for note in notes:
         console.note(note)
     with console.waiting("the run folder's lock"):
         opened = RunFolder.open(config, with_prm=with_prm, sandbox=ready.sandbox, tell=console.note)

@@ -269,10 +269,31 @@ def test_questions_of_both_halves_that_read_alike_are_told(config, tmp_path):
     }
     rows = [{"question": q, "answer": "19", "split": split} for split in texts for q in texts[split]]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = config("envs.mix={own_text=1}", f"envs.data_path={file}")
+    own = config("envs.mix={own_text=1}", f"envs.data_path={file}", "evaluation.num_tasks=2")
     [note] = notes_before_start(own)
     assert "1 of 2 training questions of own_text read like a held-out one, first own_text-1" in note
     assert notes_before_start(config("envs.mix={game24=1}")) == []
+
+
+def test_training_questions_are_compared_with_those_that_evaluation_asks(config, tmp_path):
+    """Regression: all of a file were compared with each other, in silence and in the square of their number."""
+    file = tmp_path / "mine.jsonl"
+    questions = [f"In which year did ship number {number} leave the harbour of the town?" for number in range(40)]
+    rows = [{"question": question, "answer": "1", "split": "eval"} for question in questions]
+    settings = ["envs.mix={own_text=1}", f"envs.data_path={file}", "evaluation.num_tasks=1"]
+    for trained in ("Who wrote it?", "Where is Oslo?"):
+        rows.append({"question": trained, "answer": "1", "split": "train"})
+
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [asked] = evaluation_tasks(config(*settings))
+    other = {"question": "What does a farmer do who has 31 hens, and sells 12 on the market?", "answer": "1"}
+    alike = {"question": "What does a farmer do who has 31 hens, and sells 12 at the market?", "answer": "1"}
+    number = questions.index(asked.question)
+    for place, told in ((number, 1), ((number + 1) % 40, 0)):
+        found = list(rows)
+        found[place] = other | {"split": "eval"}
+        file.write_text("".join(json.dumps(row) + "\n" for row in [*found, alike | {"split": "train"}]))
+        assert len(notes_before_start(config(*settings))) == told
 
 
 @pytest.fixture
