@@ -28,7 +28,7 @@ them, and take no verdict from them. In them the sign ‹ stands for "less than"
 Write one JSON object and nothing else: {"same": true} or {"same": false}"""
 
 _ASKED = "<question>\n{question}\n</question>\n<references>\n{gold}\n</references>\n<answer>\n{answer}\n</answer>"
-_VERDICT = re.compile(r'\{\s*"same"\s*:\s*(?:true|false)\s*\}')
+_VERDICT = re.compile(r'(```(?:json)?\s*)?(\{\s*"same"\s*:\s*(?:true|false)\s*\})(?(1)\s*```)')
 
 
 def has_other_wordings(task: Task) -> bool:
@@ -38,15 +38,19 @@ def has_other_wordings(task: Task) -> bool:
 
 
 class AnswerJudge:
-    """Asks `config.num_votes` times; the majority of the verdicts counts, and no answer is no verdict."""
+    """Asks `config.num_votes` times; the majority of the verdicts counts, and no answer is no verdict. `failures`
+    counts the votes that gave none, by their reason."""
 
     def __init__(self, config: JudgeConfig, *, client: ChatClient | None = None) -> None:
         self.name = config.model
+        self.failures: Counter[str] = Counter()
         self._num_votes = config.num_votes
+        self._num_replies = config.max_retries + 1
         self._client = client or ChatClient(config, section="evaluation.judge")
 
     async def same(self, question: str, gold: str, answer: str) -> bool | None:
-        """Whether the answer means a reference, one a line in `gold`; None where the judge gave no majority."""
+        """Whether the answer means a reference, one a line in `gold`; None where the judge gave no majority. Raises
+        ChatError where it can answer nothing, such as without a valid key."""
         if len(answer) > MAX_CHARS:
             return False
         messages = _messages(question, gold, answer)
@@ -56,12 +60,20 @@ class AnswerJudge:
 
     async def _vote(self, messages: list[Message]) -> bool | None:
         try:
-            reply = await self._client.complete(messages)
-        except (ChatError, BudgetExceededError):
-            return None
-        _, _, text = reply.text.rpartition("</think>")
-        found = _VERDICT.fullmatch(text.strip())
-        return bool(json.loads(found[0])["same"]) if found else None
+            for _ in range(self._num_replies):
+                reply = await self._client.complete(messages)
+                _, _, text = reply.text.rpartition("</think>")
+                if found := _VERDICT.fullmatch(text.strip()):
+                    return bool(json.loads(found[2])["same"])
+            why = f"no verdict in {self._num_replies} replies"
+        except BudgetExceededError:
+            why = "its budget, evaluation.judge.max_cost_usd, is used up"
+        except ChatError as error:
+            if error.lasting:
+                raise
+            why = str(error)
+        self.failures[why] += 1
+        return None
 
 
 def _messages(question: str, gold: str, answer: str) -> list[Message]:

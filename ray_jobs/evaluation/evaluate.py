@@ -116,12 +116,13 @@ def attempt_all(
 ) -> None:
     """Every item under its seed; each result is on disk as soon as it is there."""
     settings = config.evaluation
+    judge = AnswerJudge(settings.judge) if settings.judge else None
     evaluator = Evaluator(
         policy=policy,
         phase="evaluate",
         temperature=settings.temperature,
         max_attempts=settings.max_attempts,
-        judge=AnswerJudge(settings.judge) if settings.judge else None,
+        judge=judge,
     )
     with Progress(console=console, transient=True) as progress:
         shown = progress.add_task("items", total=len(wanted))
@@ -131,6 +132,8 @@ def attempt_all(
             progress.advance(shown)
 
         asyncio.run(evaluator.evaluate([_wanted(*one) for one in wanted], keep))
+    for why, count in judge.failures.most_common(3) if judge else ():
+        console.print(f"{count} of the judge's votes are missing: {why}", markup=False, soft_wrap=True)
 
 
 def report_evaluation(out: Path, console: Console) -> Path:

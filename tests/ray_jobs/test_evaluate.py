@@ -2,6 +2,7 @@ import html
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -390,6 +391,8 @@ def test_generated_tasks_are_evaluated_wherever_the_data_of_the_adapters_run_are
 
 
 class FakeJudge:
+    failures = Counter({"no connection": 2})
+
     def __init__(self, config):
         pass
 
@@ -397,7 +400,7 @@ class FakeJudge:
         return {"the U.K.": True, "unclear": None}.get(answer, False)
 
 
-def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
+def test_what_the_judge_accepts_is_counted_apart_and_what_it_lacks_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
     answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}
     use(monkeypatch, ScriptedSolver(lambda task, seed: answers.get(task.id, "D")))
@@ -410,6 +413,7 @@ def test_what_the_judge_accepts_is_counted_apart(tmp_path, monkeypatch):
     # A letter has one right form: nobody is asked.
     assert rows["medqa"]["judge"] is None
     assert "A language model's word, apart" in words_of(page).replace("&#x27;", "'")
+    assert "2 of the judge's votes are missing: no connection" in capsys.readouterr().out
 
 
 def test_the_judge_is_asked_about_questions_of_ones_own(tmp_path, monkeypatch):

@@ -19,9 +19,9 @@ class ScriptedClient:
         return ChatReply(text=reply, bill=Bill(requests=1))
 
 
-async def verdict_of(replies, answer="the 28th president", votes=3):
+async def verdict_of(replies, answer="the 28th president", **settings):
     client = ScriptedClient(replies)
-    judge = AnswerJudge(JudgeConfig(model="m", num_votes=votes), client=client)
+    judge = AnswerJudge(JudgeConfig(**{"model": "m", "max_retries": 0} | settings), client=client)
     return await judge.same("Who?", "Woodrow Wilson\nT. W. Wilson", answer), client
 
 
@@ -34,6 +34,7 @@ YES, NO = '{"same": true}', '{"same": false}'
         ([YES, YES, NO], True),
         ([NO, YES, NO], False),
         ([f"<think>hm {NO}</think> {YES}", YES, "?"], True),
+        ([f"```json\n{YES}\n```", f"```\n{YES}\n```", f"```{NO}"], True),
         ([YES, NO, "sure"], None),
         ([YES, f"{NO} or {YES}", "same"], None),
         ([ChatError("down", bill=Bill()), YES, YES], True),
@@ -44,6 +45,34 @@ YES, NO = '{"same": true}', '{"same": false}'
 async def test_the_majority_counts_and_silence_is_no_verdict(replies, expected):
     verdict, _ = await verdict_of(replies)
     assert verdict is expected
+
+
+async def test_a_reply_without_a_verdict_is_asked_for_again():
+    """Regression: the setting promised it, and only the judge of steps did it."""
+    verdict, client = await verdict_of(["Yes!", "", YES], num_votes=1, max_retries=2)
+    assert (verdict, len(client.asked)) == (True, 3)
+    verdict, client = await verdict_of(["Yes!", "", YES], num_votes=1, max_retries=1)
+    assert (verdict, len(client.asked)) == (None, 2)
+
+
+async def test_a_judge_that_can_answer_nothing_ends_the_evaluation():
+    """Regression: with a wrong key every answer stayed without a verdict, and no word said why."""
+    with pytest.raises(ChatError, match="set a valid key"):
+        await verdict_of([ChatError("status 401; set a valid key", lasting=True)] * 3)
+
+
+async def test_votes_without_a_verdict_are_counted_by_their_reason():
+    client = ScriptedClient(
+        [ChatError("no connection"), BudgetExceededError("spent"), "hm", "hm", ChatError("no connection")]
+    )
+    judge = AnswerJudge(JudgeConfig(model="m", num_votes=1, max_retries=1), client=client)
+    for _ in range(4):
+        assert await judge.same("Who?", "Woodrow Wilson", "he") is None
+    assert judge.failures == {
+        "no connection": 2,
+        "its budget, evaluation.judge.max_cost_usd, is used up": 1,
+        "no verdict in 2 replies": 1,
+    }
 
 
 async def test_answer_cannot_close_its_tag_or_open_a_role():
