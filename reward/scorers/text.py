@@ -7,11 +7,19 @@ from collections import Counter
 
 MAX_CHARS = 1000
 
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# An article stands before a word: the last letter of "hepatitis A" is none, nor the first of "A, B".
+_ARTICLES = re.compile(r"""(?<![\w.])(?:a|an|the)(?=["')\]]*\s+[^\w,;]*\w)""")
+_ONLY_ARTICLES = frozenset(("a", "an", "the"))
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation))
-# A decimal point and a minus sign are part of a number: without them it is another one.
 _NO_WORDS = re.compile(
-    rf"""((?<!\w)-(?=\.?[0-9]) | (?:(?<=[0-9])|(?<!\w))\.(?=[0-9])) | [{re.escape(string.punctuation)}]""", re.VERBOSE
+    rf"""
+    # A decimal point and a minus sign are part of a number: without them it is another one.
+    (?P<kept> (?<!\w)-(?=\.?[0-9]) | (?:(?<=[0-9])|(?<!\w))\.(?=[0-9]) )
+    | (?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))
+    # What stands between two numbers, but for a comma of thousands, keeps them apart: 3/4 is not 34.
+    | (?P<between> (?<=[0-9])[{re.escape(string.punctuation.replace("_", ""))}](?=[-+]?\.?[0-9]) )
+    | [{re.escape(string.punctuation)}]""",
+    re.VERBOSE,
 )
 _TYPOGRAPHY = str.maketrans(
     {**dict.fromkeys("‐‑‒–—−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″", '"')}
@@ -39,9 +47,12 @@ def normalize(text: str) -> str:
     """Without case, punctuation and articles, but for the points and signs of numbers; an article or punctuation stays
     where there is nothing else."""
     typed = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower()
-    worded = _NO_WORDS.sub(lambda found: found[1] or "", typed)
-    forms = (_ARTICLES.sub(" ", worded), worded, typed)
-    return next((plain for form in forms if (plain := " ".join(form.split()))), "")
+    bare, *forms = (" ".join(form.split()) for form in (_worded(_ARTICLES.sub(" ", typed)), _worded(typed), typed))
+    return next((plain for plain in forms if plain), "") if _ONLY_ARTICLES.issuperset(bare.split()) else bare
+
+
+def _worded(typed: str) -> str:
+    return _NO_WORDS.sub(lambda found: found["kept"] or (" " if found["between"] else ""), typed)
 
 
 def _f1(text: str, alias: str) -> float:
