@@ -217,11 +217,14 @@ class ViewedRun:
 
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: str) -> tuple[Row, Sequence[Row]]:
-    """Attempts at the same tasks beside each other: how often each way round, and the pairs that are wanted. `only` is
-    gained, lost, changed, same or empty for all; `text` is looked for in question and task."""
+    """Attempts at the same tasks beside each other: how often each way round, and the pairs that are wanted. Another
+    run may have another question under the same name, which is no pair. `only` is gained, lost, changed, same or empty
+    for all; `text` is looked for in question and task."""
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
         one, other = left[task], right[task]
+        if any(one[name] != other[name] for name in ("dataset", "question")):
+            continue
         kind = _kind(one, other)
         if kind == "unscored":
             continue

@@ -156,6 +156,20 @@ def test_two_runs_are_paired_too(folder, tmp_path):
     }
 
 
+def test_another_question_under_the_same_name_is_never_paired(folder, tmp_path):
+    """Regression: two runs on files of one's own have the same names for their rows, whatever those ask."""
+    other = make_run(tmp_path / "runs" / "other")
+    path = other / "trajectories.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if record["task_id"] == "lookup-1":
+            record["question"] = "Who wrote it?"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    client = client_of(folder, other)
+    pairs = ask(client, "pairs", left="0:eval_after", right="1:eval_after")
+    assert sorted(pair["task"] for pair in pairs["rows"]) == ["lookup-0", "lookup-2", "lookup-3"]
+
+
 def test_runs_of_earlier_releases_still_open(tmp_path):
     old = tmp_path / "old"
     old.mkdir()
