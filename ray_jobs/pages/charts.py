@@ -37,7 +37,8 @@ class Mark:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
     """Lines over train steps `xs`, y from 0 to `top`; a line goes past an x at which it is not finite. `intervals` of a
-    line, low and high at each x, are whiskers. `marks` are diamonds with whiskers; with `share` the labels of y are percent."""
+    line, low and high at each x, are whiskers. `marks` are diamonds with whiskers; with `share` the labels of y are
+    percent."""
 
     title: str
     xs: Sequence[float]

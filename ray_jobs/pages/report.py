@@ -117,11 +117,15 @@ def _chart(
     top = 1.0 if share else 4.0 * max(1, math.ceil(highest / 4))
     xs = [float(row["step"]) for row in rows]
     intervals = {
-        name: [tuple(row.get(key.replace("solve_rate", end, 1), math.nan) for end in ("low", "high")) for row in rows]
-        for key, name in names.items()
-        if key.startswith("held_out/")
+        name: [_interval(row, key) for row in rows] for key, name in names.items() if key.startswith("held_out/")
     }
     return LineChart(title=title, xs=xs, lines=lines, top=top, marks=marks, share=share, intervals=intervals)
+
+
+def _interval(row: Row, rate: str) -> tuple[float, float]:
+    """That of a held-out rate."""
+    low, high = (row.get(rate.replace("solve_rate", end, 1), math.nan) for end in ("low", "high"))
+    return low, high
 
 
 def _families(steps: Sequence[Row], kind: str) -> dict[str, str]:
