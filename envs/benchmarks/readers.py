@@ -122,13 +122,13 @@ def read_gaia(name: str, index: int, row: Row) -> Task | None:
     if row.get("file_name"):
         return None
     question = _text(row, "Question" if "Question" in row else "question")
-    answer = " ".join(str(row["Final answer"] if "Final answer" in row else row["answer"]).split())
+    answer = " ".join(_without_null(row["Final answer"] if "Final answer" in row else row["answer"]).split())
     return _task(name, index, row, f"{question}\n{GAIA}", answer)
 
 
 def read_number(name: str, index: int, row: Row) -> Task:
     """A whole number loses the `.0` that its column type gives it."""
-    answer = re.sub(r"\.0+$", "", str(row["answer"]).strip())
+    answer = re.sub(r"\.0+$", "", _without_null(row["answer"]).strip())
     return _task(name, index, row, _text(row, "question"), answer)
 
 
@@ -197,5 +197,10 @@ def _text(row: Row, column: str) -> str:
     return text.strip()
 
 
+def _without_null(value: object) -> str:
+    """Empty for null."""
+    return "" if value is None else str(value)
+
+
 def _strings(value: object) -> Sequence[str]:
-    return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+    return [_without_null(one) for one in value] if isinstance(value, list | tuple) else [_without_null(value)]

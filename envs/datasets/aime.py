@@ -100,12 +100,19 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
 def _fields(row: Mapping[str, Any]) -> _Problem:
     """Id, question and answer, under the column names of the three known layouts."""
     if "Question" in row:
-        return row["ID"], row["Question"], str(row["Answer"])
+        return str(row["ID"]), _question(row["Question"], row["ID"]), str(row["Answer"])
     if "Problem" in row:
-        return row["ID"], row["Problem"], str(row["Answer"])
+        return str(row["ID"]), _question(row["Problem"], row["ID"]), str(row["Answer"])
     if "url" in row and (match := _URL.search(row["url"])):
-        return "{year}-{part}-{number}".format(**match.groupdict()), row["problem"], str(row["answer"])
+        id = "{year}-{part}-{number}".format(**match.groupdict())
+        return id, _question(row["problem"], id), str(row["answer"])
     raise ValueError(f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}")
+
+
+def _question(text: object, id: object) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"AIME {id}: a question is a text, got {text!r}")
+    return text
 
 
 def _year(id: str) -> int:

@@ -92,6 +92,10 @@ def test_unknown_columns_ids_and_file_types_are_refused(tmp_path):
         load_aime(write_jsonl(tmp_path / "a.jsonl", {"question": "?", "answer": "1"}), split="eval")
     with pytest.raises(ValueError, match="AIME problem ids look like"):
         load_aime(write_csv(tmp_path / "a.csv", ("I-1983-1", "60")), split="train")
+    with pytest.raises(ValueError, match="AIME problem ids look like 1983-1 or 2022-II-8, got '7'"):
+        load_aime(write_jsonl(tmp_path / "b.jsonl", {"ID": 7, "Problem": "?", "Answer": 1}), split="eval")
+    with pytest.raises(ValueError, match="AIME 2024-I-1: a question is a text, got None"):
+        load_aime(write_jsonl(tmp_path / "c.jsonl", {"ID": "2024-I-1", "Problem": None, "Answer": 1}), split="eval")
     (tmp_path / "a.txt").touch()
     with pytest.raises(ValueError, match=r"AIME files end in \.csv or \.jsonl"):
         load_aime(tmp_path / "a.txt", split="train")

@@ -136,3 +136,22 @@ def test_answer_that_is_none_of_the_options_is_refused():
     row = {"question": "Which?\nA. one\nB. two", "answer": "three"}
     with pytest.raises(ValueError, match="'three' is 0 of the options"):
         read_medqa("medqa", 0, row)
+
+
+@pytest.mark.parametrize(
+    ("read", "row"),
+    [
+        (read_short_answer, {"question": "Who?", "answer": None}),
+        (read_short_answer, {"question": "Who?", "golden_answers": [None]}),
+        (read_gaia, {"Question": "Who?", "Final answer": None}),
+        (read_number, {"question": "How many?", "answer": None}),
+    ],
+)
+def test_row_whose_answer_is_null_is_refused(read, row):
+    with pytest.raises(ValueError, match="one row 3 has no reference answer"):
+        read("one", 3, row)
+
+
+def test_alias_that_is_null_is_no_accepted_answer():
+    row = {"question": "Who?", "answer": "Ada", "aliases": [None]}
+    assert read_short_answer("musique", 0, row).answer == "Ada"
