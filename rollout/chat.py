@@ -9,6 +9,7 @@ bridge. Nothing that was sampled is ever tokenised again.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -21,6 +22,9 @@ MAX_SHAPES = 1000
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
 _BETWEEN = "\n\n"
 """Between the system's words and the user's, where they share a turn."""
+_TODAY = date(2024, 7, 26)
+"""For templates that write the date, such as Llama 3.2's, which takes this one where it knows none: prompts are to be
+the same in all processes of a run and on all its days."""
 _BEFORE = "\x01"
 """A text that shares no token with the one behind it."""
 
@@ -47,7 +51,13 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
     def apply_chat_template(
-        self, conversation: Messages, *, tokenize: bool, add_generation_prompt: bool, enable_thinking: bool
+        self,
+        conversation: Messages,
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        enable_thinking: bool,
+        strftime_now: Callable[[str], str],
     ) -> object: ...
 
 
@@ -195,7 +205,13 @@ def _render(tokenizer: Tokenizer, messages: Messages) -> str:
     """Raises ChatTemplateError."""
     try:
         return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
+                strftime_now=_TODAY.strftime,
+            )
         )
     except Exception as error:
         # A template is a program that came with the model, and may fail in any way.
