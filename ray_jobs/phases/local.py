@@ -16,7 +16,7 @@ from ray_jobs.evaluation.attempts import Attempts
 from ray_jobs.run.begun import check_trained_alike
 from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunPaths
-from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.model_folder import prm_base, resolve_model
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
 from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
@@ -108,7 +108,7 @@ class LocalPrm:
         from reward.prm.model import ProcessRewardModel
 
         os.environ["OMP_NUM_THREADS"] = str(config.prm.num_threads)
-        base = resolve_model(config.prm.model_path, key="prm.model_path")
+        base = prm_base(config.prm.model_path)
         self._seed = config.seed
         self._prm = ProcessRewardModel(base, config.prm, seed=config.seed)
         self.score = self._prm.score

@@ -3,10 +3,14 @@
 import filecmp
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
+
+if TYPE_CHECKING:
+    from ray_jobs.plan.shapes import ModelShape
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Of a model on the hub: its configuration, tokenizer and chat template, and no weights."""
@@ -89,10 +93,10 @@ def check_model(config: RunConfig, *, training: bool = False, download: bool = T
 
 def _check_shape(config: RunConfig, folder: Path) -> None:
     """Whether the learner can train this model, and every new version is merged in seconds. Raises PreflightError."""
-    from ray_jobs.plan.shapes import PlanError, read_shape
+    from ray_jobs.plan.shapes import PlanError
 
+    shape = _shape(folder, f"model.path = '{config.model.path}'")
     try:
-        shape = read_shape(json.loads((folder / "config.json").read_text()), name=f"model.path = '{config.model.path}'")
         shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
         shape.check_cards(config.rollout.engine.tensor_parallel)
     except PlanError as error:
@@ -107,6 +111,16 @@ def _check_shape(config: RunConfig, folder: Path) -> None:
         )
 
 
+def _shape(folder: Path, name: str) -> "ModelShape":
+    """Raises PreflightError for a model of a family that is not trained here."""
+    from ray_jobs.plan.shapes import PlanError, read_shape
+
+    try:
+        return read_shape(json.loads((folder / "config.json").read_text()), name=name)
+    except PlanError as error:
+        raise PreflightError(f"{error} (docs/your-model.md says which models train)") from error
+
+
 def _check_chat(path: str, folder: Path) -> None:
     from rollout.agent.agent import check_chat
     from rollout.chat import ChatTemplateError
@@ -118,6 +132,14 @@ def _check_chat(path: str, folder: Path) -> None:
             f"model.path = '{path}' cannot hold the planner's dialogue: {error}; name an instruction-tuned model, or a "
             "copy of this one with another chat_template.jinja in its folder"
         ) from error
+
+
+def prm_base(path: str, *, download: bool = True) -> Path:
+    """The folder of the model under a process reward model, which computes the same families as the learner: of another
+    it would leave things out without a word. Raises PreflightError."""
+    folder = resolve_model(path, key="prm.model_path", weights=False)
+    _shape(folder, f"prm.model_path = '{path}'")
+    return resolve_model(path, key="prm.model_path") if download else folder
 
 
 def check_prm(folder: Path) -> None:

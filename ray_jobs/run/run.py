@@ -16,7 +16,7 @@ from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseRecord
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.model_folder import prm_base
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
@@ -131,4 +131,4 @@ def _prm_base(config: RunConfig) -> Path:
     """The base model of the PRM that the recipe names, or of the one that it trains."""
     trained = config.reward.prm_path
     settings = prm_settings(Path(trained)) if trained else config.prm
-    return resolve_model(settings.model_path, key="prm.model_path")
+    return prm_base(settings.model_path)
