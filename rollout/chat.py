@@ -1,10 +1,11 @@
-"""The chat format as token pieces: one renderer for training and inference, and no way to forge a role.
+"""The chat format as token pieces: one renderer for training and inference.
 
 The model's template is rendered once around placeholders and cut there. A template that keeps no place for the
-system's words before the first user turn gets them at the head of that turn. Fixed pieces keep their special
-tokens; everything that a task, a tool or a model wrote is tokenised with special tokens switched off, so
-a tool result that contains `<|im_end|>` stays text. A later turn only appends: prompt, sampled ids,
-bridge. Nothing that was sampled is ever tokenised again.
+system's words before the first user turn gets them at the head of that turn. Fixed pieces keep their special tokens;
+everything that a task, a tool or a model wrote is tokenised with special tokens switched off, so a tool result that
+contains `<|im_end|>` stays text, and nobody can forge a role. Where a template marks roles with plain text, as Llama
+2's `[INST]`, anybody can. A later turn only appends: prompt, sampled ids, bridge. Nothing that was sampled is ever
+tokenised again.
 """
 
 from collections.abc import Callable, Sequence
