@@ -11,8 +11,11 @@ from rich.table import Table
 
 from configs.errors import UserError
 from ray_jobs.evaluation.folder import (
+    IDENTITY,
+    EvaluationError,
     Item,
     StoredEvaluation,
+    check_no_run,
     means_by_item,
     phases_of_run,
     read_evaluation,
@@ -101,6 +104,7 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
         )
     result = comparison(*sides, differing=differing)
     folder = out or (before / "comparison" if after is None else after / f"against-{before.resolve().name}")
+    _check_nothing_is_lost(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "comparison.json", result)
     page = write_comparison_page(folder, sides, result)
@@ -109,6 +113,16 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
     console.print(result["verdict"])
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page
+
+
+def _check_nothing_is_lost(folder: Path) -> None:
+    """Raises EvaluationError where the report would take the place of another one."""
+    check_no_run(folder)
+    if (folder / IDENTITY).exists():
+        raise EvaluationError(
+            f"'{folder}' is the folder of an evaluation, whose report would be written over; name another folder with "
+            "--out"
+        )
 
 
 def comparison(before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None) -> Comparison:

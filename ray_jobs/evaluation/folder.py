@@ -164,6 +164,7 @@ class EvaluationFolder:
 
     def __init__(self, path: Path, identity: Identity, *, seed: int) -> None:
         self.path = path
+        check_no_run(path)
         path.mkdir(parents=True, exist_ok=True)
         if (path / IDENTITY).exists():
             _check_same(path, identity)
@@ -278,6 +279,15 @@ def _facts(path: Path) -> _Facts:
     if facts.get("schema") != SCHEMA:
         raise EvaluationError(f"'{path}' has schema {facts.get('schema')}, this version reads {SCHEMA}; evaluate again")
     return facts
+
+
+def check_no_run(path: Path) -> None:
+    """Whether results may be written there: a training run has files of the same names. Raises EvaluationError."""
+    if (path / "config.json").exists():
+        raise EvaluationError(
+            f"'{path}' is the folder of a training run, whose summary and report would be written over; name another "
+            "folder with --out"
+        )
 
 
 def _check_same(path: Path, identity: Identity) -> None:

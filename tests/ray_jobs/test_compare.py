@@ -45,6 +45,18 @@ def words_of(page):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.read_text().partition("</style>")[2]))
 
 
+def test_comparison_takes_the_place_of_no_other_report(evaluate, tmp_path):
+    """Regression: with --out an evaluation, or a training run, lost its report.html."""
+    before, after = evaluate("before", lambda task, seed: False), evaluate("after", lambda task, seed: True)
+    with RunFolder.create(config_for(tmp_path)) as run:
+        (run.path / "report.html").write_text("the run's")
+    pages = {folder: (folder / "report.html").read_bytes() for folder in (before, after, run.path)}
+    for folder, what in ((before, "an evaluation"), (after, "an evaluation"), (run.path, "a training run")):
+        with pytest.raises(EvaluationError, match=f"'{folder}' is the folder of {what}, .* another folder with --out"):
+            compared(before, after, out=folder)
+    assert {folder: (folder / "report.html").read_bytes() for folder in pages} == pages
+
+
 def test_gain_is_paired_by_item_and_told_family_by_family(evaluate):
     before = evaluate("before", lambda task, seed: False)
     after = evaluate("after", lambda task, seed: task.dataset == "lookup")

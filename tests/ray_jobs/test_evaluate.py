@@ -210,6 +210,18 @@ def test_folder_of_another_policy_or_other_settings_is_refused(tmp_path, monkeyp
         run_evaluation(changed, request_for(tmp_path, "musique"))
 
 
+def test_folder_of_a_training_run_is_left_as_it_is(tmp_path, monkeypatch):
+    """Regression: the evaluation's summary.json took the place of the run's, which then passed for finished."""
+    config, solver = config_for(tmp_path), use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    with RunFolder.create(config) as run:
+        run.write_summary({"solve_rate_after": 0.72})
+    there = {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    with pytest.raises(EvaluationError, match=r"'.*/r' is the folder of a training run, .* another folder with --out"):
+        run_evaluation(config, request_for(tmp_path, "musique", out=run.path))
+    assert solver.asked == []
+    assert {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == there
+
+
 def test_seeds_are_tries_of_the_same_items_and_widen_no_interval(tmp_path, monkeypatch):
     solver = use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task) if seed < 2 else "no"))
     config = config_for(tmp_path, "evaluation.temperature=0.7")
