@@ -22,7 +22,10 @@ def _names(text: str) -> tuple[str, ...]:
         from envs.benchmarks.registry import BENCHMARKS
 
         return tuple(BENCHMARKS)
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ValueError(f"'{text}' names no benchmark")
+    return names
 
 
 def _runtime_env(text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ray_jobs.commands.given import acting_config, checkpoint_of, run_config
+from ray_jobs.commands.given import GivenError, acting_config, checkpoint_of, run_config
 from ray_jobs.commands.options import (
     FORMATS,
     Adapter,
@@ -35,6 +35,11 @@ def evaluate(
     out: Annotated[Folder, Parameter(help="of the results; one that is begun goes on")] = None,
 ) -> None:
     """Solve benchmarks or held-out tasks; goes on where it ended."""
+    if not benchmark and (data or part):
+        raise GivenError(
+            f"{'--data' if data else '--part'} is about the files of benchmarks, and the recipe's held-out tasks have "
+            "none; name some with --benchmark, or leave it out"
+        )
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
     checkpoint = checkpoint_of(adapter)
     from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
