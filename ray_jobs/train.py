@@ -159,6 +159,9 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     version = run.actors.publish_anew() if checkpoint or new_learner else run.actors.newest_version()
     step, trained = (checkpoint.step, checkpoint.trained()) if checkpoint else (0, NOTHING_TRAINED)
     run.tell(*ray.get(run.actors.store.rewind.remote(step, version, trained)))
+    if (facts := run.finished("reinforce")) is not None and step < facts["num_steps"]:
+        run.folder.reopen_phase("reinforce")
+        run.tell(f"no checkpoint is left that knows the train steps after {step}: they are made again")
     rows = run.folder.rewind(step)
     run.tell(lost_rows(rows, step))
     scored = run.actors.uses_prm or run.config.reward.turn_scorer is not None

@@ -341,6 +341,14 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         write_json(self.path / PHASES, self._phases)
         self.settle()
 
+    def reopen_phase(self, name: str) -> None:
+        """A phase that was done goes on, and those that came after it are not done any more. What they wrote leaves
+        with the next `rewind`."""
+        later = list(self._phases)[list(self._phases).index(name) + 1 :]
+        phases = {one: phase for one, phase in self._phases.items() if one not in later}
+        self._phases = phases | {name: {"before_s": phases[name]["seconds"], "begun_s": round(self._opened_s, 3)}}
+        write_json(self.path / PHASES, self._phases)
+
     def rewind(self, step: int) -> list[dict[str, float]]:
         """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
         again, and must not stand there twice. The folder stays locked. Returns the metrics that stay of the train

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import power_cut
 from benchmarks.durable_disk import DurableDisk, PowerCutError
 from benchmarks.power_cut import TrainedTwiceError, cut_again_and_again, go_on, make_config
+from learner.checkpoint import CheckpointError
 from rollout.records import read_records
 from rollout.store import disk
 from rollout.store.ledger import Ledger
@@ -138,6 +139,32 @@ def test_corrupt_newest_checkpoint_takes_no_place_among_those_kept(found):
     assert kept[0] == f"unusable-{newest.name}"
     assert len(kept) == 3
     assert older.name not in kept
+
+
+def test_steps_that_were_done_and_that_no_checkpoint_knows_any_more_are_made_again(found):
+    """Regression: weights of an older step were evaluated, and the summary called them those of the last one."""
+    resume(found)
+    run = found / "r"
+    phases = json.loads((run / "phases.json").read_text())
+    phases |= {name: {"seconds": 5.0, "facts": {"num_steps": 10}} for name in ("reinforce", "eval_after")}
+    (run / "phases.json").write_text(json.dumps(phases))
+    newest = max((run / "checkpoints").glob("v*"))
+    (newest / "adapter.safetensors").write_bytes(b"rubbish")
+    said = resume(found)
+    assert "no checkpoint is left that knows the train steps after 8: they are made again" in said
+    assert steps_of(found) == list(range(1, 11))
+    phases = json.loads((run / "phases.json").read_text())
+    assert "eval_after" not in phases
+    assert phases["reinforce"]["before_s"] == 5.0
+
+
+def test_steps_that_were_done_and_stand_in_a_checkpoint_are_not_made_again(found):
+    resume(found)
+    run = found / "r"
+    phases = json.loads((run / "phases.json").read_text()) | {"reinforce": {"seconds": 5.0, "facts": {"num_steps": 10}}}
+    (run / "phases.json").write_text(json.dumps(phases))
+    assert "made again" not in resume(found)
+    assert json.loads((run / "phases.json").read_text()) == phases
 
 
 def test_group_whose_bytes_a_disk_changed_fails_once_and_the_run_goes_on(found):

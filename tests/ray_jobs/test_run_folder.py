@@ -10,10 +10,10 @@ import pytest
 from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.own import load_own
-from learner.checkpoint import CheckpointError
+from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.cli import main
 from ray_jobs.run import provenance
-from ray_jobs.run.begun import begun_run, check_trained_alike
+from ray_jobs.run.begun import begun_run, check_trained_alike, checkpoint_at, run_of, started_in
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import RecordLine, read_records
@@ -146,6 +146,22 @@ def test_a_phase_that_goes_on_took_all_that_it_took_in_processes_that_were_cut_o
     again.close()
     assert again.finished_phases == read(tmp_path / "r" / "phases.json")
     assert again.finished_phases == {"reinforce": {"seconds": 85.0, "facts": {"num_steps": 2}}}
+
+
+def test_a_phase_that_was_done_can_go_on_and_those_after_it_are_not_done(tmp_path):
+    with make_folder(tmp_path) as folder:
+        folder.finish_phase("eval_before", 5.0, {})
+        folder.begin_phase("reinforce")
+        folder.finish_phase("reinforce", 85.0, {"num_steps": 2})
+        folder.log_trajectories([{"id": "a", "phase": "eval_before", "step": None}])
+        folder.log_trajectories([{"id": "b", "phase": "eval_after", "step": None}])
+        folder.finish_phase("eval_after", 6.0, {})
+    with RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None) as again:
+        again.reopen_phase("reinforce")
+        again.rewind(1)
+        assert list(again.finished_phases) == ["eval_before"]
+        assert [row["id"] for row in read_records(again.path / "trajectories.jsonl")] == ["a"]
+        assert again.begin_phase("reinforce") == 85.0
 
 
 OWN_TASKS = """
