@@ -9,6 +9,7 @@ from actors.learner import LearnerCalls
 from configs.errors import UserError
 from configs.learner import FileConfig, OwnDemonstrationsConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks
+from learner.checkpoint import CheckpointError, newest_checkpoint
 from ray_jobs.run.run import Run
 from reward.collected import outcome_of
 from rollout.types import Trajectory
@@ -31,9 +32,14 @@ def cold_start(run: Run) -> Mapping[str, object]:
 
 
 def load_cold_start(run: Run) -> None:
-    """The cold-started policy into the learner, ready for RL."""
-    (checkpoint,) = run.folder.cold_start.glob("v*")
-    run.actors.ask_learner(LearnerCalls.load_checkpoint, checkpoint)
+    """The cold-started policy into the learner, ready for RL. Raises CheckpointError where it is gone."""
+    checkpoint, faults = newest_checkpoint(run.folder.cold_start)
+    if checkpoint is None:
+        why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
+        raise CheckpointError(
+            f"the policy that RL begins with is gone: {why}; put the folder back, or begin anew under another name=..."
+        )
+    run.actors.ask_learner(LearnerCalls.load_checkpoint, checkpoint.folder)
     run.actors.ask_learner(LearnerCalls.begin_reinforcement)
 
 

@@ -167,6 +167,17 @@ def test_steps_that_were_done_and_stand_in_a_checkpoint_are_not_made_again(found
     assert json.loads((run / "phases.json").read_text()) == phases
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_cold_started_policy_that_is_gone_is_one_clear_error(found, gone):
+    (checkpoint,) = (found / "r" / "cold_start").iterdir()
+    if gone:
+        shutil.rmtree(checkpoint)
+    else:
+        (checkpoint / "optimizer.pt").write_bytes(b"rubbish")
+    with pytest.raises(CheckpointError, match=r"the policy that RL begins with is gone: .*; put the folder back, or"):
+        resume(found)
+
+
 def test_group_whose_bytes_a_disk_changed_fails_once_and_the_run_goes_on(found):
     with sqlite3.connect(found / "r" / "ledger.sqlite") as ledger:
         (ordinal, payload) = ledger.execute(
