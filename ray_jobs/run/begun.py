@@ -37,9 +37,9 @@ def checkpoint_at(path: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint lies in."""
-    run = checkpoint.resolve().parent.parent
-    return run if (run / "config.json").is_file() else None
+    """The run folder that a checkpoint lies in, as the checkpoint is named, or where a link leads."""
+    places = (checkpoint.absolute().parent.parent, checkpoint.resolve().parent.parent)
+    return next((run for run in places if (run / "config.json").is_file()), None)
 
 
 def _newest(run: Path) -> Path:
@@ -110,9 +110,15 @@ def trains_prm(config: RunConfig) -> bool:
 def started_in(path: Path) -> Path:
     """The folder that the run in `path` was started in, which its relative paths start from: as far up as its own
     relative output_dir goes down. The current one, where that does not tell. Raises RunFolderError."""
-    written, here = _written_config(path).run_path, path.resolve()
+    written = _written_config(path).run_path
+    if written.is_absolute() or written.resolve() == path.resolve():
+        return Path.cwd()
     depth = len(written.parts)
-    return Path.cwd() if written.is_absolute() or here.parts[-depth:] != written.parts else here.parents[depth - 1]
+    # As it was named first: `runs` may be a link to another disk.
+    for here in (path.absolute(), path.resolve()):
+        if here.parts[-depth:] == written.parts:
+            return here.parents[depth - 1]
+    return Path.cwd()
 
 
 def finished_summary(config: RunConfig) -> dict[str, Any] | None:

@@ -82,6 +82,31 @@ def test_run_is_resumed_from_anywhere_in_the_folder_it_was_started_in(begun, tmp
     check_same_run(config, begun)
 
 
+@pytest.fixture
+def linked(begun, tmp_path):
+    """The folder `runs` was moved to another disk, and a link is in its place."""
+    (tmp_path / "disk").mkdir()
+    begun.parent.rename(tmp_path / "disk" / "runs")
+    begun.parent.symlink_to(tmp_path / "disk" / "runs")
+    return begun
+
+
+@pytest.mark.parametrize("named", ["home/runs/r", "disk/runs/r"])
+def test_run_in_a_linked_folder_goes_on_where_it_was_started(linked, tmp_path, resumed, named):
+    """Regression: its relative paths, as that of its data, were looked for beside the folder that the link leads to."""
+    _, cwd = resumed(tmp_path / named)
+    assert cwd == tmp_path / "home"
+
+
+def test_run_in_a_linked_folder_is_known_from_everywhere(linked, tmp_path, monkeypatch, resumed):
+    checkpoint = linked / "checkpoints" / "v000003"
+    checkpoint.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert run_of(checkpoint) == run_of(Path("home/runs/r/checkpoints/v000003")) == linked
+    assert started_in(run_of(checkpoint)) == tmp_path / "home"
+    assert resumed(linked)[1] == tmp_path / "home"
+
+
 def test_run_that_was_moved_is_resumed_where_it_is_now(begun, tmp_path, monkeypatch, resumed):
     moved = begun.rename(tmp_path / "other")
     monkeypatch.chdir(tmp_path)
