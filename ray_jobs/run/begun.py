@@ -1,6 +1,7 @@
 """A run that has begun: its configuration, where it is now, and which of its checkpoints is meant."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,14 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def _newest(run: Path) -> Path:
+    """Those that cannot be used are told on stderr."""
     faults: list[str] = []
     for parent in ("checkpoints", "cold_start"):
         found, wrong = newest_checkpoint(run / parent)
         faults += wrong
         if found is not None:
+            for fault in faults:
+                print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
             return found.folder
     raise CheckpointError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
 

@@ -287,6 +287,20 @@ def test_base_that_lies_in_no_folder_is_known_by_its_name(trained, tmp_path, nam
         check_trained_alike(checkpoint, ModelConfig(path="other"), other)
 
 
+def test_newer_checkpoint_that_cannot_be_used_is_told(begun, capsys):
+    """Regression: an older policy was evaluated and exported without a word."""
+    for step in (2, 4):
+        checkpoint = begun / "checkpoints" / f"v{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "adapter.safetensors").write_bytes(b"weights")
+        write_manifest(checkpoint, policy_version=step, step=step)
+    assert checkpoint_at(begun) == checkpoint
+    assert capsys.readouterr().err == ""
+    (checkpoint / "adapter.safetensors").write_bytes(b"rubbish")
+    assert checkpoint_at(begun) == begun / "checkpoints" / "v000002"
+    assert f"passed over a checkpoint: {checkpoint}/adapter.safetensors: sha256" in capsys.readouterr().err
+
+
 def test_checkpoint_outside_of_a_run_is_taken_at_the_recipes_word(tmp_path):
     check_trained_alike(tmp_path / "v000003", ModelConfig(lora_alpha=1), tmp_path)
 
