@@ -50,8 +50,16 @@ class Deaths:
     """Counts them. A part that dies again and again is a crash loop, and so are workers that die before they have
     finished anything; many workers that are lost with their machine are one event."""
 
-    def __init__(self, *, advice: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`advice`: what a person is to do who reads of a crash loop."""
+    def __init__(
+        self,
+        *,
+        advice: str,
+        clock: Callable[[], float] = time.monotonic,
+        before: int = 0,
+        counted: Callable[[int], object] = int,
+    ) -> None:
+        """`advice`: what a person is to do who reads of a crash loop. `before`: those in processes of the run that were
+        cut off; `counted` hears with each death how many there were."""
         self._advice = advice
         self._clock = clock
         self._reasons: list[str] = []
@@ -59,13 +67,15 @@ class Deaths:
         self._fruitless: list[_Event] = []
         self._verdict: CrashLoopError | None = None
         self._lock = threading.Lock()
-        self.total = 0
+        self._counted = counted
+        self.total = before
         """Since the run began."""
 
     def add(self, death: Death) -> None:
         """Raises CrashLoopError, the same again once it was raised: what follows a crash loop is not its reason."""
         with self._lock:
             self.total += 1
+            self._counted(self.total)
             if self._verdict is None and not death.explained:
                 self._verdict = self._judged(death)
         self.check()

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -147,6 +147,7 @@ class RunPaths:
         self.prm = path / "prm"
         self.quality = path / "prm_quality.json"
         self.wanted_workers = path / "workers"
+        self.restarts = path / "restarts"
 
 
 class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
@@ -375,6 +376,16 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
 
     def _stays(self, row: Mapping[str, Any], step: int) -> bool:
         return row["phase"] in self.finished_phases if row["step"] is None else row["step"] <= step
+
+    def num_restarts(self) -> int:
+        """Parts of the run that died and were replaced so far, in all its processes."""
+        text = self.restarts.read_text(encoding="ascii") if self.restarts.exists() else ""
+        return int(text) if text.isdigit() else 0
+
+    def keep_num_restarts(self, num: int) -> None:
+        """A disk that is full costs the number, and not the run."""
+        with suppress(OSError):
+            write_whole(self.restarts, str(num).encode())
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         write_json(self.path / "summary.json", summary)

@@ -103,7 +103,13 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
                 "`agentflow view` reads a copy of it, at most every 30 s"
             )
         resume_it = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
-        watch = Watch(config.liveness, resume=resume_it, note=console.note)
+        watch = Watch(
+            config.liveness,
+            resume=resume_it,
+            note=console.note,
+            deaths_before=folder.num_restarts(),
+            counted=folder.keep_num_restarts,
+        )
         console.late = watch.late
         config = with_absolute_paths(config)
         with console.waiting("Ray to start"):

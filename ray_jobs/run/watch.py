@@ -100,10 +100,19 @@ class _Measured:
 class Watch(AbstractContextManager["Watch"]):
     """While it is open, its thread looks after what it was told to `follow`."""
 
-    def __init__(self, settings: LivenessConfig, *, resume: str, note: Callable[[str], object] = str) -> None:
-        """`resume`: the command that goes on with the run."""
+    def __init__(
+        self,
+        settings: LivenessConfig,
+        *,
+        resume: str,
+        note: Callable[[str], object] = str,
+        deaths_before: int = 0,
+        counted: Callable[[int], object] = int,
+    ) -> None:
+        """`resume`: the command that goes on with the run. `deaths_before` and `counted`: see `Deaths`."""
         self.settings = settings
-        self.deaths = Deaths(advice=f"read the actors' logs, mend the cause and go on with {resume}")
+        advice = f"read the actors' logs, mend the cause and go on with {resume}"
+        self.deaths = Deaths(advice=advice, before=deaths_before, counted=counted)
         self._note = note
         self._measured = _Measured(settings)
         self._lock = threading.Lock()

@@ -142,7 +142,13 @@ def open_stage(
     console = io.StringIO()
     with RunFolder.open(config, with_prm=False) as folder:
         said = Console(RichConsole(file=console))
-        watch = Watch(config.liveness, resume=f"`agentflow resume {folder.path}`", note=said.note)
+        watch = Watch(
+            config.liveness,
+            resume=f"`agentflow resume {folder.path}`",
+            note=said.note,
+            deaths_before=folder.num_restarts(),
+            counted=folder.keep_num_restarts,
+        )
         said.late = watch.late
         actors = RunActors(
             config,

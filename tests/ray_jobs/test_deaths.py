@@ -30,6 +30,14 @@ def test_many_workers_that_are_lost_with_their_machine_are_one_event(deaths):
     assert deaths.total == 64
 
 
+def test_deaths_in_processes_that_were_cut_off_are_counted_and_are_no_crash_loop():
+    counted = []
+    deaths = Deaths(advice="read the logs", before=40, counted=counted.append)
+    deaths.add(worker(0))
+    deaths.add(worker(1))
+    assert (deaths.total, counted) == (42, [41, 42])
+
+
 def test_many_workers_that_had_finished_groups_may_die_one_after_another(deaths, clock):
     for index in range(64):
         clock.now += 10 * ONE_EVENT_S

@@ -189,6 +189,17 @@ def test_a_phase_that_was_done_can_go_on_and_those_after_it_are_not_done(tmp_pat
         assert again.begin_phase("reinforce") == 85.0
 
 
+def test_parts_that_died_are_counted_over_all_processes_of_a_run(tmp_path):
+    """Regression: the summary of a run that was resumed counted those since then."""
+    with make_folder(tmp_path) as folder:
+        assert folder.num_restarts() == 0
+        folder.keep_num_restarts(2)
+    with RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None) as again:
+        assert again.num_restarts() == 2
+        again.keep_num_restarts(3)
+        assert again.num_restarts() == 3
+
+
 OWN_TASKS = """
 def load():
     return [{"question": f"q{n}", "answer": "x"} for n in range(8)]
