@@ -162,12 +162,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         super().__init__(path.absolute())
         self._trackers = Trackers(self.path, trackers, tell)
         path = self.path
-        self._phases = _read_json(path / PHASES)
         self._started = time.monotonic()
         self._opened_s = 0.0
         """`_elapsed_s` when the folder was opened: what processes that were cut off had logged."""
         with _writing(path):
             self._lock = RunLock(path, tell)
+        # Now: whoever had the lock may have finished some while it was waited for.
+        self._phases = _read_json(path / PHASES)
         self._files = ExitStack()
         try:
             self._open_files()

@@ -23,8 +23,12 @@ def networked(monkeypatch, tmp_path):
     return now
 
 
+def make_config(tmp_path):
+    return load_run_config(None, [f"output_dir={tmp_path}", "name=r"])
+
+
 def make_folder(tmp_path):
-    return RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
+    return RunFolder.create(make_config(tmp_path))
 
 
 def test_second_process_is_told_who_works_on_the_run(tmp_path):
@@ -93,6 +97,24 @@ def test_lock_of_a_machine_that_is_gone_is_waited_for(tmp_path, monkeypatch, net
     assert len(told) == 1
     assert told[0].startswith("process 7 on head-1 has the lock of")
     assert "waiting up to 120 s" in told[0]
+
+
+def test_phases_that_are_finished_while_the_lock_is_waited_for_are_not_done_again(tmp_path, monkeypatch, networked):
+    """Regression: they were read before, so that a resume which had waited began the phase again."""
+    with make_folder(tmp_path) as folder:
+        folder.begin_phase("reinforce")
+    waited = []
+
+    def flock(*_):
+        if not waited:
+            waited.append(True)
+            phases = tmp_path / "r" / "phases.json"
+            phases.write_text('{"reinforce": {"seconds": 5.0, "facts": {"num_steps": 3}}}')
+            raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with RunFolder.open(make_config(tmp_path), with_prm=False, tell=lambda _: None) as folder:
+        assert folder.finished_phases["reinforce"]["facts"] == {"num_steps": 3}
 
 
 def test_lock_of_a_machine_that_lives_is_not_waited_for_without_end(tmp_path, networked):
