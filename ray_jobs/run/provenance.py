@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from configs.learner import FileConfig
+from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -25,9 +27,20 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         reward = reward.model_copy(update={"credit": credit})
     if _SUBMITTED not in os.environ:
         recording = envs.recording.model_copy(update={"path": _absolute(envs.recording.path)})
-        envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "recording": recording})
-        config = config.model_copy(update={"code_path": _absolute(config.code_path)})
+        web = envs.web.model_copy(update={"blocked_questions": _absolute(envs.web.blocked_questions)})
+        envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "recording": recording, "web": web})
+        config = config.model_copy(update={"code_path": _absolute(config.code_path), **_absolute_parts(config)})
     return config.model_copy(update={"output_dir": _absolute(config.output_dir), "envs": envs, "reward": reward})
+
+
+def _absolute_parts(config: RunConfig) -> dict[str, FileConfig | FolderMemoryConfig]:
+    """Recorded conversations and a memory on disk, where there are some."""
+    parts = {"cold_start": config.cold_start, "memory": config.memory}
+    return {
+        name: part.model_copy(update={"path": _absolute(part.path)})
+        for name, part in parts.items()
+        if isinstance(part, (FileConfig, FolderMemoryConfig))
+    }
 
 
 def shown(path: Path) -> str:
