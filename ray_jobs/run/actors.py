@@ -138,7 +138,7 @@ class RunActors:
     def start_prm(self, base: Path) -> None:
         """A process reward model over this base: the one that the recipe names, or one that the run will train."""
         trained = Path(self._config.reward.prm_path) if self._config.reward.prm_path else None
-        settings = prm_settings(trained) if trained else self._config.prm
+        settings = prm_settings(trained, self._config.prm) if trained else self._config.prm
         on_card = settings.device == "cuda"
         in_place = on_card and self._config.shares_card
         prm: PrmHandle = PrmActor.options(

@@ -136,5 +136,5 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
 def _prm_base(config: RunConfig) -> Path:
     """The base model of the PRM that the recipe names, or of the one that it trains."""
     trained = config.reward.prm_path
-    settings = prm_settings(Path(trained)) if trained else config.prm
+    settings = prm_settings(Path(trained), config.prm) if trained else config.prm
     return prm_base(settings.model_path)

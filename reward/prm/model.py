@@ -149,10 +149,18 @@ def read_prm_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def prm_settings(folder: Path) -> PrmConfig:
-    """The settings that a saved PRM was trained with."""
+def prm_settings(folder: Path, here: PrmConfig) -> PrmConfig:
+    """The settings that a saved PRM was trained with. Device, threads and tokens of a forward pass are those of `here`:
+    it may have been trained on another machine."""
     read_prm_manifest(folder)
-    return PrmConfig.model_validate_json((folder / "prm.json").read_text())
+    trained = PrmConfig.model_validate_json((folder / "prm.json").read_text())
+    return trained.model_copy(
+        update={
+            "device": here.device,
+            "num_threads": here.num_threads,
+            "microbatch_tokens": here.microbatch_tokens,
+        }
+    )
 
 
 def _to_bytes(state: dict[str, Tensor]) -> bytes:

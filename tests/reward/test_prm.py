@@ -150,8 +150,17 @@ def test_saved_prm_loads_with_equal_scores_and_digest(model_path, tmp_path):
     loaded.load(tmp_path / "prm")
     assert loaded.score(steps) == prm.score(steps)
     assert loaded.digest == prm.digest != ""
-    assert prm_settings(tmp_path / "prm") == prm.config
+    assert prm_settings(tmp_path / "prm", prm.config) == prm.config
     assert [path.name for path in tmp_path.iterdir()] == ["prm"]
+
+
+def test_saved_prm_computes_as_the_machine_that_uses_it_is_told(model_path, tmp_path):
+    """Regression: one that was trained on a card asked for a card for ever, whatever prm.device said."""
+    make_prm(model_path, num_layers=1, max_tokens=64).save(tmp_path / "prm")
+    here = PrmConfig(device="cuda", num_threads=5, microbatch_tokens=77)
+    found = prm_settings(tmp_path / "prm", here)
+    assert (found.device, found.num_threads, found.microbatch_tokens) == ("cuda", 5, 77)
+    assert (found.num_layers, found.max_tokens) == (1, 64)
 
 
 def test_saving_again_replaces_the_prm_and_other_weights_have_another_digest(llama_path, tmp_path):
