@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import did_you_mean
-from configs.learner import PlansConfig
+from configs.learner import FileConfig, PlansConfig
 from configs.run import RunConfig
 from configs.wording import listed, reason
 from ray_jobs.run.model_folder import PreflightError
@@ -60,6 +60,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         asked = evaluation_tasks(config)
         _check_examples_are_not_asked(config, asked)
         if training:
+            _check_recordings_do_not_ask(config, asked)
             training_tasks(config)
         _check_never_trained_on(config, asked, with_teacher=own.with_teacher)
         _check_references({*mix, *config.evaluation_mix}, path, own)
@@ -170,6 +171,28 @@ def _check_examples_are_not_asked(config: RunConfig, asked: "Sequence[Task]") ->
         if number := shown.get(question_key(task.question)):
             raise PreflightError(
                 f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+            )
+
+
+def _check_recordings_do_not_ask(config: RunConfig, asked: "Sequence[Task]") -> None:
+    """What is imitated before RL must not show how a held-out task is solved: no message of a user, and no line of one,
+    may be its question. Raises PreflightError."""
+    if not isinstance(config.cold_start, FileConfig):
+        return
+    from envs.datasets.split import question_key
+    from rollout.agent.demonstrations import read_conversations
+
+    shown = {
+        question_key(text): one.place
+        for one in read_conversations(config.cold_start.path)
+        for said in one.said_by_users()
+        for text in (said, *said.split("\n"))
+    }
+    for task in asked:
+        if place := shown.get(question_key(task.question)):
+            raise PreflightError(
+                f"{place}: the cold start would imitate a conversation about {task.id}, a held-out task; leave it out "
+                "of the file, or let the data set train on that question by its 'split'"
             )
 
 

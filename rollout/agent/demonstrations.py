@@ -36,6 +36,9 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
 
+    def said_by_users(self) -> list[str]:
+        return [one.content for one in said_of(self.messages) if one.role == "user"]
+
 
 def load_teacher(config: TeacherConfig) -> Teach:
     """A plain function has a thread to itself. Raises OwnCodeError."""

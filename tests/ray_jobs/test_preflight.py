@@ -24,6 +24,7 @@ from ray_jobs.run.preflight import (
     check_labelling,
 )
 
+OWN_AGENT = ("agent.command=cat", "reward.credit=outcome")
 NO_COLD_START = "cold_start.num_demonstrations=0"
 SHAPE = {
     **{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
@@ -624,6 +625,26 @@ def test_an_example_that_solves_a_held_out_task_is_refused(config, tmp_path):
     prompt = f"rollout.prompt.examples={json.dumps([example])}"
     said = refusal(config(*settings, "cold_start.num_demonstrations=0", prompt))
     assert said == "rollout.prompt.examples: example 1 solves own_text-2, a held-out task; take another"
+
+
+@pytest.mark.parametrize(("asked", "refused"), [("Answer in a word.\nQ1 ?", True), ("q2?", True), ("q0?", False)])
+def test_recorded_conversation_about_a_held_out_task_is_refused(config, tmp_path, asked, refused):
+    """Regression: the policy imitated the answers to the very questions that say what it has learnt."""
+    file, recorded = tmp_path / "mine.jsonl", tmp_path / "chats.jsonl"
+    rows = [{"question": f"q{n}?", "answer": "a", "split": "eval" if n else "train"} for n in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "a"}] for text in ("other?", asked)]
+    recorded.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    own = (*OWN_AGENT, "envs.mix={own_text=1}", f"envs.data_path={file}", "evaluation.num_tasks=2")
+    run = config(*own, f"cold_start={{path='{recorded}'}}")
+    if not refused:
+        check_before_start(run)
+        return
+    number = {"q2?": 3}.get(asked, 2)
+    assert refusal(run) == (
+        f"{recorded}, line 2: the cold start would imitate a conversation about own_text-{number}, a held-out task; "
+        "leave it out of the file, or let the data set train on that question by its 'split'"
+    )
 
 
 def test_no_example_may_solve_one_of_the_very_tasks_that_the_run_holds_out(config, tmp_path):
