@@ -1,23 +1,34 @@
 """Collect trajectories of a policy for labelling; what is there already is not collected again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.errors import UserError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
+from learner.checkpoint import read_manifest
 from ray_jobs.checks.tasks import check_collection
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
+from ray_jobs.run.folder import write_json
 from reward.collected import CollectedGroups, outcome_of
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
+
+POLICY = "policy.json"
+
+
+class OtherPolicyError(UserError):
+    """Trajectories of two policies would be mixed; the message says in what they differ."""
+
 
 CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
 MAX_OPEN_GROUPS = 24
@@ -80,9 +91,36 @@ def collect(run: "Run | LocalRun") -> list[Trajectory]:
     return list(store.trajectories())
 
 
+def _policy(config: RunConfig, adapter: Path | None) -> dict[str, object]:
+    """What the trajectories are sampled with."""
+    return {
+        "model": config.model.path,
+        "adapter": read_manifest(adapter)["files"]["adapter.safetensors"] if adapter else None,
+        "collect.temperature": config.collect.temperature,
+        "collect.rollouts_per_task": config.collect.rollouts_per_task,
+    }
+
+
+def _keep_policy(folder: Path, policy: Mapping[str, object]) -> None:
+    """Beside the trajectories, before there are any. Raises OtherPolicyError where those that are there were sampled
+    with something else: a task that was played is not played again."""
+    file = folder / POLICY
+    if file.exists():
+        begun = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name, value in policy.items() if begun.get(name) != value]:
+            raise OtherPolicyError(
+                f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; give the same "
+                "to add to them, or collect under another name=..."
+            )
+    elif not CollectedGroups(folder).group_ids:
+        write_json(file, policy)
+
+
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
-    """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes."""
+    """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes. Raises
+    OtherPolicyError."""
     check_collection(config)
     with local_run(config, adapter) as run:
+        _keep_policy(run.folder.collected, _policy(config, adapter))
         collect(run)
     run.console.note(f"trajectories: {run.folder.collected}")

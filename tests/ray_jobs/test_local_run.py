@@ -7,11 +7,12 @@ import pytest
 from evaluating import config_for
 
 from learner.checkpoint import CheckpointError, write_manifest
-from ray_jobs.phases.collect import run_collect
+from ray_jobs.phases.collect import OtherPolicyError, run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
 from ray_jobs.phases.local import open_policy
 from ray_jobs.phases.prm import run_train_prm
 from ray_jobs.run.folder import RunFolder
+from reward.collected import CollectedGroups
 from reward.labels.labels import read_labels
 from rollout.types import TrajectoryGroup
 from tests.reward.test_step_text import decided, make_trajectory
@@ -55,6 +56,25 @@ def test_collecting_and_labelling_as_commands_leave_what_the_phases_of_a_run_lea
     assert f"trajectories: {tmp_path}/r/collected" in said
     assert "monte_carlo: 12 steps, at most 24 trajectories, no cost" in said
     assert "monte_carlo: 12 of 12 steps labelled, so far 24 trajectories, no cost" in said
+
+
+def test_trajectories_of_another_policy_are_not_mixed_with_those_that_are_there(tmp_path, loaded):
+    """Regression: with an --adapter the base model's trajectories, which were there, passed for its own."""
+    run_collect(config_for(tmp_path, *SMALL), None)
+    checkpoint = tmp_path / "v000003"
+    checkpoint.mkdir()
+    (checkpoint / "adapter.safetensors").write_bytes(b"weights")
+    write_manifest(checkpoint, policy_version=3, step=3)
+    said = f"'{tmp_path}/r/collected' holds trajectories that were collected with another"
+    for adapter, setting, other in (
+        (checkpoint, "seed=0", "adapter"),
+        (None, "collect.temperature=0.5", "collect.temperature"),
+        (None, "collect.rollouts_per_task=3", "collect.rollouts_per_task"),
+    ):
+        with pytest.raises(OtherPolicyError, match=f"{said} {other}; give the same to add to them, or"):
+            run_collect(config_for(tmp_path, *SMALL, setting), adapter)
+    run_collect(config_for(tmp_path, *SMALL, "collect.num_tasks=4"), None)
+    assert len(CollectedGroups(tmp_path / "r" / "collected").group_ids) == 4
 
 
 def test_labelling_by_the_plan_loads_no_engine(tmp_path, loaded):
