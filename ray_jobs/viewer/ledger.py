@@ -7,12 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rollout.store.disk import file_system_of
-from rollout.store.ledger_file import LedgerMovedOnError, readable_ledger
+from rollout.store.ledger_file import LedgerMovedOnError, is_read_from_copy, readable_ledger
 from rollout.store.lifecycle import group_id
 
 COPY_EVERY_S = 30.0
-"""On a network file system the whole ledger is copied to be read, so not at every look."""
+"""Where the whole ledger is copied to be read, this is not done at every look."""
 
 _COLUMNS = (
     "ordinal, task, family, repeats, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, "
@@ -38,8 +37,7 @@ class LedgerRows:
         )
         if not stamp or stamp == self._seen:
             return
-        networked = file_system_of(self._path).networked
-        if networked and time.monotonic() - self._copied_at < COPY_EVERY_S:
+        if is_read_from_copy(self._path) and time.monotonic() - self._copied_at < COPY_EVERY_S:
             return
         try:
             with readable_ledger(self._path) as path:

@@ -1,6 +1,7 @@
 """The ledger's SQLite file: its tables, its moves, and ways to read it beside the writer."""
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -20,11 +21,17 @@ class LedgerMovedOnError(RuntimeError):
     """The ledger changed in a way in which its copy may be half old, half new; copy it again."""
 
 
+def is_read_from_copy(path: Path) -> bool:
+    """On a network file system the store has the ledger for itself, and in a folder that may not be written to SQLite
+    opens none that was closed in order."""
+    return file_system_of(path).networked or not os.access(path.parent, os.W_OK)
+
+
 @contextmanager
 def readable_ledger(path: Path) -> Iterator[Path]:
-    """The ledger's own file; on a network file system, where its store has it for itself, a copy in this machine's
-    temporary folder. Raises LedgerMovedOnError when the -wal file began anew while it was copied."""
-    if not file_system_of(path).networked:
+    """The ledger's own file, or a copy in this machine's temporary folder, see `is_read_from_copy`. Raises
+    LedgerMovedOnError when the -wal file began anew while it was copied."""
+    if not is_read_from_copy(path):
         yield path
         return
     wal = path.with_name(f"{path.name}-wal")

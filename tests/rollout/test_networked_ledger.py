@@ -1,5 +1,6 @@
 """A ledger on a network file system: one process has it for itself, and shares no memory with others."""
 
+import os
 import shutil
 import sqlite3
 
@@ -9,7 +10,6 @@ from test_ledger import train
 from ray_jobs.viewer import ledger as view_ledger
 from ray_jobs.viewer.ledger import LedgerRows
 from rollout.store import ledger_file
-from rollout.store import ledger_file as ledger_copy
 from rollout.store.disk import FileSystem
 from rollout.store.ledger import Ledger, LedgerError
 from rollout.store.lifecycle import GroupCounts
@@ -17,8 +17,7 @@ from rollout.store.lifecycle import GroupCounts
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    for module in (ledger_file, ledger_copy, view_ledger):
-        monkeypatch.setattr(module, "file_system_of", lambda path: FileSystem(kind="nfs4", mount=tmp_path))
+    monkeypatch.setattr(ledger_file, "file_system_of", lambda path: FileSystem(kind="nfs4", mount=tmp_path))
     monkeypatch.setattr(ledger_file, "LEASE_S", 0.1)
     return tmp_path / "ledger.sqlite"
 
@@ -77,6 +76,21 @@ def test_viewer_reads_a_copy_while_the_store_has_it(path, monkeypatch):
     assert (rows.version, len(rows.rows)) == (2, 4)
     assert ledger.verify() == GroupCounts(drawn=4, trained=4)
     assert names_in(path.parent) == ["ledger.sqlite", "ledger.sqlite-wal"]
+
+
+def test_ledger_in_a_folder_that_may_not_be_written_to_is_read_from_a_copy(tmp_path, monkeypatch):
+    """Regression: SQLite opens no ledger there that was closed in order; the viewer showed no groups."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    train(ledger, 1)
+    ledger.close()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    opened = []
+    monkeypatch.setattr(view_ledger, "_read", lambda path: opened.append(path) or [])
+    LedgerRows(tmp_path / "ledger.sqlite").refresh()
+    with ledger_file.readable_ledger(tmp_path / "ledger.sqlite") as copy:
+        assert Ledger(copy).verify() == GroupCounts(drawn=2, trained=2)
+    assert all(path.name == "ledger.sqlite" and path.parent != tmp_path for path in (*opened, copy))
+    assert len(opened) == 1
 
 
 def test_copy_of_a_ledger_whose_wal_file_began_anew_meanwhile_is_not_shown(path, monkeypatch):
