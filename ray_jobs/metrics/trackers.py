@@ -205,11 +205,18 @@ class _Told:
             for index, row in enumerate(rows[told:], told):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 if tracker is None:
-                    tracker = OPENERS[self.name](self._folder, self._run_name, run_id)
+                    tracker = OPENERS[self.name](self._folder, self._first_name(), run_id)
                 self._mark_told(index + 1)
                 tracker.add(index, row["step"], {name: value for name, value in row.items() if "/" in name})
         if tracker is not None:
             tracker.close()
+
+    def _first_name(self) -> str:
+        """A folder may get another name; Trackio knows the run by the one that it had first."""
+        kept = self._folder / "name"
+        if not kept.exists():
+            kept.write_text(self._run_name, encoding="utf-8")
+        return kept.read_text(encoding="utf-8")
 
     def _mark_told(self, num: int) -> None:
         """So many rows from now on. A kill leaves the number of before, or this one. Nothing below this folder is

@@ -18,9 +18,10 @@ class Recorder:
     """A tracker that keeps what it is told in `TOLD`."""
 
     TOLD: list = []
+    names: list = []
 
     def __init__(self, folder, name, run_id):
-        self.run_id = run_id
+        self.names.append((name, run_id))
 
     def add(self, index, step, metrics):
         self.TOLD.append((index, step, dict(metrics)))
@@ -32,6 +33,7 @@ class Recorder:
 @pytest.fixture
 def told(monkeypatch):
     monkeypatch.setattr(Recorder, "TOLD", [])
+    monkeypatch.setattr(Recorder, "names", [])
     monkeypatch.setitem(trackers.OPENERS, "wandb", Recorder)
     return Recorder.TOLD
 
@@ -145,6 +147,17 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(monke
     assert str(caught.value) == (
         "trackers: 'trackio' is not installed; pip install 'agentflow-ray[trackio]', or take it out of trackers"
     )
+
+
+def test_a_run_whose_folder_gets_another_name_goes_on_in_the_same_run_of_a_tracker(tmp_path, told):
+    """Regression: Trackio, which knows runs by their names, had its curves cut in two."""
+    with opened(tmp_path) as folder:
+        train(folder, 1)
+    folder.path.rename(tmp_path / "renamed")
+    config = load_run_config(None, [f"output_dir={tmp_path}", "name=renamed", 'trackers=["wandb"]'])
+    with RunFolder.open(config, with_prm=False, tell=str) as folder:
+        train(folder, 2)
+    assert Recorder.names == [("r", folder.fingerprint)] * 2
 
 
 def two_sessions(tmp_path, name):
