@@ -4,7 +4,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from configs.errors import printable
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
+from ray_jobs.jobs.request import ACTING_PHASES
 from ray_jobs.run.console import duration
 
 STYLES = {
@@ -70,9 +71,18 @@ def run_stop(address: str | None, name: str) -> int:
                 raise JobError(f"{name} has not ended within {STOP_PATIENCE_S:.0f} s; `agentflow jobs {name}` tells")
             time.sleep(0.5)
     console.print(f"{job.submission_id}: {_state(job)}")
-    if run := (job.metadata or {}).get("run"):
-        console.print(f"nothing is lost: `agentflow submit RECIPE --phase resume` goes on with {run}", soft_wrap=True)
+    if said := _goes_on(job.metadata or {}):
+        console.print(said, markup=False, soft_wrap=True)
     return 0
+
+
+def _goes_on(metadata: Mapping[str, str]) -> str | None:
+    """What to do about a job that was stopped; None where nobody knows."""
+    if metadata.get("phase") in ACTING_PHASES:
+        return "what it wrote is kept: the same `agentflow submit` again goes on from there"
+    if run := metadata.get("run"):
+        return f"nothing is lost: `agentflow submit RECIPE --phase resume` goes on with {run}"
+    return None
 
 
 def follow(server: JobServer, name: str) -> int:

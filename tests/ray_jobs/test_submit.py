@@ -337,12 +337,21 @@ def test_failure_is_explained(fields, log, why):
     assert why in why_failed(make_job(**fields), log.splitlines())
 
 
-def test_stopped_job_says_how_its_run_goes_on(server, capsys):
-    server.client.known = [make_job(status=JobStatus.RUNNING, metadata={"run": "/mnt/runs/mine"})]
+@pytest.mark.parametrize(
+    ("phase", "goes_on"),
+    [
+        ("train", "--phase resume` goes on with /mnt/runs/mine"),
+        ("resume", "--phase resume` goes on with /mnt/runs/mine"),
+        ("collect", "what it wrote is kept: the same `agentflow submit` again goes on from there"),
+        ("evaluate", "what it wrote is kept: the same `agentflow submit` again goes on from there"),
+    ],
+)
+def test_stopped_job_says_how_its_run_goes_on(server, capsys, phase, goes_on):
+    server.client.known = [make_job(status=JobStatus.RUNNING, metadata={"run": "/mnt/runs/mine", "phase": phase})]
     assert run_stop(None, "mine-train-1") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "mine-train-1: stopped" in said
-    assert "--phase resume` goes on with /mnt/runs/mine" in said
+    assert goes_on in said
 
 
 def test_log_cannot_command_the_terminal():
