@@ -1,6 +1,7 @@
 """The folder of an evaluation: what it is of, a line for every attempt, and the rates they give."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,7 +227,8 @@ def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
 def _phase_of_run(path: Path, config: RunConfig, origin: Mapping[str, object], phase: str) -> StoredEvaluation:
     found = [item_of(row) for row in read_records(path / TRAJECTORIES) if row["phase"] == phase]
     if not found:
-        raise EvaluationError(f"the run in '{path}' has no {phase}; `agentflow resume {path}` goes on with it")
+        resume_it = f"`agentflow resume {shlex.quote(str(path))}`"
+        raise EvaluationError(f"the run in '{path}' has no {phase}; {resume_it} goes on with it")
     tasks = [
         Task(id=item.key.task_id, dataset=item.key.benchmark, question=item.question, answer=item.gold)
         for item in found

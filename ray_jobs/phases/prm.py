@@ -2,6 +2,7 @@
 loop asks it, for whether it still sees through junk."""
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -62,7 +63,8 @@ def run_train_prm(config: RunConfig) -> None:
                 "same label settings first"
             )
         learn_prm(run, collected, labels)
-    run.console.note(f"PRM: {folder.prm}; use it with reward.credit.prm_path={folder.prm}")
+    use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
+    run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
     run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
 
 
