@@ -28,3 +28,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """What models and web pages may have written, for a terminal: without control characters, which it would obey."""
     return _CONTROL.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text.replace("\r\n", "\n")))
+
+
+def whole_letters(text: str) -> str:
+    """With a question mark for half a surrogate pair: JSON can hold one and a model may write one, but it has no UTF-8,
+    no tokenizer reads it, and it would break whoever sends it or writes it down."""
+    return text.encode(errors="replace").decode()

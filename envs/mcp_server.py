@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.api_keys import find_key
-from configs.errors import UserError
+from configs.errors import UserError, whole_letters
 from envs.listener import LOOPBACK, listen
 from envs.token_gate import TokenGate, new_token, with_token
 from envs.tools.actions import AnswerTool, ThinkTool
@@ -214,8 +214,8 @@ def _mcp_result(result: ToolResult) -> "McpResult":
     from mcp.types import TextContent
 
     meta = {"error": result.error} if result.error else None
-    text = result.text.encode(errors="replace").decode()  # JSON has no half of a surrogate pair
-    return McpResult(content=[TextContent(type="text", text=text)], meta=meta, is_error=result.error is not None)
+    content = [TextContent(type="text", text=whole_letters(result.text))]
+    return McpResult(content=content, meta=meta, is_error=result.error is not None)
 
 
 def _connection_session(context: "Context", transport: Transport) -> str | None:

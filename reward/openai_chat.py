@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from operator import add
 
-from configs.errors import UserError
+from configs.errors import UserError, whole_letters
 from configs.judge import JudgeConfig
 from envs.http import HttpError, RefusedError, Sleep, UnreachableError, chat_advice, chat_completion, chat_service
 
@@ -177,4 +177,4 @@ class ChatClient:
 
 def as_data(text: str) -> str:
     """For a prompt: without the sign that opens every delimiter, ours and those of the models' own chat templates."""
-    return text.replace("<", "‹").encode(errors="replace").decode()
+    return whole_letters(text.replace("<", "‹"))

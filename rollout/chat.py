@@ -14,7 +14,7 @@ from datetime import date
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from configs.errors import UserError
+from configs.errors import UserError, whole_letters
 from rollout.types import Message
 
 MAX_SHAPES = 1000
@@ -164,8 +164,7 @@ class ChatFormat:
         return (*self._free(text), self.eos_token_id)
 
     def _free(self, text: str) -> tuple[int, ...]:
-        # No tokenizer reads half a surrogate pair, which JSON can hold.
-        return self._inside(text.encode(errors="replace").decode(), split_special_tokens=True)
+        return self._inside(whole_letters(text), split_special_tokens=True)
 
     def _ids_before(self) -> tuple[int, ...]:
         """Of `_BEFORE`, where the tokenizer begins every text with a blank, as Llama 2's does; empty for all others."""

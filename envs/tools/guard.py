@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from configs.errors import whole_letters
 from configs.wording import reason
 from envs.leakage import word_grams
 from envs.types import Tool, ToolResult, ToolUnavailableError
@@ -137,8 +138,7 @@ class GuardedTool:
 
     async def call(self, arguments: str) -> ToolResult:
         result = await self._call(arguments)
-        # Half a surrogate pair, which JSON can hold, has no UTF-8 and would break whoever writes it down.
-        text = result.text[:MAX_TEXT_CHARS].encode(errors="replace").decode()
+        text = whole_letters(result.text[:MAX_TEXT_CHARS])
         if self._block_list.blocks_text(text):
             return ToolResult(text=BLOCKED, error="blocked", foreign=True)
         return ToolResult(text=text, error=result.error, foreign=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from configs.errors import UserError
+from configs.errors import UserError, whole_letters
 from envs.sandbox.outcome import cut_middle, printable_text
 from envs.types import ToolResult, ToolUnavailableError
 
@@ -108,8 +108,7 @@ class McpTool:
         self._was_connected = False
 
     async def call(self, arguments: str) -> ToolResult:
-        # Half a surrogate pair would break the whole connection, not only this call.
-        text = arguments.encode(errors="replace").decode()
+        text = whole_letters(arguments)
         try:
             async with asyncio.timeout(self._limits.time_limit_s):
                 return await self._call_with_reconnect(text)

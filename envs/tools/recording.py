@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from configs.errors import whole_letters
 from envs.tools.keys import ToolSetupError
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
@@ -92,7 +93,7 @@ class RecordedTool:
         self._recording = recording
 
     async def call(self, arguments: str) -> ToolResult:
-        key = (self.name, arguments.strip().encode(errors="replace").decode())
+        key = (self.name, whole_letters(arguments.strip()))
         result = self._recording.get(key)
         if result is not None:
             return result

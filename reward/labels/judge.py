@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from configs.errors import whole_letters
 from configs.judge import StepJudgeConfig
 from reward.labels.labels import LabelError, StepLabel
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message, as_data
@@ -148,8 +149,7 @@ class Receipts:
 
     def add(self, key: VerdictKey, text: str, bill: Bill) -> None:
         """Write down a reply; the text is empty when it was lost."""
-        # A reply may hold half a surrogate pair, which no file can.
-        text = text.encode(errors="replace").decode()
+        text = whole_letters(text)
         append_record(self.path, {"schema": SCHEMA, **key._asdict(), "text": text, **asdict(bill)})
         self._keep(key, text, bill)
 

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from configs.errors import whole_letters
 from envs.listener import LOOPBACK, listen
 from rollout.endpoint.anthropic_messages import MESSAGES
 from rollout.endpoint.attempt import ENDED, Attempt, Call
@@ -131,10 +132,9 @@ async def _body(request: Request) -> object:
 
 
 def _in_whole_letters(value: object) -> object:
-    """Half a surrogate pair, which JSON can hold and no tokenizer reads, becomes a question mark: it is what programs
-    leave that cut a text in the midst of an emoji."""
+    """Half a surrogate pair is what programs leave that cut a text in the midst of an emoji."""
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()
+        return whole_letters(value)
     if isinstance(value, list):
         return [_in_whole_letters(one) for one in value]
     if isinstance(value, dict):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.api_keys import find_key
-from configs.errors import UserError
+from configs.errors import UserError, whole_letters
 from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
 from envs.datasets.split import question_key
 from envs.types import Task
@@ -110,8 +110,7 @@ class WordEmbedder:
 
     def embed(self, text: str) -> NDArray[np.float32]:
         """A unit vector of DIMENSIONS numbers; zeros for a text without a single token."""
-        clean = text[:_MAX_CHARS].encode(errors="replace").decode()
-        token_ids = self._tokenizer.encode(clean, add_special_tokens=False).ids
+        token_ids = self._tokenizer.encode(whole_letters(text[:_MAX_CHARS]), add_special_tokens=False).ids
         if not token_ids:
             return np.zeros(DIMENSIONS, dtype=np.float32)
         mean = self._vectors[token_ids].mean(axis=0)
