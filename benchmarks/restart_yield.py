@@ -50,7 +50,7 @@ from reward.labels.plan import plan_scores
 from reward.paired import mcnemar_exact, wilson_interval
 from reward.prm.step_text import step_texts
 from reward.prm.training import RIGHT, prm_data
-from rollout.filters import has_signal
+from rollout.filters import SOLVED, has_signal
 from rollout.records import read_records
 from rollout.restarts import after_first_calls, beginnings, most_turns
 from rollout.types import Trajectory, TrajectoryGroup
@@ -245,7 +245,7 @@ def table(rows: Sequence[Mapping[str, Any]], family: str) -> str:
     own = [row for row in rows if row["family"] == family]
     dead = [row for row in own if "nodes" in row and all(node["exact"] for node in row["nodes"].values())]
     inexact = sum("nodes" in row for row in own) - len(dead)
-    right = sum(outcome == 1.0 for row in own for outcome in row["outcomes"])
+    right = sum(outcome == SOLVED for row in own for outcome in row["outcomes"])
     attempts = sum(len(row["outcomes"]) for row in own)
     firsts = np.array([(has_signal(row["outcomes"]), row["tokens"]) for row in own], dtype=float)
     lines = [

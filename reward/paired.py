@@ -9,6 +9,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from rollout.filters import SOLVED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedComparison:
@@ -152,7 +154,7 @@ def _correlation(both: int, only_a: int, only_b: int, neither: int) -> float:
 def _solved_pairs(before: Sequence[bool | float], after: Sequence[bool | float]) -> list[tuple[bool, bool]]:
     if len(before) != len(after) or not before:
         raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
-    return [(first == 1, second == 1) for first, second in zip(before, after, strict=True)]
+    return [(first == SOLVED, second == SOLVED) for first, second in zip(before, after, strict=True)]
 
 
 FINEST_GRID = 10_000

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from configs.errors import UserError
-from rollout.filters import ending_of
+from rollout.filters import SOLVED, ending_of
 from rollout.restarts import Anchor
 from rollout.store.lifecycle import Ending
 from rollout.types import Trajectory, TrajectoryGroup
@@ -66,4 +66,4 @@ class ScoredGroup:
 
     @property
     def solved(self) -> list[Trajectory]:
-        return [one for one, outcome in zip(self.group.trajectories, self.outcomes, strict=True) if outcome == 1.0]
+        return [one for one, outcome in zip(self.group.trajectories, self.outcomes, strict=True) if outcome == SOLVED]

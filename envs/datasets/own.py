@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.errors import whole_letters
 from envs.benchmarks.readers import local_rows
 from envs.datasets.split import SPLITS, Split, question_key, split_of
 from envs.types import Task
@@ -80,8 +81,7 @@ def question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
         value = _asked(value, f"{place}: '{field}'")
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{place}: '{field}' must be a text, got {value!r:.80}")
-    # JSON can hold half a surrogate pair, of which neither a tokenizer nor a digest can be made.
-    return value.encode(errors="replace").decode(), field
+    return whole_letters(value), field
 
 
 def _asked(messages: list[Any], place: str) -> object:

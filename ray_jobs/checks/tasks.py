@@ -119,6 +119,7 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
     """A reference that its own comparison does not take for right can never be met. A scorer of one's own is asked
     once. Raises ValueError and OwnCodeError."""
     from reward.scorers import score_answer
+    from rollout.filters import SOLVED
 
     asked: set[str] = set()
     for task in _own_tasks(names, path, own):
@@ -137,7 +138,7 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
             score = score_answer(task, reference)
         except ValueError as error:
             raise ValueError(wrong) from error
-        if ":" not in scorer and score != 1.0:
+        if ":" not in scorer and score != SOLVED:
             raise ValueError(wrong)
 
 

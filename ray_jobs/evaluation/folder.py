@@ -21,6 +21,7 @@ from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
 from reward.paired import wilson_interval
 from rollout.engines.engine import BASE_VERSION
+from rollout.filters import SOLVED
 from rollout.records import TrajectoryRecord, append_record, read_records
 
 SCHEMA = 1
@@ -55,8 +56,7 @@ class ItemRecord(TrajectoryRecord, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """The result of one item under one seed. `score` is the scorer's word alone, None for an item that is unscored;
-    1 is solved.
+    """The result of one item under one seed. `score` is the scorer's word alone, None for an item that is unscored.
 
     `f1` is None where there is no partial credit; `judged` is what the judge said, None where it was not asked or gave
     no verdict. `attempts` counts the tries that the infrastructure needed. `foreign_calls` are those of the verifier
@@ -81,7 +81,7 @@ class Item:
 
     @property
     def solved(self) -> bool:
-        return self.score == 1.0
+        return self.score == SOLVED
 
     @property
     def broke_off(self) -> bool:

@@ -28,6 +28,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, title_of
+from rollout.filters import SOLVED
 from rollout.numbers import unpacked
 from rollout.records import StepHead, StepRecord, TurnRecord
 from rollout.types import versions_by_token
@@ -70,7 +71,7 @@ class StepTexts:
 
 
 def _text_of(head: StepHead) -> str:
-    return "trajectories/right" if head["outcome"] == 1.0 else "trajectories/wrong"
+    return "trajectories/right" if head["outcome"] == SOLVED else "trajectories/wrong"
 
 
 def markdown_of(record: StepRecord) -> str:

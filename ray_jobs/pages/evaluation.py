@@ -12,6 +12,7 @@ from ray_jobs.evaluation.identity import Identity, Items, digest_of
 from ray_jobs.pages.charts import Bar
 from ray_jobs.pages.render import write_page
 from reward.paired import wilson_interval
+from rollout.filters import SOLVED
 from rollout.records import read_records
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _examples(out: Path) -> dict[str, Mapping[str, object]]:
     for record in read_records(out / ITEMS):
         if record["reward"] is None:
             continue
-        found.setdefault("A solved item" if record["reward"] == 1.0 else "An item that was not solved", record)
+        found.setdefault("A solved item" if record["reward"] == SOLVED else "An item that was not solved", record)
         if len(found) == 2:
             break
     return dict(sorted(found.items(), reverse=True))

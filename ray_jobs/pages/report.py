@@ -16,6 +16,7 @@ from ray_jobs.pages.render import write_page
 from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
 from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
 from reward.paired import wilson_interval
+from rollout.filters import SOLVED
 from rollout.records import StepRecord, TrajectoryRecord, read_records
 
 Row = Mapping[str, float]
@@ -153,7 +154,7 @@ def _endings(phase: str, attempts: Sequence[TrajectoryRecord]) -> _Endings:
     return _Endings(
         policy=POLICIES[phase],
         tasks=len(attempts),
-        right=sum(record["reward"] == 1 for record in attempts),
+        right=sum(record["reward"] == SOLVED for record in attempts),
         silent=sum(record["answer"] is None for record in scored),
         unscored=len(attempts) - len(scored),
         failed_calls=sum(turn["tool_error"] is not None for turn in turns),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rollout.filters import SOLVED
 from rollout.records import StepRecord, TrajectoryRecord
 
 
@@ -20,11 +21,11 @@ class TurnedTasks:
 
 
 def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, TrajectoryRecord]) -> TurnedTasks:
-    """`before` and `after` are the attempts by task. Solved is a score of 1; what could not be scored is neither solved
+    """`before` and `after` are the attempts by task. What could not be scored is neither solved
     nor wrong."""
-    gained = [id for id, one in after.items() if one["reward"] == 1 and _is_wrong(before.get(id, one))]
+    gained = [id for id, one in after.items() if one["reward"] == SOLVED and _is_wrong(before.get(id, one))]
     failed = [id for id, one in after.items() if _is_wrong(one)]
-    lost = sum(before[id]["reward"] == 1 for id in failed if id in before)
+    lost = sum(before[id]["reward"] == SOLVED for id in failed if id in before)
     cards = {"Before RL": before[gained[0]], "The same task after RL": after[gained[0]]} if gained else {}
     if failed:
         cards["A task the trained policy still fails"] = after[failed[0]]
@@ -32,7 +33,7 @@ def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, Tra
 
 
 def _is_wrong(attempt: TrajectoryRecord) -> bool:
-    return attempt["reward"] is not None and attempt["reward"] != 1
+    return attempt["reward"] is not None and attempt["reward"] != SOLVED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class ScoredPair:
 
 def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
     """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
-    right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (1.0, 0.0))
+    right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (SOLVED, 0.0))
     if not right or not wrong:
         return ScoredPair(cards={"An attempt of the group": group[0]} if group else {})
     pairs = [(one, other) for one in right for other in wrong]

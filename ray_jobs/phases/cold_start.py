@@ -12,6 +12,7 @@ from envs.datasets.sampler import cold_start_tasks
 from learner.checkpoint import CheckpointError, newest_checkpoint
 from ray_jobs.run.run import Run
 from reward.collected import outcome_of
+from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
 
@@ -126,7 +127,7 @@ def _facts(
 ) -> dict[str, object]:
     facts: dict[str, object] = {"num_demonstrations": len(demonstrations)}
     if not isinstance(settings, FileConfig):
-        facts["num_right"] = sum(scores[one.id] == 1.0 for one in demonstrations)
+        facts["num_right"] = sum(scores[one.id] == SOLVED for one in demonstrations)
     if isinstance(settings, PlansConfig):
         facts["wrong_share"] = settings.wrong_share
     return facts

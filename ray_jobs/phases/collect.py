@@ -18,6 +18,7 @@ from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import write_json
 from reward.collected import CollectedGroups, outcome_of
+from rollout.filters import SOLVED
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
         "num_trajectories": len(collected),
         "num_steps": sum(len(one.planner_turns) for one in collected),
         "num_malformed": sum(one.num_format_errors for one in collected),
-        "num_right": sum(outcome_of(one) == 1.0 for one in collected),
+        "num_right": sum(outcome_of(one) == SOLVED for one in collected),
     }
 
 

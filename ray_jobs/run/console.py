@@ -22,6 +22,7 @@ from rich.table import Table
 
 from configs.errors import printable
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
+from rollout.filters import SOLVED
 from rollout.records import head_of, whole_lines
 
 
@@ -41,7 +42,7 @@ def _solved_question(trajectories: Path) -> str | None:
     if not trajectories.exists():
         return None
     heads = map(head_of, whole_lines(trajectories))
-    return next((one["question"] for one in heads if one["phase"] == "eval_after" and one["reward"] == 1.0), None)
+    return next((one["question"] for one in heads if one["phase"] == "eval_after" and one["reward"] == SOLVED), None)
 
 
 _TITLES = {

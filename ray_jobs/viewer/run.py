@@ -15,6 +15,7 @@ from ray_jobs.viewer.ledger import LedgerRows
 from ray_jobs.viewer.lines import MetricRows, Row, TrajectoryIndex
 from ray_jobs.viewer.tokens import TokenTexts
 from ray_jobs.viewer.tree import prefix_tree
+from rollout.filters import SOLVED
 
 MAX_PAGE = 500
 FRESH_S = 900.0
@@ -238,7 +239,7 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
 
 
 def _right(row: Row) -> bool:
-    return row["outcome"] == 1.0
+    return row["outcome"] == SOLVED
 
 
 def _kind(before: Row, after: Row) -> str:
@@ -257,9 +258,9 @@ def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
             tests.append(lambda row, name=name, value=value: row[name] == value)  # type: ignore[misc]
     match wanted.outcome:
         case "right":
-            tests.append(lambda row: row["outcome"] == 1.0)
+            tests.append(_right)
         case "wrong":
-            tests.append(lambda row: row["outcome"] is not None and row["outcome"] < 1.0)
+            tests.append(lambda row: row["outcome"] is not None and not _right(row))
         case "unscored":
             tests.append(lambda row: row["outcome"] is None)
     return tests

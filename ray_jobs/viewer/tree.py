@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollout.filters import SOLVED
+
 Row = dict[str, Any]
 
 _SHORT = 300
@@ -62,7 +64,7 @@ def _ordered(
         branches.setdefault(steps[number][depth]["move"] if depth < len(steps[number]) else None, []).append(number)
 
     def worth(branch: list[int]) -> tuple[float, int, int]:
-        right = sum(records[number].get("outcome", records[number]["reward"]) == 1 for number in branch)
+        right = sum(records[number].get("outcome", records[number]["reward"]) == SOLVED for number in branch)
         return -right / len(branch), -len(branch), branch[0]
 
     found: list[int] = []

@@ -12,6 +12,7 @@ from reward.labels.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
 from reward.types import ScoredGroup
+from rollout.filters import SOLVED
 from rollout.types import Trajectory, Turn
 
 RIGHT, UNSUPPORTED, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.2, 0.1, 0.0
@@ -129,7 +130,7 @@ class _Progress:
         return WRONG
 
     def _answer(self, text: str) -> float:
-        if score_answer(self.task, text) != 1.0:
+        if score_answer(self.task, text) != SOLVED:
             return WRONG
         return RIGHT if self.values[-1] in self.known else UNSUPPORTED
 

@@ -28,6 +28,7 @@ from reward.prm.metrics import (
 from reward.prm.step_text import StepText
 from reward.prm.training import LabelledStep, PrmData
 from reward.types import PrmDataError
+from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
 
@@ -58,7 +59,7 @@ class ScoredTable:
         self.groups = _runs(map(_group, self.steps))
         self.trajectories = _runs(map(_trajectory, self.steps))
         self.judged = [run for run in self.trajectories if self.steps[run.start].outcome is not None]
-        self.right = np.array([float(self.steps[run.start].outcome == 1) for run in self.judged])
+        self.right = np.array([float(self.steps[run.start].outcome == SOLVED) for run in self.judged])
         self.siblings = _runs(_group(self.steps[run.start]) for run in self.judged)
 
     def sizes(self) -> dict[str, int]:
