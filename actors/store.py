@@ -143,7 +143,7 @@ class StoreActor:
         if self._checkpoint is None or self._checkpoint.done():
             self._checkpoint = asyncio.create_task(self._ledger.aside(self._ledger.checkpoint))
 
-    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
+    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups) -> list[str]:
         """The policy is that of a checkpoint after `step`, which was `trained` on that; what was trained since is ready
         again. Returns what the ledger had lost of it, in sentences."""
         mended = await self._buffer.rewind(step, policy_version, trained)

@@ -196,11 +196,11 @@ class GroupBuffer:
         self._guard.begin_batch()
         self._move_on(step, policy_version)
 
-    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups | None = None) -> list[str]:
-        """The policy is that of a checkpoint after `step`, published as `policy_version`, and was `trained` on that;
-        None believes the ledger. Returns what the ledger had lost of it, in sentences."""
+    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups) -> list[str]:
+        """The policy is that of a checkpoint after `step`, published as `policy_version`, and was `trained` on that.
+        Returns what the ledger had lost of it, in sentences."""
         self._write_down()
-        mended = self._ledger.follow(trained, step) if trained is not None else []
+        mended = self._ledger.follow(trained, step)
         # What the ledger believed to run may be what the weights were trained on.
         for lease in self._admitter.runs.keys() - {permit.lease for _, permit in self._ledger.leases()}:
             self._admitter.end(lease)

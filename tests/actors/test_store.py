@@ -12,7 +12,7 @@ from rollout.buffer import WorkerStatus
 from rollout.engines.read_back import ReadBack
 from rollout.store.adapters import AdapterMismatchError
 from rollout.store.canary import Canary, Reading
-from rollout.store.lifecycle import GroupResult
+from rollout.store.lifecycle import NOTHING_TRAINED, GroupResult
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -68,7 +68,7 @@ def test_who_waits_for_a_version_gets_it_once_it_is_published(store):
 def test_calls_that_wait_keep_no_other_call_out(store):
     publish(store, make_adapter(0))
     # Nobody has proven version 9, so that none of them gets work.
-    ray.get(store.rewind.remote(0, 9))
+    ray.get(store.rewind.remote(0, 9, NOTHING_TRAINED))
     newer = [store.wait_newer.remote(0) for _ in range(1200)]
     statuses = (WorkerStatus(worker=index, policy_version=0, running=(), free_places=1) for index in range(600))
     admitted = [store.admit.remote(status) for status in statuses]
@@ -214,7 +214,7 @@ def test_latency_of_a_version_that_is_proven_late_counts_from_its_own_publicatio
 def test_worker_gets_work_once_it_has_proven_a_version(store):
     publish(store, make_adapter(0))
     status = WorkerStatus(worker=0, policy_version=-1, running=(), free_places=1)
-    ray.get(store.rewind.remote(0, 3))
+    ray.get(store.rewind.remote(0, 3, NOTHING_TRAINED))
     waiting = store.admit.remote(status)
     assert ray.wait([waiting], timeout=0.5)[0] == []
     acknowledge(store, make_adapter(0))

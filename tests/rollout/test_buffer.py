@@ -5,6 +5,7 @@ import random
 import shutil
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from rollout.buffer import (
 )
 from rollout.store.choice import LearnableChoice
 from rollout.store.ledger import Ledger, LedgerError
-from rollout.store.lifecycle import GroupCounts, GroupResult
+from rollout.store.lifecycle import NOTHING_TRAINED, GroupCounts, GroupResult
 
 MIXED, RIGHT, WRONG, UNSCORABLE = "ready", "all_right", "all_wrong", None
 
@@ -68,6 +69,12 @@ def make_buffer(ledger=None, *, policy_version=0, clock=lambda: 0.0, choice=None
 def make_result(ending=MIXED, *, payload=b"bytes", **changes):
     values = {"ending": ending, "payload": payload, "versions": {0: 10}, "facts": {"groups": 1}}
     return GroupResult(**(values | changes))
+
+
+def trained_until(ledger, step):
+    """What a checkpoint after `step` knows."""
+    known = ledger.trained_groups()
+    return replace(known, steps=tuple(one for one in known.steps if one.step <= step))
 
 
 def make_status(*, worker=0, policy_version=0, running=(), free_places=10):
@@ -483,7 +490,7 @@ async def test_admission_asked_for_again_gives_the_same_permits():
 async def test_permits_of_a_lost_answer_are_given_out_though_the_policy_moved_on():
     buffer = make_buffer(batch_groups=1)
     permits = await admitted(buffer, free_places=1)
-    await buffer.rewind(0, 9)
+    await buffer.rewind(0, 9, NOTHING_TRAINED)
     assert await admitted(buffer, running=()) == permits
 
 
@@ -760,7 +767,7 @@ async def test_other_calls_go_on_while_a_batch_is_read(path, monkeypatch):
 async def test_batch_that_a_rewind_took_back_while_it_was_read_is_cut_again(path, monkeypatch):
     buffer = make_buffer(Ledger(path), batch_groups=1)
     await complete(buffer, (await admitted(buffer))[0])
-    rewinds = [buffer.rewind(0, 0)]
+    rewinds = [buffer.rewind(0, 0, NOTHING_TRAINED)]
 
     async def rewound(ledger, look):
         if rewinds:
@@ -969,7 +976,7 @@ async def test_rewound_batches_are_trained_again_with_their_bytes():
         await complete(buffer, permit)
     await train(buffer, 1)
     await batch_now(buffer, 2)
-    await buffer.rewind(0, 2)
+    await buffer.rewind(0, 2, NOTHING_TRAINED)
     assert buffer.counts == GroupCounts(drawn=4, ready=4)
     assert (await batch_now(buffer, 1)).payloads == (b"0", b"1")
     assert await admitted(buffer, policy_version=2) == []
@@ -981,7 +988,7 @@ async def test_rewinding_wakes_the_learner():
     await complete(buffer, permit)
     await train(buffer, 1)
     waiter = await waiting(buffer.next_batch(1))
-    await buffer.rewind(0, 2)
+    await buffer.rewind(0, 2, NOTHING_TRAINED)
     assert (await woken(waiter)).payloads == (b"0",)
 
 
@@ -990,7 +997,7 @@ async def test_rewound_groups_are_made_no_staler_by_the_new_number_of_the_weight
     permit, _ = await admitted(buffer)
     await complete(buffer, permit)
     await train(buffer, 1)
-    await buffer.rewind(0, 9)
+    await buffer.rewind(0, 9, NOTHING_TRAINED)
     assert buffer.counts == GroupCounts(drawn=2, running=1, ready=1)
     ages = (await batch_now(buffer, 1)).version_ages
     assert (ages[0], ages[1], ages[9]) == (0, 1, 0)
@@ -1205,7 +1212,7 @@ async def _play_synchronously(path, seed, kills, losses, num_steps, max_tasks):
             path, step, version = killed(path), checkpoint, version + 1
             ledger = Ledger(path)
             buffer = make_buffer(ledger, **rules)
-            await buffer.rewind(step, version)
+            await buffer.rewind(step, version, trained_until(ledger, step))
             await buffer.release(None, "killed")
     return trained
 
@@ -1254,7 +1261,7 @@ async def test_queued_groups_wait_for_a_place_while_a_rewound_batch_has_it():
     await train(buffer, 1)
     await admitted(buffer, policy_version=1)
     await buffer.release(0, "killed")
-    await buffer.rewind(0, 2)
+    await buffer.rewind(0, 2, NOTHING_TRAINED)
     assert buffer.counts == GroupCounts(drawn=4, queued=2, ready=2)
     assert await admitted(buffer, policy_version=2) == []
     await train(buffer, 1, policy_version=3)
@@ -1567,7 +1574,7 @@ class Life(RuleBasedStateMachine):
     def rewind_to(self, step):
         self.step, self.in_batch = step, ()
         self.trained_in = {ordinal: at for ordinal, at in self.trained_in.items() if at <= step}
-        self.play(self.buffer.rewind(step, self.publish()))
+        self.play(self.buffer.rewind(step, self.publish(), trained_until(self.ledger, step)))
         self.bound = max(self.bound, self.buffer.counts.outstanding)
 
     @rule(learner_too=st.booleans(), workers_too=st.booleans())
