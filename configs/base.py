@@ -6,19 +6,20 @@ from typing import get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
+def no_truth(value: object) -> object:
+    """For a number: Python takes true for 1; what it is called is no number."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
     def _truth_is_no_number(cls, values: object) -> object:
-        """Python takes true for 1; what it is called is no number."""
         if not isinstance(values, Mapping):
             return values
-        return {
-            key: str(value).lower() if isinstance(value, bool) and cls._is_number(key) else value
-            for key, value in values.items()
-        }
+        return {key: no_truth(value) if cls._is_number(key) else value for key, value in values.items()}
 
     @classmethod
     def _is_number(cls, key: object) -> bool:

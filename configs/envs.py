@@ -4,10 +4,10 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
-from configs.base import Config
+from configs.base import Config, no_truth
 from configs.errors import did_you_mean
 
 BUILT_IN_ACTIONS = (
@@ -28,7 +28,7 @@ def _positive(mix: dict[str, float]) -> dict[str, float]:
     return mix
 
 
-Mix = Annotated[dict[str, float], AfterValidator(_positive)]
+Mix = Annotated[dict[str, Annotated[float, BeforeValidator(no_truth)]], AfterValidator(_positive)]
 """Data set name -> share of the tasks."""
 
 
