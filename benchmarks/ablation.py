@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace, seed: int, arm: Arm) -> None:
 def _replace_prm(config: RunConfig, folder: Path, kind: str) -> None:
     import torch
 
-    from ray_jobs.phases.label import split_checks
+    from ray_jobs.phases.label import labels_of
     from ray_jobs.run.model_folder import resolve_model
     from reward.collected import CollectedGroups
     from reward.labels.labels import read_labels
@@ -114,7 +114,7 @@ def _replace_prm(config: RunConfig, folder: Path, kind: str) -> None:
         torch.nn.init.normal_(prm.head.weight, std=2 / prm.backbone.hidden_size**0.5)
     else:
         useless = (HARMLESS, REPEATED)
-        given, _ = split_checks(config.label, read_labels(folder / "labels.jsonl"))
+        given = labels_of(config.label, read_labels(folder / "labels.jsonl"))
         labels = [replace(one, score=1.0) if one.score in useless else one for one in given]
         collected = list(CollectedGroups(folder / "collected").trajectories())
         steps = prm_data(collected, labels, held_out_share=config.prm.held_out_share).train

@@ -40,7 +40,7 @@ import numpy as np
 from configs.run import RunConfig
 from envs.datasets.generated import rl_task
 from envs.types import Task
-from ray_jobs.phases.label import split_checks
+from ray_jobs.phases.label import labels_of
 from ray_jobs.phases.local import LocalPrm, open_policy
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.folder import RunPaths
@@ -139,7 +139,7 @@ class Thresholds:
 
 def calibrated(run: RunPaths, config: RunConfig, prm: LocalPrm) -> Thresholds:
     collected = list(CollectedGroups(run.collected).trajectories())
-    labels, _ = split_checks(config.label, read_labels(run.labels))
+    labels = labels_of(config.label, read_labels(run.labels))
     held_out = prm_data(collected, labels, held_out_share=config.prm.held_out_share).held_out
     scores = prm.score([one.step for one in held_out])
     known = [

@@ -25,10 +25,6 @@ class PlanLabelConfig(Config):
     """The generator's own plan: no key, generated tasks and the planner only."""
 
     type: Literal["plan"] = "plan"
-    check_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the tasks that the Monte-Carlo labeller judges besides, to measure agreement."""
-    continuations: int = Field(default=4, ge=1, le=64)
-    """Its continuations per step (K)."""
 
 
 class MonteCarloLabelConfig(Config):
@@ -38,21 +34,12 @@ class MonteCarloLabelConfig(Config):
     continuations: int = Field(default=4, ge=1, le=64)
     """Continuations per step (K)."""
 
-    @property
-    def check_share(self) -> float:
-        """There is no second opinion."""
-        return 0.0
-
 
 class JudgeLabelConfig(Config):
     """A language model over the OpenAI chat protocol, for the planner's steps."""
 
     type: Literal["judge"] = "judge"
     judge: StepJudgeConfig
-    check_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the tasks that the Monte-Carlo labeller judges besides, to measure agreement."""
-    continuations: int = Field(default=4, ge=1, le=64)
-    """Its continuations per step (K)."""
 
 
 LabelConfig = Annotated[

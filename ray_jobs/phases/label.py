@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,7 @@ from reward.labels.labels import (
 )
 from reward.labels.plan import PlanLabeller
 from reward.openai_chat import Bill
-from reward.prm.quality import agreement
 from reward.prm.step_text import StepText, step_texts
-from reward.prm.training import held_out_tasks
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:
@@ -51,52 +48,28 @@ class LabellingStoppedError(UserError):
     """So many steps in a row got no label that the cause is not the steps; the message holds the last reason."""
 
 
-def labelling_passes(
+def labeller_of(
     config: LabelConfig, collected: Sequence[Trajectory], *, continue_from: ContinueFrom, receipts: Path
-) -> list[tuple[Labeller, list[StepText]]]:
-    """Who labels what: the recipe's labeller every step, and where the recipe wants a second opinion, Monte-Carlo
-    the steps of a share of the tasks."""
-    steps = [step for trajectory in collected for step in step_texts(trajectory)]
-    monte_carlo = MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
+) -> Labeller:
+    """The recipe's."""
+    if isinstance(config, JudgeLabelConfig):
+        return StepJudge(config.judge, receipts=receipts)
     if isinstance(config, MonteCarloLabelConfig):
-        return [(monte_carlo, steps)]
-    main: Labeller
-    if isinstance(config, PlanLabelConfig):
-        main = PlanLabeller(collected)
-    else:
-        main = StepJudge(config.judge, receipts=receipts)
-    if not config.check_share:
-        return [(main, steps)]
-    checked = held_out_tasks((step.task_id for step in steps), share=config.check_share)
-    return [(main, steps), (monte_carlo, [step for step in steps if step.task_id in checked])]
+        return MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
+    return PlanLabeller(collected)
 
 
-def main_labeller(config: LabelConfig) -> str:
-    """The recipe's labeller, by the name that its labels bear."""
+def labeller_name(config: LabelConfig) -> str:
+    """By which the labels of the recipe's labeller are known."""
     if isinstance(config, JudgeLabelConfig):
         return judge_name(config.judge)
     return PlanLabeller.name if isinstance(config, PlanLabelConfig) else MonteCarloLabeller.name
 
 
-def split_checks(config: LabelConfig, labels: Iterable[StepLabel]) -> tuple[list[StepLabel], list[StepLabel]]:
-    """The main labeller's labels, and those of the second opinion. What another labeller gave, under other settings, is
-    on neither side."""
-    main, second = main_labeller(config), MonteCarloLabeller.name
-    given = list(labels)
-    return (
-        [label for label in given if label.labeller == main],
-        [label for label in given if label.labeller == second != main],
-    )
-
-
-def label_agreement(config: LabelConfig, main: Sequence[StepLabel], checks: Sequence[StepLabel]) -> dict[str, object]:
-    """How far the labeller and the second opinion say the same of the same steps; empty without one."""
-    if not checks:
-        return {}
-    scores, others = (
-        {(one.task_id, one.trajectory_id, one.step): one.score for one in side} for side in (main, checks)
-    )
-    return {f"{config.type}_and_monte_carlo": agreement(scores, others, task_of=itemgetter(0))}
+def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabel]:
+    """Those of the recipe's labeller, without what another one gave under other settings."""
+    name = labeller_name(config)
+    return [label for label in labels if label.labeller == name]
 
 
 async def label_steps(
@@ -171,42 +144,37 @@ class NothingCollectedError(UserError):
 
 
 def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
-    """The labels of the main labeller on every step, and of Monte Carlo on a share of them, to compare. Every label is
-    on disk before the next is asked for. `dry_run` only says what it would take."""
+    """The labels of every step. Each is on disk before the next is asked for. `dry_run` only says what it would
+    take."""
     config = run.config.label
     if run.finished("label") is None:
         # Only Monte Carlo needs an engine, to go on from a step.
-        needed = not dry_run and (config.type == "monte_carlo" or config.check_share > 0)
+        needed = not dry_run and config.type == "monte_carlo"
         continue_from = run.rollouts.continue_from if needed else _no_engine
-        passes = labelling_passes(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
+        labeller = labeller_of(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
+        steps = [step for trajectory in collected for step in step_texts(trajectory)]
         if dry_run:
-            for labeller, steps in passes:
-                bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
-                run.console.note(f"{labeller.name}: {len(steps)} steps, at most {_work(config, labeller, steps, bill)}")
+            bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
+            run.console.note(f"{labeller.name}: {len(steps)} steps, at most {_work(config, steps, bill)}")
         else:
-            _label_all(run, passes)
+            _label_all(run, labeller, steps)
     return list(read_labels(run.folder.labels))
 
 
-def _label_all(run: "Run | LocalRun", passes: Sequence[tuple[Labeller, list[StepText]]]) -> None:
-    config = run.config.label
-    with run.phase("label", total=sum(len(steps) for _, steps in passes)) as phase:
-        done = [
-            asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.progress.advance))
-            for labeller, steps in passes
-        ]
-        failures = [failure for one in done for failure in one.failures]
-        phase.facts.update(labeller=config.type, num_labels=sum(len(one.labels) for one in done))
-        phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
-        for judge in (labeller for labeller, _ in passes if isinstance(labeller, StepJudge)):
-            phase.facts["spent"] = asdict(judge.meter.spent)
+def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepText]) -> None:
+    config, bill = run.config.label, Bill()
+    with run.phase("label", total=len(steps)) as phase:
+        done = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.progress.advance))
+        phase.facts.update(labeller=config.type, num_labels=len(done.labels))
+        phase.facts.update(num_unlabelled=len(done.failures), first_failures=[*done.failures[:3]])
+        if isinstance(labeller, StepJudge):
+            bill = labeller.meter.spent
+            phase.facts["spent"] = asdict(bill)
     run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
-    for (labeller, steps), one in zip(passes, done, strict=True):
-        bill = labeller.meter.spent if isinstance(labeller, StepJudge) else Bill()
-        known = {(label.text_digest, label.trajectory_id, label.step) for label in one.labels}
-        labelled = [step for step in steps if (step.digest, step.trajectory_id, step.step) in known]
-        took = _work(config, labeller, labelled, bill)
-        run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
+    known = {(label.text_digest, label.trajectory_id, label.step) for label in done.labels}
+    labelled = [step for step in steps if (step.digest, step.trajectory_id, step.step) in known]
+    took = _work(config, labelled, bill)
+    run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
 
 
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
@@ -225,14 +193,14 @@ def read_collected(folder: Path) -> list[Trajectory]:
     return collected
 
 
-def _work(config: LabelConfig, labeller: Labeller, steps: Sequence[StepText], bill: Bill) -> str:
+def _work(config: LabelConfig, steps: Sequence[StepText], bill: Bill) -> str:
     """What labelling these steps takes or took, in the same words before and after."""
-    if isinstance(labeller, StepJudge):
+    if isinstance(config, JudgeLabelConfig):
         return (
             f"{bill.requests} calls, {bill.input_tokens} tokens in, {bill.output_tokens} tokens out, "
             f"{bill.cost_usd:.4f} US dollars"
         )
-    if isinstance(labeller, MonteCarloLabeller):
+    if isinstance(config, MonteCarloLabelConfig):
         # A last step is labelled by its trajectory's own outcome.
         continued = sum(step.step < step.num_steps - 1 for step in steps)
         return f"{continued * config.continuations} trajectories, no cost"

@@ -12,7 +12,7 @@ import ray
 from actors.cluster import PART_LOST
 from configs.run import RunConfig
 from ray_jobs.pages.prm import write_prm_page
-from ray_jobs.phases.label import NothingCollectedError, label_agreement, main_labeller, read_collected, split_checks
+from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import write_json
 from reward.labels.labels import StepLabel, read_labels
@@ -33,8 +33,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
     if run.finished("train_prm") is not None:
         run.prm.load(run.folder.prm)
         return
-    main, checks = split_checks(run.config.label, labels)
-    data = prm_data(collected, main, held_out_share=config.held_out_share)
+    data = prm_data(collected, labels_of(run.config.label, labels), held_out_share=config.held_out_share)
     total = num_batches(data.train, num_epochs=config.num_epochs, batch_tasks=config.batch_tasks)
     prm = run.prm
     with run.phase("train_prm", total=total) as phase:
@@ -43,8 +42,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
             phase.progress.advance(loss=loss)
         digest = prm.save(run.folder.prm, {"num_steps": len(data.train)})
         quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
-        quality |= {"digest": digest, "labels": label_agreement(run.config.label, main, checks)}
-        write_json(run.folder.quality, quality)
+        write_json(run.folder.quality, quality | {"digest": digest})
         phase.facts.update(digest=digest, num_steps=len(data.train))
     run.console.note(
         f"PRM on tasks it never saw: Spearman within group {_shown(quality['spearman_within_group'])}, AUROC of the "
@@ -57,9 +55,9 @@ def run_train_prm(config: RunConfig) -> None:
     with local_run(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
-        if not split_checks(config.label, labels)[0]:
+        if not labels_of(config.label, labels):
             raise NothingCollectedError(
-                f"'{folder.labels}' holds no labels of {main_labeller(config.label)}; run `agentflow label` with the "
+                f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
                 "same label settings first"
             )
         learn_prm(run, collected, labels)

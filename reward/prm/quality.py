@@ -217,27 +217,6 @@ def quality_report(
     }
 
 
-def agreement(
-    a: Mapping[Key, float],
-    b: Mapping[Key, float],
-    *,
-    task_of: Callable[[Key], str] | None = None,
-    seed: int = 0,
-    num_bootstrap: int = 500,
-) -> Report:
-    """How far two labellers agree on the steps that both scored: `n`, Spearman and mean absolute difference,
-    with 95% intervals. Give `task_of` where steps share tasks, else the intervals are too narrow."""
-    keys = sorted(a.keys() & b.keys(), key=repr)
-    first, second = np.array([a[key] for key in keys]), np.array([b[key] for key in keys])
-    tasks = [task_of(key) if task_of else repr(key) for key in keys]
-    measure = partial(_measured, seed=seed, num_draws=num_bootstrap)
-    return {
-        "n": len(keys),
-        **measure("spearman", spearman, tasks, first, second, within=_SIGNED),
-        **measure("mae", mae, tasks, first, second),
-    }
-
-
 def _agreement_with_labels(table: ScoredTable, pred: Array, suffix: str, measure: Measure) -> Report:
     by_group = [(spearman(table.labels[run], pred[run]), run) for run in table.groups]
     defined = [(value, run) for value, run in by_group if value is not None]

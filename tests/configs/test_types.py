@@ -19,7 +19,7 @@ from configs.reward import OutcomeConfig
         ("memory.top_k=3", "type = 'none' has no settings, 'in_process', 'folder' or 'server' has it"),
         ("backend.base_url=here", "type = 'vllm' has no settings, 'ollama' or 'openai' has it"),
         ("rollout.verifier.max_tokens=9", "type = 'rule' has no settings, 'model' has it"),
-        ("label.judge=m", "type = 'plan' has 'check_share' and 'continuations', 'judge' has it"),
+        ("label.judge=m", "type = 'plan' has no settings, 'judge' has it"),
         ("learner.loss.clip_lo=0.1", "; did you mean 'learner.loss.clip_low'?"),
     ],
 )

@@ -6,24 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.reward import MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from ray_jobs.phases.label import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
     LabellingStoppedError,
     label,
-    label_agreement,
     label_steps,
-    labelling_passes,
-    main_labeller,
-    split_checks,
+    labeller_name,
+    labeller_of,
+    labels_of,
 )
 from ray_jobs.run.folder import RunPaths
 from reward.labels.judge import StepJudge
 from reward.labels.labels import LabelError, StepLabel, append_label, read_labels
 from reward.openai_chat import BudgetExceededError, ChatError
-from reward.prm.step_text import step_texts
 from tests.reward.test_judge import PRICED, judge_of, step, verdict
 from tests.reward.test_openai_chat import Answer, FakeChatServer, says
 from tests.reward.test_step_text import decided, make_trajectory
@@ -291,48 +288,14 @@ async def no_engine(*_):
     raise AssertionError("nothing is to be continued")
 
 
-def passes_of(receipts, **settings):
-    return labelling_passes(RunConfig(label=settings).label, collected(), continue_from=no_engine, receipts=receipts)
-
-
-def test_one_labeller_labels_every_step(receipts):
-    for name in ("plan", "monte_carlo"):
-        [(labeller, steps)] = passes_of(receipts, type=name)
-        assert (labeller.name, len(steps)) == (name, 8)
-
-
-def test_a_second_opinion_is_asked_on_all_steps_of_a_share_of_the_tasks(receipts):
-    (main, steps), (other, checked) = passes_of(receipts, type="plan", check_share=0.5)
-    assert (main.name, other.name, len(steps), len(checked)) == ("plan", "monte_carlo", 8, 4)
-    assert len({one.task_id for one in checked}) == 2
-
-
-def test_monte_carlo_is_not_checked_by_itself(receipts):
-    assert len(passes_of(receipts, type="monte_carlo")) == 1
+def labeller(receipts, **settings):
+    config = RunConfig(label=settings).label
+    return labeller_of(config, collected(), continue_from=no_engine, receipts=receipts)
 
 
 async def test_the_judge_of_the_recipe_writes_its_receipts_where_it_is_told(receipts):
-    [(judge, _)] = passes_of(receipts, **JUDGED)
-    assert isinstance(judge, StepJudge)
+    assert isinstance(labeller(receipts, **JUDGED), StepJudge)
     assert receipts.exists()
-
-
-def test_checks_are_told_from_labels_and_compared_on_the_steps_they_share():
-    config = PlanLabelConfig(check_share=0.5)
-    steps = [step for one in collected() for step in step_texts(one)]
-    main = [make_label(one, "plan", 0.1 * number) for number, one in enumerate(steps)]
-    # On four steps, each 0.1 above: the same order, 0.1 apart.
-    checks = [make_label(one, "monte_carlo", 0.1 * number + 0.1) for number, one in enumerate(steps[:4])]
-    assert split_checks(config, [*main, *checks]) == (main, checks)
-    [(name, found)] = label_agreement(config, main, checks).items()
-    assert (name, found["n"], found["spearman"]) == ("plan_and_monte_carlo", 4, pytest.approx(1.0))
-    assert found["mae"] == pytest.approx(0.1)
-    assert label_agreement(config, main, []) == {}
-
-
-def test_labels_of_monte_carlo_as_the_main_labeller_are_no_checks():
-    labels = [make_label(step(0), "monte_carlo")]
-    assert split_checks(MonteCarloLabelConfig(), labels) == (labels, [])
 
 
 @pytest.mark.parametrize(
@@ -343,19 +306,16 @@ def test_labels_of_monte_carlo_as_the_main_labeller_are_no_checks():
         (JUDGED, "judge:judge-1"),
     ],
 )
-def test_labels_of_another_labeller_are_on_no_side(settings, own):
-    """Regression: whatever was not of Monte Carlo counted as the main labeller's, and a PRM learnt the labels that were
-    given last, by whomever."""
-    config = RunConfig(label=settings).label
+def test_labels_of_another_labeller_are_left_out(settings, own):
+    """Regression: whatever was not of Monte Carlo counted as the recipe's labeller's, and a PRM learnt the labels that
+    were given last, by whomever."""
     given = {name: make_label(step(0), name) for name in ("plan", "monte_carlo", "judge:judge-1", "judge:judge-2")}
-    checks = [] if own == "monte_carlo" else [given["monte_carlo"]]
-    assert split_checks(config, given.values()) == ([given[own]], checks)
+    assert labels_of(RunConfig(label=settings).label, given.values()) == [given[own]]
 
 
 @pytest.mark.parametrize("settings", [{"type": "plan"}, {"type": "monte_carlo"}, JUDGED])
 def test_the_recipes_labeller_is_known_by_the_name_that_its_labels_bear(receipts, settings):
-    [(labeller, _)] = passes_of(receipts, **settings)
-    assert main_labeller(RunConfig(label=settings).label) == labeller.name
+    assert labeller_name(RunConfig(label=settings).label) == labeller(receipts, **settings).name
 
 
 # What is said of it, in a run and by the command.

@@ -7,7 +7,7 @@ import pytest
 from configs.errors import UserError
 from envs.types import Task, ToolCall, ToolResult
 from reward.collected import outcome_of
-from reward.prm.quality import ScoredStep, agreement, evaluate_prm, quality_report
+from reward.prm.quality import ScoredStep, evaluate_prm, quality_report
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
 from rollout.types import Completion, Trajectory, Turn
@@ -275,24 +275,3 @@ def test_outcome_is_asked_once_for_each_held_out_attempt(monkeypatch):
     assert sorted(asked) == ["one/0", "one/1", "two/0", "two/1"]
     assert report["num_trajectories_judged"] == 4
     assert report["auroc_outcome"] == 0.5
-
-
-def test_agreement_is_over_the_steps_that_both_scored():
-    first = {("t", k): k / 10 for k in range(8)} | {("x", 0): 0.9}
-    second = {("t", k): k / 10 + 0.1 for k in range(8)} | {("y", 0): 0.0}
-    found = agreement(first, second, num_bootstrap=50)
-    assert found["n"] == 8
-    assert found["spearman"] == pytest.approx(1.0)
-    assert found["mae"] == pytest.approx(0.1)
-    assert found["mae_ci95"] == pytest.approx([0.1, 0.1])
-    assert agreement(first, second, task_of=lambda key: key[0], num_bootstrap=50)["mae_ci95"] is None
-
-
-def test_agreement_on_nothing_is_not_defined():
-    assert agreement({"a": 1.0}, {"b": 1.0}) == {
-        "n": 0,
-        "spearman": None,
-        "spearman_ci95": None,
-        "mae": None,
-        "mae_ci95": None,
-    }
