@@ -36,8 +36,6 @@ class EngineConfig(Config):
     """`cuda` needs a GPU and the `gpu` extra."""
     adapter_mode: Literal["merged", "native"] = "merged"
     """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
-    refresh: Literal["turn", "trajectory"] = "turn"
-    """When a trajectory takes up new weights: at its next `turn`, or never (`trajectory`; needs `native`)."""
     dtype: Dtype = "auto"
     """Weights and activations of the engine; `auto`: bfloat16 on a GPU, and on a CPU whichever it multiplies faster."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -64,12 +62,6 @@ class EngineConfig(Config):
         """What adapters are published in. A native adapter is rounded to the engine's type anyway; a merged one is
         multiplied out in float32 before it is."""
         return self.precision if self.adapter_mode == "native" else "float32"
-
-    @model_validator(mode="after")
-    def _pinning_needs_several_versions(self) -> "EngineConfig":
-        if self.refresh == "trajectory" and self.adapter_mode == "merged":
-            raise ValueError("refresh = 'trajectory' needs adapter_mode = 'native': a merged engine has one version")
-        return self
 
     @model_validator(mode="after")
     def _spread_engines_are_on_cards(self) -> "EngineConfig":

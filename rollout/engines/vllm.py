@@ -103,7 +103,6 @@ class VllmEngine:
         self._version = BASE_VERSION
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
-        self._pinned: dict[str, int] = {}
         self._dialogues: dict[str, _Dialogue] = {}
         self._closing = False
         self._busy_s = 0.0
@@ -256,7 +255,7 @@ class VllmEngine:
         entry = OpenRequest(
             trajectory_id=request.trajectory_id,
             future=future,
-            policy_version=self._version_for(request),
+            policy_version=self._version if request.use_adapter else BASE_VERSION,
             result=completion_of,
         )
         # Who began first goes first: the next turn of a dialogue finds its beginning in the cache, where it would be
@@ -296,15 +295,7 @@ class VllmEngine:
             return
         self._open[str(self._next_id)] = entry
 
-    def _version_for(self, request: GenerationRequest) -> int:
-        if not request.use_adapter:
-            return BASE_VERSION
-        if self._config.refresh == "turn":
-            return self._version
-        return self._pinned.setdefault(request.trajectory_id, self._version)
-
     def _abort(self, trajectory_id: str) -> None:
-        self._pinned.pop(trajectory_id, None)
         self._dialogues.pop(trajectory_id, None)
         ids = [key for key, entry in self._open.items() if entry.trajectory_id == trajectory_id]
         if ids:
@@ -326,7 +317,7 @@ class VllmEngine:
             self._reload(weights, version)
         else:
             self._native.load(version, weights)
-            self._native.drop_unused(self._used_versions() | {version})
+            self._native.drop_unused({version, *(entry.policy_version for entry in self._open.values())})
         self._version = version
         return prepared.digest
 
@@ -336,16 +327,12 @@ class VllmEngine:
         (found,) = self._llm.apply_model(self._merged.read)
         return found
 
-    def _used_versions(self) -> set[int]:
-        """Those that an open request or a pinned trajectory samples with."""
-        return {*self._pinned.values(), *(entry.policy_version for entry in self._open.values())}
-
     def _unload(self) -> None:
         self._drain()
         if self._native is None:
             self._reload(self._merger.base_weights(), BASE_VERSION)
         else:
-            self._native.drop_unused(self._used_versions())
+            self._native.drop_unused(set())
         self._version = BASE_VERSION
 
     def _reload(self, weights: MergedWeights, version: int) -> None:

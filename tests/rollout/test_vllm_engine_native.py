@@ -46,13 +46,6 @@ async def engine(native):
     return native
 
 
-@pytest.fixture
-def pinning(engine, monkeypatch):
-    """The engine of `refresh = "trajectory"`."""
-    monkeypatch.setattr(engine, "_config", engine._config.model_copy(update={"refresh": "trajectory"}))
-    return engine
-
-
 def folders_of(engine):
     """Of the adapters that have files."""
     return [folder for place in engine._native._places for folder in place.path.iterdir()]
@@ -109,35 +102,6 @@ async def test_unused_adapters_leave_vllm_and_shared_memory_and_those_in_use_nev
     assert (await running).policy_version == 0
     await load(engine, adapters[3])
     assert await versions_held(engine) == {3}
-
-
-async def test_pinned_trajectory_samples_with_one_version_until_it_is_released(pinning, adapters, prompt):
-    await load(pinning, adapters[0])
-    first = await generate_from_cache(pinning, request(prompt, max_tokens=3, trajectory_id="pinned"))
-    await load(pinning, adapters[1])
-    second = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
-    other = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="other"))
-    assert (first.policy_version, second.policy_version, other.policy_version) == (0, 0, 1)
-    assert (second.token_ids, second.logprobs) == (first.token_ids, first.logprobs)
-    await load(pinning, adapters[2])
-    assert await versions_held(pinning) == {0, 1, 2}
-    for trajectory in ("pinned", "other"):
-        pinning.release(trajectory)
-    again = await pinning.generate(request(prompt, max_tokens=3, trajectory_id="pinned"))
-    assert again.policy_version == 2
-    await load(pinning, adapters[3])
-    assert await versions_held(pinning) == {2, 3}
-    pinning.release("pinned")
-
-
-async def test_request_that_was_given_up_before_it_began_pins_nothing(pinning, adapters, prompt):
-    await load(pinning, adapters[0])
-    given_up = asyncio.create_task(pinning.generate(request(prompt, trajectory_id="given up")))
-    await asyncio.sleep(0)
-    given_up.cancel()
-    pinning.release("given up")
-    await load(pinning, adapters[1])
-    assert await versions_held(pinning) == {1}
 
 
 async def test_canary_proves_the_adapter_that_is_loaded_and_no_other(engine, adapters):
