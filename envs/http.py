@@ -29,6 +29,8 @@ LONGEST_PAUSE_S = 120.0
 MAX_QUOTED_CHARS = 200
 _PASSING = (408, 425, 429)
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+_GZIP = b"\x1f\x8b"
+"""Every member begins so."""
 
 
 class HttpError(Exception):
@@ -219,18 +221,45 @@ class ToolService(Service):
             raise ToolUnavailableError(f"{self._name} failed{times} with {error}") from None
 
 
+class _Unpacker:
+    """Unpacks gzip of one member or several, and deflate: with zlib's header or, as some servers send it, bare."""
+
+    def __init__(self, coding: str) -> None:
+        self._may_be_bare = coding == "deflate"
+        self._first = b""
+        self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+
+    def unpack(self, chunk: bytes, at_most: int) -> bytes:
+        """Raises zlib.error. What follows the last member and is none is left out, such as zeros."""
+        part = self._begin(chunk, at_most) if self._may_be_bare else self._stream.decompress(chunk, at_most)
+        while self._stream.unused_data.startswith(_GZIP) and len(part) < at_most:
+            rest, self._stream = self._stream.unused_data, zlib.decompressobj(_GZIP_OR_ZLIB)
+            part += self._stream.decompress(rest, at_most - len(part))
+        return part
+
+    def _begin(self, chunk: bytes, at_most: int) -> bytes:
+        """The first two bytes tell whether there is a header."""
+        self._first += chunk
+        self._may_be_bare = len(self._first) < 2
+        try:
+            return self._stream.decompress(chunk, at_most)
+        except zlib.error:
+            self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
+            return self._stream.decompress(self._first, at_most)
+
+
 async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
     """Return the decompressed body, and whether it was cut at `max_bytes`. Never more than that is held, however much
     the server sends or its compressed bytes would become. Raises UnreadableError."""
     if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise UnreadableError("it is compressed in a way that is not supported")
-    unpack = zlib.decompressobj(_GZIP_OR_ZLIB) if coding not in ("", "identity") else None
+    unpacker = _Unpacker(coding) if coding not in ("", "identity") else None
     body = bytearray()
     num_read = 0
     async for chunk in chunks:
         num_read += len(chunk)
         try:
-            body += unpack.decompress(chunk, max_bytes + 1 - len(body)) if unpack else chunk
+            body += unpacker.unpack(chunk, max_bytes + 1 - len(body)) if unpacker else chunk
         except zlib.error:
             raise UnreadableError("its compression is broken") from None
         # What is read counts too: a compressed stream can go on for ever and become nothing.

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+import zlib
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -20,6 +21,7 @@ from envs.http import (
     UnreachableError,
     UnreadableError,
     chat_completion,
+    read_body,
 )
 from tests.envs.local_server import Answer, LocalServer
 
@@ -139,6 +141,46 @@ async def test_a_reply_that_is_too_large_is_broken_off(status, compressed):
 async def test_a_compressed_reply_is_read():
     with serving(Answer(200, {"Content-Encoding": "gzip"}, gzip.compress(b'{"a": 1}'))) as server:
         assert await ask(server) == {"a": 1}
+
+
+def packed(text, wbits):
+    packer = zlib.compressobj(wbits=wbits)
+    return packer.compress(text) + packer.flush()
+
+
+async def in_chunks(body, size):
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+MEMBERS = [gzip.compress(b"copper "), gzip.compress(b""), gzip.compress(b"is a metal")]
+PACKED = {
+    "gzip of several members": ("gzip", b"".join(MEMBERS)),
+    "gzip and padding": ("gzip", b"".join(MEMBERS) + bytes(1000)),
+    "gzip called deflate": ("deflate", b"".join(MEMBERS)),
+    "deflate": ("deflate", packed(b"copper is a metal", 15)),
+    "bare deflate": ("deflate", packed(b"copper is a metal", -15)),
+}
+
+
+@pytest.mark.parametrize(("coding", "body"), PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("size", [1, 2, 20, 10_000])
+async def test_a_body_is_unpacked_whole_as_servers_pack_it_and_however_it_arrives(coding, body, size):
+    assert await read_body(in_chunks(body, size), coding, 2000) == (b"copper is a metal", False)
+
+
+async def test_a_body_of_many_members_is_cut_at_the_bound():
+    whole, body = b"copper " * 10_000, gzip.compress(b"copper " * 1000) * 10
+    assert await read_body(in_chunks(body, 100), "gzip", 70_000) == (whole, False)
+    assert await read_body(in_chunks(body, 100), "gzip", 69_999) == (whole[:69_999], True)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"), [("gzip", MEMBERS[0] + b"\x1f\x8bno"), ("deflate", b"no"), ("gzip", b"no")]
+)
+async def test_a_body_whose_compression_is_broken_is_refused_and_not_cut_short(coding, body):
+    with pytest.raises(UnreadableError, match="its compression is broken"):
+        await read_body(in_chunks(body, 1), coding, 2000)
 
 
 @pytest.mark.parametrize(
