@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import socket
 
-from envs.types import ToolUnavailableError
+from envs.http import PassingError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -26,14 +26,17 @@ class HostUnknownError(ValueError):
     """No address belongs to this name."""
 
 
+class NoNameServerError(PassingError):
+    """Nobody says now which addresses belong to a name: this machine's network is down, or a name server is busy."""
+
+
 async def resolve(host: str, port: int) -> list[str]:
-    """The host's addresses, as the system knows them. Raises HostUnknownError, and ToolUnavailableError when no name
-    server answers."""
+    """The host's addresses, as the system knows them. Raises HostUnknownError and NoNameServerError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno == socket.EAI_AGAIN:
-            raise ToolUnavailableError(f"no name server answered for {host}; check this machine's network") from None
+            raise NoNameServerError(f"no name server answered for {host}; check this machine's network") from None
         raise HostUnknownError(host) from None
     except UnicodeError:
         raise HostUnknownError(host) from None

@@ -20,8 +20,9 @@ from envs.http import (
     retry_after_s,
     tls_context,
 )
-from envs.tools.addresses import HostUnknownError, is_public, resolve
+from envs.tools.addresses import HostUnknownError, NoNameServerError, is_public, resolve
 from envs.tools.guard import BlockList
+from envs.types import ToolUnavailableError
 
 _DETECTED_BYTES = 50_000
 # Python knows more codecs than the web: some do not give text, and some take quadratic time.
@@ -143,11 +144,13 @@ class PageFetcher:
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
 
     async def fetch(self, url: str) -> Page:
-        """Raises PageRefusedError, and ToolUnavailableError where this machine has no network."""
+        """Raises PageRefusedError, and ToolUnavailableError where no name server answers."""
         try:
             return await self._attempts.ask(lambda: self._follow(url))
         except PageRefusedError:
             raise
+        except NoNameServerError as error:
+            raise ToolUnavailableError(str(error)) from None
         except PassingError:
             raise PageRefusedError("timeout", f"it was not there within {self.limits.deadline_s:g} s") from None
 

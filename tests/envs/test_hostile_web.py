@@ -3,10 +3,12 @@
 import asyncio
 import gzip
 import itertools
+import socket
 import ssl
 import time
 import tracemalloc
 import zlib
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +27,24 @@ from tests.envs.local_server import Answer, LocalServer
 
 HTML = {"Content-Type": "text/html; charset=utf-8"}
 LIMITS = FetchLimits(max_bytes=100_000, max_attempts=1, first_pause_s=0.01, deadline_s=3.0, pages_per_minute=60_000)
+PATIENT = replace(LIMITS, max_attempts=2)
 GIB = 1 << 30
+
+
+@contextmanager
+def no_name_server(monkeypatch, times=1000):
+    """The first lookups find none."""
+    look_up, left = socket.getaddrinfo, [None] * times
+
+    def busy(*asked, **how):
+        if left:
+            left.pop()
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return look_up(*asked, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", busy)
+        yield
 
 
 class FakeFinder:
@@ -159,16 +178,18 @@ async def test_a_name_with_one_inner_address_among_public_ones_is_refused():
     assert (await refusal("http://mixed.example/", resolve=mixed)).category == "address"
 
 
-async def test_a_name_that_does_not_exist_is_an_observation_and_a_dead_network_is_not():
+async def test_a_name_that_does_not_exist_is_an_observation_and_a_dead_network_is_not(monkeypatch):
     async def unknown(host, port):
         raise HostUnknownError(host)
 
-    async def dead(host, port):
-        raise ToolUnavailableError("no name server answered")
-
     assert (await refusal("http://nowhere.example/", resolve=unknown)).category == "unreachable"
-    with pytest.raises(ToolUnavailableError):
-        await fetcher(resolve=dead).fetch("http://somewhere.example/")
+    with no_name_server(monkeypatch), pytest.raises(ToolUnavailableError, match=r"no name server answered for some"):
+        await fetcher(limits=PATIENT).fetch("http://somewhere.example/")
+
+
+async def test_a_name_server_that_is_busy_for_a_moment_is_asked_again(monkeypatch):
+    with serving(Answer(headers=HTML, body=b"<p>copper</p>")) as server, no_name_server(monkeypatch, times=1):
+        assert (await read(server, limits=PATIENT)).text == "copper"
 
 
 async def test_an_allowed_server_opens_no_other_port_of_its_machine():
