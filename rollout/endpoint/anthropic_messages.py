@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.dialect import Dialect, named_event
-from rollout.endpoint.messages import MessageError, Said, call_of, fields_of, plain_text
+from rollout.endpoint.messages import MessageError, Said, call_of, fields_of, in_call_order, plain_text
 from rollout.endpoint.request import (
     Asked,
     Choice,
@@ -73,7 +73,7 @@ def _messages(given: Mapping[str, object]) -> tuple[Said, ...]:
         system = plain_text(given.get("system"), "system")
     except MessageError as error:
         raise Refused(str(error), param="messages") from None
-    return (*([Said(role="system", content=system)] if system else []), *said)
+    return (*([Said(role="system", content=system)] if system else []), *in_call_order(said))
 
 
 def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
@@ -92,7 +92,8 @@ def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
             if words:
                 yield Said(role=role, content="".join(words))
                 words = []
-            yield Said(role="tool", content=plain_text(block.get("content"), f"{place}.content"))
+            result = plain_text(block.get("content"), f"{place}.content")
+            yield Said(role="tool", content=result, call_ids=(block.get("tool_use_id"),))
         else:
             words.append(plain_text([block], place))
     if words or not blocks:
@@ -105,7 +106,7 @@ def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> Said:
         raise MessageError(f"{where}.content has a tool_use without a name or an input")
     words = plain_text([block for block in blocks if block.get("type") != "tool_use"], f"{where}.content")
     calls = tuple(call_of(use["name"], json.dumps(use["input"])) for use in uses)
-    return Said(role="assistant", content=words.strip(), calls=calls)
+    return Said(role="assistant", content=words.strip(), calls=calls, call_ids=tuple(use.get("id") for use in uses))
 
 
 def _blocks(content: object, where: str) -> list[Mapping[str, object]]:

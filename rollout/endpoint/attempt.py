@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from envs.types import ToolCall, ToolResult
@@ -145,13 +146,14 @@ class Attempt:
         if self._ended:
             raise Refused(ENDED, status=403, code="attempt_ended")
 
-    def said_until(self, reply_id: str) -> tuple[Said, ...] | None:
+    def said_until(self, reply_id: str, call_id: Callable[[str], str]) -> tuple[Said, ...] | None:
         """All that was said up to a reply and with it, but for its request's instructions. None for a reply that is not
-        this attempt's."""
+        this attempt's. `call_id`: how a dialect calls a call of this name."""
         for call in self._calls:
             reply = call.answered()
             if reply is not None and reply.id == reply_id:
-                said = replace(reply.said, content=reply.said.content.strip())
+                call_ids = tuple(map(call_id, reply.call_names))
+                said = replace(reply.said, content=reply.said.content.strip(), call_ids=call_ids)
                 return (*call.asked.messages[call.asked.num_instructions :], said)
         return None
 

@@ -13,6 +13,7 @@ from rollout.endpoint.messages import (
     SaidRole,
     call_of,
     fields_of,
+    in_call_order,
     openai_assistant,
     plain_text,
 )
@@ -82,7 +83,7 @@ def said_of(messages: object) -> tuple[Said, ...]:
     """Raises MessageError."""
     if not isinstance(messages, list) or not messages:
         raise MessageError("messages must be a list with at least one message")
-    return tuple(_said(fields_of(message), f"messages[{index}]") for index, message in enumerate(messages))
+    return in_call_order(_said(fields_of(message), f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def _said(message: Mapping[str, object], where: str) -> Said:
@@ -91,12 +92,15 @@ def _said(message: Mapping[str, object], where: str) -> Said:
         raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}")
     content = plain_text(message.get("content"), f"{where}.content")
     if role != "assistant":
-        return Said(role=role, content=content)
+        return Said(role=role, content=content, call_ids=(message.get("tool_call_id"),) if role == "tool" else ())
     if message.get("function_call") is not None:
         raise MessageError(f"{where}.function_call is of an older form of this protocol; write tool_calls")
-    calls = message.get("tool_calls") or []
-    made = tuple(_call(call, where) for call in (calls if isinstance(calls, list) else [calls]))
-    return Said(role=role, content=content.strip(), calls=made)
+    given = message.get("tool_calls") or []
+    calls = given if isinstance(given, list) else [given]
+    made = tuple(_call(call, where) for call in calls)
+    return Said(
+        role=role, content=content.strip(), calls=made, call_ids=tuple(fields_of(call).get("id") for call in calls)
+    )
 
 
 def _call(call: object, where: str) -> FunctionCall:

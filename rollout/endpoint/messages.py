@@ -6,8 +6,9 @@ A call is written as a JSON object between `<tool_call>` and `</tool_call>`, a r
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Literal, NotRequired, TypedDict
 
@@ -37,11 +38,12 @@ class FunctionCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """One message. Two that are equal mean the same: white space around an assistant's words, the ids of calls and the
-    order of keys in their arguments do not count."""
+    order of keys in their arguments do not count. `call_ids` are those of its calls, or of the call that it answers."""
 
     role: SaidRole
     content: str
     calls: tuple[FunctionCall, ...] = ()
+    call_ids: tuple[object, ...] = field(default=(), compare=False)
 
     @property
     def text(self) -> str:
@@ -67,6 +69,25 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     if not all(isinstance(text, str) for text in texts):
         raise MessageError(f"{where} holds something other than text, which this model cannot read")
     return "".join(map(str, texts))
+
+
+def in_call_order(messages: Iterable[Said]) -> tuple[Said, ...]:
+    """With results that stand side by side in the order of the calls that they answer. A client may send them in
+    another one, as they came in, and a prompt says by nothing but their order which is whose."""
+    ordered: list[Said] = []
+    open_calls: tuple[object, ...] = ()
+    for is_result, group in groupby(messages, lambda one: one.role == "tool"):
+        run = list(group)
+        if not is_result:
+            open_calls = run[-1].call_ids
+        elif all(one.call_ids and one.call_ids[0] in open_calls for one in run):
+            run.sort(key=partial(_place, open_calls))
+        ordered += run
+    return tuple(ordered)
+
+
+def _place(open_calls: tuple[object, ...], result: Said) -> int:
+    return open_calls.index(result.call_ids[0])
 
 
 def call_of(name: object, arguments: object) -> FunctionCall:

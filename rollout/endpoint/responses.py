@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.chat_completions import choice_by_word, refusal
 from rollout.endpoint.dialect import Dialect, named_event
-from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, fields_of, plain_text
+from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, fields_of, in_call_order, plain_text
 from rollout.endpoint.request import (
     ANY_LENGTH,
     Asked,
@@ -68,7 +68,7 @@ def read(body: object, attempt: Attempt) -> Asked:
     instructions = _instructions(given)
     return Asked(
         fingerprint=fingerprint("responses", given),
-        messages=(*instructions, *_before(given, attempt), *_input(given)),
+        messages=in_call_order((*instructions, *_before(given, attempt), *_input(given))),
         tools=tools,
         grammar=grammar,
         max_tokens=min(whole_number(given, "max_output_tokens", 1) or ANY_LENGTH, rules.max_tokens),
@@ -90,7 +90,7 @@ def _before(given: Mapping[str, object], attempt: Attempt) -> tuple[Said, ...]:
     name = given.get("previous_response_id")
     if name is None:
         return ()
-    said = attempt.said_until(str(name).removeprefix("resp_"))
+    said = attempt.said_until(str(name).removeprefix("resp_"), _call_id)
     if said is None:
         raise Refused(
             f"this attempt has no response {name!r}", code="previous_response_not_found", param="previous_response_id"
@@ -122,9 +122,11 @@ def _take(item: Mapping[str, object], where: str, said: list[Said]) -> None:
     elif kind == "function_call" and "name" in item and "arguments" in item:
         before = said.pop() if said and said[-1].role == "assistant" else Said(role="assistant", content="")
         call = call_of(item["name"], item["arguments"])
-        said.append(Said(role="assistant", content=before.content, calls=(*before.calls, call)))
+        call_ids = (*before.call_ids, item.get("call_id"))
+        said.append(Said(role="assistant", content=before.content, calls=(*before.calls, call), call_ids=call_ids))
     elif kind == "function_call_output":
-        said.append(Said(role="tool", content=plain_text(item.get("output"), f"{where}.output", TEXTS)))
+        output = plain_text(item.get("output"), f"{where}.output", TEXTS)
+        said.append(Said(role="tool", content=output, call_ids=(item.get("call_id"),)))
     else:
         raise MessageError(
             f"{where} must be a message, a function_call with name and arguments, or a function_call_output"
@@ -200,13 +202,17 @@ def _output(reply: Reply) -> list[dict[str, object]]:
     said = reply.said
     calls: list[dict[str, object]] = []
     for name, call in zip(reply.call_names, said.calls, strict=True):
-        named = {"id": f"fc_{reply.id}_{name}", "call_id": f"call_{name}"}
+        named = {"id": f"fc_{reply.id}_{name}", "call_id": _call_id(name)}
         given = {"name": call.name, "arguments": call.arguments}
         calls.append({"type": "function_call", "status": "completed", **named, **given})
     if calls and not said.content:
         return calls
     words = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": _status(reply)}
     return [{**words, "content": [_part(said.content)]}, *calls]
+
+
+def _call_id(name: str) -> str:
+    return f"call_{name}"
 
 
 def _part(text: str) -> dict[str, object]:

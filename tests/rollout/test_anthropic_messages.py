@@ -48,7 +48,8 @@ async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_
         assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(turn.prompt_token_ids), 2)
 
 
-async def test_parallel_uses_of_tools_and_their_results_go_on_from_the_sampled_ids():
+@pytest.mark.parametrize("order", [1, -1])
+async def test_parallel_uses_of_tools_and_their_results_go_on_from_the_sampled_ids(order):
     async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
         first = await ask(p, user("1+2?"), tools=[TOOL])
         assert first.stop_reason == "tool_use"
@@ -58,8 +59,8 @@ async def test_parallel_uses_of_tools_and_their_results_go_on_from_the_sampled_i
         results = [
             {"type": "tool_result", "tool_use_id": uses[0].id, "content": "0"},
             {"type": "tool_result", "tool_use_id": uses[1].id, "content": [{"type": "text", "text": "1"}]},
-            {"type": "text", "text": "Sum?"},
         ]
+        results = [*results[::order], {"type": "text", "text": "Sum?"}]
         said = {"role": "assistant", "content": first.content}
         await ask(p, user("1+2?"), said, {"role": "user", "content": results}, tools=[TOOL])
         one, two = await p.attempt.end()

@@ -126,7 +126,8 @@ async def test_a_body_that_is_nested_without_end_is_refused():
         assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is no JSON")
 
 
-async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_go_on_from_the_sampled_text():
+@pytest.mark.parametrize("order", [1, -1])
+async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_go_on_from_the_sampled_text(order):
     async with play(called('{"a": 1}', '{"a":2}'), "3") as p:
         first = await p.ask(user("1+2?"), tools=[ADD])
         message = first.choices[0].message
@@ -140,7 +141,7 @@ async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_
             {"role": "tool", "tool_call_id": one.id, "content": str(number)}
             for number, one in enumerate(message.tool_calls)
         ]
-        await p.ask(user("1+2?"), message.model_dump(exclude_none=True), *results, tools=[ADD])
+        await p.ask(user("1+2?"), message.model_dump(exclude_none=True), *results[::order], tools=[ADD])
         one, two = await p.attempt.end()
         own = one.prompt_token_ids + one.completion.token_ids
         assert two.prompt_token_ids[: len(own)] == own

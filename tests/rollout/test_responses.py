@@ -37,7 +37,8 @@ async def test_a_response_comes_back_with_its_usage_and_is_a_turn_with_the_engin
         )
 
 
-async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids():
+@pytest.mark.parametrize("order", [1, -1])
+async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids(order):
     async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
         first = await ask(p, [user("1+2?")], tools=[TOOL])
         assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
@@ -47,7 +48,7 @@ async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids():
             {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
             for number, call in enumerate(calls)
         ]
-        given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results]
+        given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results[::order]]
         await ask(p, given, tools=[TOOL])
         one, two = await p.attempt.end()
         own = one.prompt_token_ids + one.completion.token_ids
@@ -82,14 +83,17 @@ async def test_a_previous_response_of_another_attempt_is_refused():
 
 
 async def test_outputs_of_calls_may_follow_a_previous_response():
-    async with play(called('{"a": 1}'), "3") as p:
+    async with play(called('{"a": 1}', '{"a": 2}'), "3") as p:
         first = await ask(p, "1?", tools=[TOOL])
-        result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "1"}
-        await ask(p, [result], tools=[TOOL], previous_response_id=first.id)
+        one, two = (
+            {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
+            for number, call in enumerate(first.output)
+        )
+        await ask(p, [two, one], tools=[TOOL], previous_response_id=first.id)
         one, two = await p.attempt.end()
         own = one.prompt_token_ids + one.completion.token_ids
         assert two.prompt_token_ids[: len(own)] == own
-        assert one.tool_result.text == "1"
+        assert one.tool_result.text == "0\n1"
 
 
 class Sum(BaseModel):
