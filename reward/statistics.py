@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from reward.types import ScoredGroup
-from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
 SATURATED = 0.02

@@ -14,8 +14,8 @@ COPY_EVERY_S = 30.0
 """Where the whole ledger is copied to be read, this is not done at every look."""
 
 _COLUMNS = (
-    "ordinal, task, family, repeats, state, attempt, worker, step, reported_step, settled_at, duration_s, num_tokens, "
-    "versions, facts, reason"
+    "ordinal, task, family, repeats, state, attempt, step, reported_step, duration_s, num_tokens, versions, "
+    "facts, reason"
 )
 
 
@@ -65,9 +65,7 @@ def _group(row: sqlite3.Row) -> dict[str, Any]:
         "repeats": row["repeats"],
         "state": row["state"],
         "attempt": row["attempt"],
-        "worker": row["worker"],
         "step": row["step"] if row["step"] is not None else row["reported_step"],
-        "settled_at": row["settled_at"],
         "duration_s": row["duration_s"],
         "tokens": row["num_tokens"],
         "versions": [versions[0], versions[-1]] if versions else None,

@@ -162,7 +162,6 @@ def _readable(parse: Callable[[bytes], object], line: bytes, key: str) -> Row | 
 
 def _row(head: Mapping[str, Any]) -> Row:
     """What a list shows of a trajectory. A line of another program may lack some of it."""
-    reward = head.get("reward")
     return {
         "id": str(head.get("id")),
         "group": str(head.get("group_id")),
@@ -173,16 +172,12 @@ def _row(head: Mapping[str, Any]) -> Row:
         "question": _short(head.get("question")),
         "answer": _short(head.get("answer")),
         "gold": _short(head.get("gold")),
-        "stop": head.get("stop_reason"),
-        "outcome": head.get("outcome", reward),
-        "reward": reward,
+        "outcome": head.get("outcome", head.get("reward")),
         "verdict": head.get("verdict", "trained" if head.get("phase") == "train" else None),
         "turns": head.get("num_turns"),
-        "tokens": head.get("num_tokens"),
         "versions": head.get("versions"),
         "advantages": head.get("advantages"),
         "anchor": head.get("anchor"),
-        "scores": head.get("step_rewards") or head.get("prm_scores"),
     }
 
 

@@ -21,7 +21,7 @@ MAX_PAGE = 500
 FRESH_S = 900.0
 """A run without a summary whose files changed within so many seconds is taken to be going on."""
 
-_SETTINGS = ("seed", "num_steps", "batch_groups", "pipeline_depth", "max_staleness")
+_SETTINGS = ("seed", "num_steps", "pipeline_depth", "max_staleness")
 
 
 class ViewError(UserError):
@@ -38,7 +38,6 @@ class Wanted:
     verdict: str = ""
     outcome: str = ""
     dataset: str = ""
-    group: str = ""
     step: int | None = None
     newest_first: bool = False
 
@@ -78,19 +77,13 @@ class ViewedRun:
 
     def about(self) -> Row:
         """Name, settings and result of the run, from the files that it keeps them in."""
-        config, origin, summary, phases = (
-            _json(self.folder / name) for name in ("config.json", "provenance.json", "summary.json", "phases.json")
-        )
-        rollout, reward, learner = (config.get(name, {}) for name in ("rollout", "reward", "learner"))
+        config, summary = (_json(self.folder / name) for name in ("config.json", "summary.json"))
+        reward, learner = (config.get(name, {}) for name in ("reward", "learner"))
         return {
             "name": self.folder.resolve().name,
-            "started": origin.get("started"),
-            "commit": origin.get("git_commit"),
-            "phases": {name: one["seconds"] for name, one in phases.items() if "seconds" in one},
             "settings": {
                 **{name: config.get(name) for name in _SETTINGS},
                 "model": config.get("model", {}).get("path"),
-                "group_size": rollout.get("group_size"),
                 "credit": reward.get("credit", {}).get("type"),
                 "objective": learner.get("loss", {}).get("type"),
             },
@@ -176,7 +169,6 @@ class ViewedRun:
             rows = [index.rows[number] for number in index.by_group.get(group["id"], [])]
             yield group | {
                 "family": group.get("family") or (rows[0]["dataset"] if rows else None),
-                "recorded": len(rows),
                 "question": rows[0]["question"] if rows else None,
                 "task": rows[0]["task"] if rows else None,
                 "outcomes": [row["outcome"] for row in rows],
@@ -219,8 +211,8 @@ class ViewedRun:
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: str) -> tuple[Row, Sequence[Row]]:
     """Attempts at the same tasks beside each other: how often each way round, and the pairs that are wanted. Another
-    run may have another question under the same name, which is no pair. `only` is gained, lost, changed, same or empty
-    for all; `text` is looked for in question and task."""
+    run may have another question under the same name, which is no pair. `only` is a kind of pair, or empty for all;
+    `text` is looked for in question and task."""
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
         one, other = left[task], right[task]
@@ -230,8 +222,7 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
         if kind == "unscored":
             continue
         counts[kind] += 1
-        wanted = not only or kind == only or (only == "changed" and kind in ("gained", "lost"))
-        if wanted and text in f"{task}\n{one['question']}".lower():
+        if only in ("", kind) and text in f"{task}\n{one['question']}".lower():
             pairs.append({"task": task, "kind": kind, "left": one, "right": other})
     order = ("gained", "lost", "both_wrong", "both_right")
     pairs.sort(key=lambda pair: (order.index(pair["kind"]), pair["task"]))
@@ -252,7 +243,7 @@ def _kind(before: Row, after: Row) -> str:
 
 def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
     tests: list[Callable[[Row], bool]] = []
-    for name in ("phase", "verdict", "dataset", "group", "step"):
+    for name in ("phase", "verdict", "dataset", "step"):
         value = getattr(wanted, name)
         if value not in ("", None) and (name, value) not in (("phase", "any"), ("phase", "changed")):
             tests.append(lambda row, name=name, value=value: row[name] == value)  # type: ignore[misc]

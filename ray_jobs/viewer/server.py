@@ -149,8 +149,7 @@ def _about(runs: Sequence[ViewedRun], request: Request) -> object:
 
 
 def _metrics(runs: Sequence[ViewedRun], request: Request) -> object:
-    rows = _run(runs, request).metrics.rows
-    return rows[_whole(request, "from", 0) :]
+    return _run(runs, request).metrics.rows
 
 
 def _trajectories(runs: Sequence[ViewedRun], request: Request) -> object:
@@ -187,7 +186,7 @@ def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> dict[str, R
 
 def _wanted(request: Request) -> Wanted:
     asked = request.query_params
-    names = ("text", "phase", "verdict", "outcome", "dataset", "group")
+    names = ("text", "phase", "verdict", "outcome", "dataset")
     return Wanted(
         **{name: asked.get(name, "") for name in names},
         step=_whole(request, "step", 0) if asked.get("step") else None,

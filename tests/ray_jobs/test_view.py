@@ -52,7 +52,7 @@ def test_rows_come_by_page_and_by_filter(folder):
     client = client_of(folder)
     everything = ask(client, "trajectories", limit=5)
     assert (everything["total"], len(everything["rows"])) == (19, 5)
-    assert ids(ask(client, "trajectories", group="g000001")) == ["g000001/0", "g000001/1", "g000001/2"]
+    assert ids(ask(client, "trajectories", text="g000001/")) == ["g000001/0", "g000001/1", "g000001/2"]
     assert ids(ask(client, "trajectories", step=2, outcome="right")) == ["g000001/0"]
     assert ask(client, "trajectories", verdict="all_wrong")["total"] == 2
     assert (
@@ -87,7 +87,7 @@ def test_every_group_names_its_family_whether_or_not_its_attempts_are_recorded(f
     client = client_of(folder)
     groups = ask(client, "groups")["rows"]
     assert {group["family"] for group in groups} == {"lookup"}
-    assert min(group["recorded"] for group in groups) == 0
+    assert min(len(group["outcomes"]) for group in groups) == 0
     assert ask(client, "group", id="g000003")["family"] == "lookup"
     assert (ask(client, "groups", text="lookup")["total"], ask(client, "groups", text="chain")["total"]) == (7, 0)
 
@@ -109,7 +109,7 @@ def test_new_rows_are_taken_in_without_reading_the_old_ones_again(folder):
     after = ask(client, "state")[0]
     assert (before["trajectories"], after["trajectories"]) == (19, 22)
     assert (after["steps"], after["generation"]) == (4, before["generation"])
-    assert [row["step"] for row in ask(client, "metrics", **{"from": 3})] == [4]
+    assert [row["step"] for row in ask(client, "metrics")] == [1, 2, 3, 4]
 
 
 def test_a_line_that_is_being_written_is_not_read_before_it_is_whole(folder):

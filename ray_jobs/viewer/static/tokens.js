@@ -7,7 +7,7 @@ export const COLOURS = [["drift", "log-prob drift"], ["version", "policy version
 const DRIFTS = [0.01, 0.05, 0.2, 0.5];
 const PROBS = [0.99, 0.9, 0.5, 0.1];
 
-export function tokenVersions(turn) {
+function tokenVersions(turn) {
   const versions = turn.token_ids.map(() => turn.policy_version);
   for (const [index, version] of turn.switches ?? []) versions.fill(version, index);
   return versions;
