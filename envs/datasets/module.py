@@ -12,7 +12,7 @@ from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
 from configs.wording import listed
 from envs.benchmarks.readers import plain_rows
-from envs.datasets.own import QUESTIONS, check_distinct, is_answer, one_a_line, question_of
+from envs.datasets.own import QUESTIONS, check_apart, check_distinct, is_answer, one_a_line, question_of
 from envs.datasets.split import purpose_of, question_key, split_of
 from envs.types import Task
 
@@ -92,21 +92,8 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
             part = _hashed(task.question, with_teacher)
         metadata = {key: value for key, value in task.metadata.items() if key != "split"}
         found[part].append(replace(task, metadata=metadata))
-    _check_apart(found, config.source)
+    check_apart(found, config.source)
     return found
-
-
-def _check_apart(found: Mapping[Part, list[Task]], source: str) -> None:
-    """Named parts may hold one question in other case, spacing or punctuation."""
-    seen: dict[str, tuple[Part, Task]] = {}
-    for part in PARTS:
-        for task in found[part]:
-            other, same = seen.setdefault(question_key(task.question), (part, task))
-            if other != part:
-                raise ValueError(
-                    f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', and they ask the same but for "
-                    "case, spacing or punctuation; keep one of them, or give both the same 'split'"
-                )
 
 
 def _rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from configs.errors import whole_letters
 from envs.benchmarks.readers import local_rows
 from envs.datasets.split import SPLITS, Split, question_key, split_of
 from envs.types import Task
+
+Part = TypeVar("Part", bound=str)
 
 OWN = ("own_text", "own_integer", "own_math", "own_choice")
 QUESTIONS = ("question", "prompt", "messages")
@@ -48,7 +50,7 @@ def own_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> d
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
     for task, split in zip(tasks, _halves(rows, tasks, path), strict=True):
         found[split].append(task)
-    _check_apart(found, path)
+    check_apart(found, path)
     return found
 
 
@@ -111,14 +113,17 @@ def check_distinct(name: str, values: list[str], path: Path | str) -> None:
         raise ValueError(f"{path}: the {name} {value[:80]!r} stands in {times} rows; keep one of them")
 
 
-def _check_apart(halves: Mapping[Split, list[Task]], path: Path) -> None:
-    train = {question_key(task.question): task for task in halves["train"]}
-    for task in halves["eval"]:
-        if same := train.get(question_key(task.question)):
-            raise ValueError(
-                f"{path}: {task.id} is for 'eval' and {same.id} for 'train', and they ask the same but for case, "
-                "spacing or punctuation; keep one of them, or give both the same 'split'"
-            )
+def check_apart(parts: Mapping[Part, Sequence[Task]], path: Path | str) -> None:
+    """Raises ValueError for a question that two parts have, also in other case, spacing or punctuation."""
+    seen: dict[str, tuple[Part, Task]] = {}
+    for part, tasks in parts.items():
+        for task in tasks:
+            other, same = seen.setdefault(question_key(task.question), (part, task))
+            if other != part:
+                raise ValueError(
+                    f"{path}: {task.id} is for '{part}' and {same.id} for '{other}', and they ask the same but for "
+                    "case, spacing or punctuation; keep one of them, or give both the same 'split'"
+                )
 
 
 def _halves(rows: list[Mapping[str, object]], tasks: list[Task], path: Path) -> list[Split]:
