@@ -32,10 +32,9 @@ CACHE_AGE_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the tools of a run are made from. What is entered into `lifetime` ends with the run."""
+    """What the tools of a run are made from."""
 
     config: EnvsConfig
-    lifetime: ExitStack
     block_list: BlockList
     recording: Recording | None
     own_model: AskModel | None
@@ -207,7 +206,6 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             sandbox = lifetime.enter_context(open_sandbox(config)) if "code" in config.actions else None
             parts = Parts(
                 config=config,
-                lifetime=lifetime,
                 block_list=_block_list(config),
                 recording=Recording(Path(path), config.recording.mode) if (path := config.recording.path) else None,
                 own_model=own_model,
