@@ -81,12 +81,13 @@ def _kept(run: Run, played: list[Trajectory], scores: Mapping[str, float | None]
         kept, said = kept_demonstrations(played, scores, settings.min_score)
         run.tell(said)
         return kept
-    check_played(played)
+    check_played(played, run.config.rollout.max_turn_tokens)
     return played
 
 
-def check_played(played: Sequence[Trajectory]) -> None:
-    """Whether every plan was played to its answer in well-formed steps. Raises NoDemonstrationError."""
+def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
+    """Whether every plan was played to its answer in well-formed steps that the policy may write. Raises
+    NoDemonstrationError."""
     broken = [one for one in played if one.stop_reason != "answered" or one.num_format_errors]
     if broken:
         first = broken[0]
@@ -96,6 +97,13 @@ def check_played(played: Sequence[Trajectory]) -> None:
             f"{first.task.id}: {first.failure or malformed or first.stop_reason}; see that the tools of envs.actions "
             "work, raise rollout.engine.max_model_len where it ended as 'context', or set "
             "cold_start.num_demonstrations=0"
+        )
+    longest = [max((len(turn.completion.token_ids) for turn in one.planner_turns), default=0) for one in played]
+    if too_long := [length for length in longest if length > max_turn_tokens]:
+        raise NoDemonstrationError(
+            f"{len(too_long)} of {len(played)} plans of the cold start have a step of more than "
+            f"rollout.max_turn_tokens = {max_turn_tokens} tokens, and in RL the policy's own are cut there; set "
+            f"rollout.max_turn_tokens={max(too_long)}, or cold_start.num_demonstrations=0"
         )
 
 

@@ -203,6 +203,12 @@ def malformed(error):
     return Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=True, format_error=error)
 
 
+def of_tokens(count):
+    turn = malformed(None)
+    ids = tuple(range(count))
+    return replace(turn, completion=replace(turn.completion, token_ids=ids, logprobs=(0.0,) * count))
+
+
 def played(number, answer, failure=None):
     return Trajectory(
         id=f"demonstration/{number}",
@@ -225,12 +231,25 @@ def played(number, answer, failure=None):
 )
 def test_a_plan_that_did_not_reach_its_answer_is_not_imitated_and_says_why(ending, why):
     with pytest.raises(NoDemonstrationError, match=f"^1 of 2 plans .*, first task-1: {why}; ") as caught:
-        check_played([played(0, "42"), replace(played(1, "42"), **ending)])
+        check_played([played(0, "42"), replace(played(1, "42"), **ending)], 40)
     assert "\n" not in str(caught.value)
 
 
 def test_plans_that_reached_their_answers_are_imitated_whether_right_or_wrong():
-    check_played([played(0, "42"), played(1, "41")])
+    check_played([played(0, "42"), played(1, "41")], 40)
+
+
+def test_plans_with_steps_that_the_policy_may_not_write_are_not_imitated_and_say_how_many():
+    given = [
+        replace(played(number, "42"), turns=(of_tokens(3), of_tokens(long))) for number, long in enumerate((8, 9, 12))
+    ]
+    check_played(given, 12)
+    with pytest.raises(NoDemonstrationError) as caught:
+        check_played(given, 8)
+    assert str(caught.value) == (
+        "2 of 3 plans of the cold start have a step of more than rollout.max_turn_tokens = 8 tokens, and in RL the "
+        "policy's own are cut there; set rollout.max_turn_tokens=12, or cold_start.num_demonstrations=0"
+    )
 
 
 def test_demonstrations_below_the_least_score_are_left_out_and_told():
