@@ -205,7 +205,15 @@ def schema_grammar(schema: object) -> str:
 def _either(one: str, other: str) -> str:
     from xgrammar import Grammar
 
-    return str(Grammar.union(Grammar.from_ebnf(one), Grammar.from_ebnf(other)))
+    return _source(Grammar.union(Grammar.from_ebnf(one), Grammar.from_ebnf(other)))
+
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
+
+
+def _source(grammar: "Grammar") -> str:
+    r"""EBNF. xgrammar writes `é` as `\xe9` and reads `\xe9e` as one letter; four digits after `\u` have an end."""
+    return _ESCAPE.sub(lambda escape: rf"\u00{escape[1]}" if escape[1] else escape[0], str(grammar))
 
 
 @lru_cache(maxsize=256)
@@ -216,10 +224,10 @@ def _compiled(form: str, source: str, most: int) -> str:
     try:
         match form:
             case "object":
-                return str(Grammar.from_json_schema({"type": "object"}, any_whitespace=False, strict_mode=False))
+                return _source(Grammar.from_json_schema({"type": "object"}, any_whitespace=False, strict_mode=False))
             case "schema":
-                return str(Grammar.from_json_schema(source, any_whitespace=False))
-        call = str(Grammar.union(*(_call_grammar(function) for function in json.loads(source))))
+                return _source(Grammar.from_json_schema(source, any_whitespace=False))
+        call = _source(Grammar.union(*(_call_grammar(function) for function in json.loads(source))))
         # Nothing refers to the root of a union, so that it can be given another name.
         renamed = re.sub(r"^root ::=", "one_call ::=", call, flags=re.MULTILINE)
         return rf'root ::= one_call ("\n" one_call){{0,{most - 1}}}' + f"\n{renamed}"

@@ -209,6 +209,26 @@ async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_th
         assert (await p.attempt.end())[0].grammar == grammar
 
 
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "object", "properties": {"année": {"type": "integer"}}, "required": ["année"]}, '{"année": 1}'),
+        ({"enum": ["größe", "señal", "naïf", "x\\éb"]}, '"größe"'),
+        ({"enum": ["größe", "señal", "naïf", "x\\éb"]}, '"x\\\\éb"'),
+        ({"type": "string", "pattern": "^[éa-z]+$"}, '"éa"'),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"tools": [ADD]}])
+async def test_a_form_may_hold_letters_of_other_languages(schema, written, more):
+    """Regression: of those like `é` one before a letter from a to f, or a digit, became another letter with it."""
+    from xgrammar.testing import _is_grammar_accept_string
+
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with play(written) as p:
+        await p.ask(user("1"), response_format=form, **more)
+        assert _is_grammar_accept_string(p.engine.requests[0].grammar, written)
+
+
 async def test_a_stream_brings_the_same_message_in_pieces():
     async with play("four", called('{"a": 1}')) as p:
         stream = await p.ask(user("2+2?"), stream=True, stream_options={"include_usage": True})
