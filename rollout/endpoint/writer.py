@@ -186,6 +186,8 @@ class RecordedWriter:
 def completion_of(text: str, asked: Asked, chat: ChatFormat, max_tokens: int) -> Completion:
     """A text as if the policy had sampled it. Raises ValueError where the policy could not, for the end of a
     sentence."""
+    if asked.grammar is not None and not _follows(text, asked.grammar, whole=True):
+        text = _respelled(text)
     cuts = [(start + len(stop), start) for stop in asked.stop if (start := text.find(stop)) >= 0]
     end, kept = min(cuts, default=(len(text), len(text)))
     token_ids = chat.encode_completion(text[:end])
@@ -204,6 +206,14 @@ def completion_of(text: str, asked: Asked, chat: ChatFormat, max_tokens: int) ->
         finish_reason="stop",
         policy_version=0,
     )
+
+
+def _respelled(text: str) -> str:
+    """JSON with the white space that every grammar has; any other text as it is."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
 
 
 def reply_text(reply: object) -> str:

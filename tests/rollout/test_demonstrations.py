@@ -91,6 +91,13 @@ async def test_json_that_a_request_demands_is_taken():
     assert completion.text == '{"a": 1}'
 
 
+async def test_json_that_a_request_demands_is_written_as_the_policy_writes_it():
+    """Regression: without the policy's white space, as pydantic and OpenAI's models write it, it was left out."""
+    request = asked(user("?"), response_format={"type": "json_object"}, tools=[ADD])
+    completion, _ = await written('{"a":1,\n"b":"\\u00e9"}\n', request)
+    assert (text_of(completion.token_ids), completion.text) == ('{"a": 1, "b": "é"}<e>', '{"a": 1, "b": "é"}')
+
+
 async def test_json_that_is_stopped_need_not_come_to_its_end():
     asks_json = asked(user("?"), response_format={"type": "json_object"}, stop=["."])
     completion, _ = await written('{"a": "one. two', asks_json)
