@@ -154,6 +154,7 @@ def make_plan(
     PlanError."""
     # A recipe without a card must not let a mistyped one pass.
     card_bytes(card)
+    config = _with_trained_prm(config)
     shapes = find_shapes(config, model_config)
     memory = machine_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -162,6 +163,17 @@ def make_plan(
 
     plan = replan(config)
     return plan, refusals(config, plan, replan, card=card)
+
+
+def _with_trained_prm(config: RunConfig) -> RunConfig:
+    """With base, layers and rank of the trained PRM that the recipe names, where that is there, in the place of those
+    that it would train one with."""
+    trained = config.reward.prm_path
+    if not trained or not Path(trained, "prm.json").is_file():
+        return config
+    from reward.prm.model import prm_settings
+
+    return config.model_copy(update={"prm": prm_settings(Path(trained), config.prm)})
 
 
 def run_plan(config: RunConfig, *, card: str, model_config: Path | None, as_json: bool) -> int:

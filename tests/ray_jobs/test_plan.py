@@ -288,6 +288,15 @@ def test_a_trained_prm_only_scores(tmp_path):
     assert trained < plan_of("dapo_qwen3_8b_a40")["process_bytes"]["PRM"]
 
 
+def test_a_trained_prm_is_counted_by_what_it_is(tmp_path, monkeypatch):
+    """Not by what the recipe would train."""
+    (tmp_path / "prm.json").touch()
+    monkeypatch.setattr("reward.prm.model.prm_settings", lambda folder, here: here.model_copy(update={"num_layers": 1}))
+    trained = plan_of("dapo_qwen3_8b_a40", f"reward.credit.prm_path={tmp_path}")["process_bytes"]["PRM"]
+    (tmp_path / "prm.json").unlink()
+    assert trained < plan_of("dapo_qwen3_8b_a40", f"reward.credit.prm_path={tmp_path}")["process_bytes"]["PRM"]
+
+
 def test_a_recipe_of_outcomes_alone_has_no_prm():
     assert "PRM" not in plan_of("flow_grpo_qwen25_7b")["process_bytes"]
 
