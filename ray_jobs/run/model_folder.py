@@ -134,12 +134,12 @@ def _check_chat(path: str, folder: Path) -> None:
         ) from error
 
 
-def prm_base(path: str, *, download: bool = True) -> Path:
+def prm_base(path: str) -> Path:
     """The folder of the model under a process reward model, which computes the same families as the learner: of another
-    it would leave things out without a word. Raises PreflightError."""
+    it would leave things out without a word, so that one is not downloaded. Raises PreflightError."""
     folder = resolve_model(path, key="prm.model_path", weights=False)
     _shape(folder, f"prm.model_path = '{path}'")
-    return resolve_model(path, key="prm.model_path") if download else folder
+    return resolve_model(path, key="prm.model_path")
 
 
 def check_prm(folder: Path) -> None:

@@ -14,7 +14,7 @@ from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_writte
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.checks.tasks import check_collection, check_mixes, check_tasks
 from ray_jobs.metrics.trackers import check_trackers
-from ray_jobs.run.model_folder import PreflightError, check_model, check_prm, prm_base
+from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
@@ -51,7 +51,6 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     check_tasks(config, training=True)
     if with_prm:
         check_collection(config)
-        prm_base(config.prm.model_path, download=False)
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
     model_path = check_model(config, training=True, download=download)

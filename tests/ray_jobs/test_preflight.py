@@ -390,11 +390,11 @@ def test_a_model_that_the_learner_cannot_train_is_refused_before_its_weights_are
     assert says in refusal(config("model.path=some/model"))
 
 
-def test_the_model_under_a_prm_is_of_a_family_that_is_computed_whole(config, tmp_path, monkeypatch):
+def test_the_model_under_a_prm_is_of_a_family_that_is_computed_whole(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "gemma2"}))
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, **_: str(tmp_path))
     with pytest.raises(PreflightError, match=r"prm.model_path = 'some/prm' has model_type 'gemma2'; known are llama"):
-        check_before_start(config("prm.model_path=some/prm"), with_prm=True)
+        model_folder.prm_base("some/prm")
 
 
 def test_an_engine_over_cards_that_do_not_divide_the_models_layers_is_refused(config, model):
