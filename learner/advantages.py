@@ -43,7 +43,13 @@ def group_centered(rewards: Sequence[float | None], *, ddof: int = 1, min_std: f
 
 
 def outcome_gated(
-    outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]], *, weight: float
+    outcomes: Sequence[float | None],
+    step_scores: Sequence[Sequence[float | None]],
+    *,
+    weight: float = 0.5,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_std: float = 1e-3,
 ) -> list[list[float]]:
     """Advantage of step j of trajectory i: z(outcome_i) + weight * (score_ij - pool mean) / (pool std + eps).
 
@@ -54,25 +60,27 @@ def outcome_gated(
     without a score (None) keeps the outcome's part only; with `weight` 0, or no scores at all, the result is the
     outcome broadcast exactly. Trajectories without an outcome (None) get zeros and stay out of every statistic.
     """
-    outcome_part = group_normalized(outcomes)
+    outcome_part = group_normalized(outcomes, ddof=ddof, eps=eps, min_std=min_std)
     if not any(outcome_part):
         return [[0.0] * len(steps) for steps in step_scores]
     scored = [
         steps if outcome is not None else [None] * len(steps)
         for outcome, steps in zip(outcomes, step_scores, strict=True)
     ]
-    local = pooled(scored)
+    local = pooled(scored, ddof=ddof, eps=eps, min_std=min_std)
     return [
         [part + weight * step if weight else part for step in steps]
         for part, steps in zip(outcome_part, local, strict=True)
     ]
 
 
-def pooled(step_scores: Sequence[Sequence[float | None]], *, ddof: int = 1, eps: float = 1e-6) -> list[list[float]]:
+def pooled(
+    step_scores: Sequence[Sequence[float | None]], *, ddof: int = 1, eps: float = 1e-6, min_std: float = 1e-3
+) -> list[list[float]]:
     """Every step against all steps of its group: (score - pool mean) / (pool std + eps), in the same shape.
 
     The statistics and their guards are those of `group_normalized`; None is an unscored step, and gets 0.
     """
-    flat = group_normalized([score for steps in step_scores for score in steps], ddof=ddof, eps=eps)
+    flat = group_normalized([score for steps in step_scores for score in steps], ddof=ddof, eps=eps, min_std=min_std)
     rest = iter(flat)
     return [[next(rest) for _ in steps] for steps in step_scores]

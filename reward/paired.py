@@ -11,8 +11,6 @@ import numpy as np
 
 from rollout.filters import SOLVED
 
-_ALPHA, _Z = 0.05, 1.959964
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedComparison:
@@ -93,8 +91,8 @@ def _mean(scores: Sequence[float]) -> float:
     return round(math.fsum(scores) / len(scores), 12)
 
 
-def items_needed(gain: float, discordant: float) -> int | None:
-    """Paired tasks in which the test at 5% finds a true `gain` with a power of about 80%; None for no gain.
+def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """Paired tasks in which the test at `alpha` finds a true `gain` with about this power; None for no gain.
 
     `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
     squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact
@@ -104,19 +102,19 @@ def items_needed(gain: float, discordant: float) -> int | None:
         return None
     share = max(discordant, abs(gain))
     normal = NormalDist()
-    error, detection = normal.inv_cdf(1 - _ALPHA / 2), normal.inv_cdf(0.8)
+    error, detection = normal.inv_cdf(1 - alpha / 2), normal.inv_cdf(power)
     spread = error * math.sqrt(share) + detection * math.sqrt(share - gain**2)
     # Fewer discordant tasks than this cannot be significant, however they fall.
-    fewest = math.floor(math.log2(2 / _ALPHA)) + 1
+    fewest = math.floor(math.log2(2 / alpha)) + 1
     return max(math.ceil((spread / gain) ** 2 + 1 / abs(gain)), math.ceil(fewest / share))
 
 
-def wilson_interval(successes: float, count: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a proportion; (0, 1) where nothing was counted. `successes` is a whole number, or
-    a sum of tasks' means over several tries: then the tasks are what was counted."""
+def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (95% by default); (0, 1) where nothing was counted. `successes` is a
+    whole number, or a sum of tasks' means over several tries: then the tasks are what was counted."""
     if count == 0:
         return 0.0, 1.0
-    rate, z = successes / count, _Z
+    rate = successes / count
     centre = rate + z**2 / (2 * count)
     spread = z * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
@@ -171,15 +169,15 @@ class SignFlip:
     ci95: tuple[float, float]
 
 
-def sign_flip(differences: Sequence[float]) -> SignFlip:
+def sign_flip(differences: Sequence[float], *, seed: int = 0) -> SignFlip:
     """Test and interval of differences in [-1, 1], one an item. Raises ValueError without any.
 
     p is exact: means over tries lie on a grid, and so do their sums. (Differences on no common grid of at most
     FINEST_GRID steps are rounded to that one.) The interval holds the shifts that the test does not refuse: its ends
-    are quantiles of the means of NUM_DRAWS random subsets of the items, the same in every call (Hartigan, JASA 64,
-    1969); which side of 0 they are on, the exact p decides. One item that is wholly gained and one that is wholly lost
-    are added for the interval, as Agresti and Min add pairs (Stat Med 24, 2005): without them it is a point where all
-    items differ alike.
+    are quantiles of the means of random subsets of the items (Hartigan, JASA 64, 1969), from NUM_DRAWS subsets drawn
+    with `seed`; which side of 0 they are on, the exact p decides. One item that is wholly gained and one that is wholly
+    lost are added for the interval, as Agresti and Min add pairs (Stat Med 24, 2005): without them it is a point where
+    all items differ alike.
     """
     if not differences:
         raise ValueError("need at least one difference")
@@ -188,7 +186,9 @@ def sign_flip(differences: Sequence[float]) -> SignFlip:
     counts = Counter(round(one * grid) for one in fractions)
     total = sum(value * count for value, count in counts.items())
     p = _as_far(counts, abs(total))
-    ends = [_lower_end(_mirrored(counts, sign), grid, above_0=p < _ALPHA and sign * total > 0) for sign in (1, -1)]
+    ends = [
+        _lower_end(_mirrored(counts, sign), grid, above_0=p < 0.05 and sign * total > 0, seed=seed) for sign in (1, -1)
+    ]
     return SignFlip(p=p, ci95=(ends[0] / grid, -ends[1] / grid))
 
 
@@ -227,10 +227,10 @@ def _binomial(count: int) -> list[float]:
     return [number / 2**count for number in ways]
 
 
-def _lower_end(counts: Counter[int], grid: int, *, above_0: bool) -> float:
+def _lower_end(counts: Counter[int], grid: int, *, above_0: bool, seed: int) -> float:
     """The 2.5% quantile of the means of random subsets, with every item in half of them. An empty subset refuses no
     shift: it is below all."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     sums, sizes = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
     # To draw items is to draw how many there are of each difference.
     for value, count in sorted((counts + Counter((grid, -grid))).items()):

@@ -78,9 +78,10 @@ class CheckingProcess:
         process.wait()
 
 
-def serve_checks(check: Callable[[Mapping[str, object]], object]) -> None:
-    """Answer one question a line until standard input ends, within a GiB; for the process' own `main`."""
-    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+def serve_checks(check: Callable[[Mapping[str, object]], object], *, memory_mb: int = 1024) -> None:
+    """Answer one question a line until standard input ends; for the process' own `main`."""
+    limit = memory_mb * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print(json.dumps(READY), flush=True)
     for line in sys.stdin:
         print(json.dumps(check(json.loads(line))), flush=True)

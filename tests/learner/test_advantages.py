@@ -1,6 +1,5 @@
 import json
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ SCORES = st.one_of(st.none(), st.floats(0, 1))
 # One outcome, and the steps' scores, per trajectory.
 GROUPS = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0]), st.lists(SCORES, max_size=4)), max_size=6)
 SCHEMES = {
-    "outcome_gated": partial(outcome_gated, weight=0.5),
+    "outcome_gated": outcome_gated,
     "pooled": lambda outcomes, scores: pooled(scores),
 }
 Z = math.sqrt(0.5)
@@ -138,7 +137,7 @@ def test_gated_scores_that_hardly_differ_add_nothing():
 
 def test_gated_lists_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="shorter"):
-        outcome_gated([1, 0], [[0.5]], weight=0.5)
+        outcome_gated([1, 0], [[0.5]])
 
 
 def test_pooled_steps_match_golden_values():
