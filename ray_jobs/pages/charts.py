@@ -87,8 +87,8 @@ class LineChart:
             there = [at for at, y in enumerate(ys) if math.isfinite(y)]
             places = [(self._across(self.xs[at]), self._up(ys[at])) for at in there]
             points, colour = " ".join(f"{x:.1f},{y:.1f}" for x, y in places), _colour(index)
-            for (x, _), at in zip(places, there if name in self.intervals else (), strict=False):
-                low, high = map(self._up, self.intervals[name][at])
+            for at in there if name in self.intervals else ():
+                x, (low, high) = self._across(self.xs[at]), map(self._up, self.intervals[name][at])
                 yield f'<path class="reach {colour}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
             yield f'<polyline class="line {colour}" points="{points}"><title>{escape(name)}</title></polyline>'
             # A run of one step has no line, only its point.
