@@ -171,9 +171,9 @@ def _with_trained_prm(config: RunConfig) -> RunConfig:
     trained = config.reward.prm_path
     if not trained or not Path(trained, "prm.json").is_file():
         return config
-    from reward.prm.model import prm_settings
+    from reward.prm.model import prm_in_use
 
-    return config.model_copy(update={"prm": prm_settings(Path(trained), config.prm)})
+    return config.model_copy(update={"prm": prm_in_use(config)})
 
 
 def run_plan(config: RunConfig, *, card: str, model_config: Path | None, as_json: bool) -> int:

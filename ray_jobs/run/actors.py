@@ -35,7 +35,7 @@ from ray_jobs.run.resources import (
     worker_resources,
 )
 from ray_jobs.run.watch import Watch
-from reward.prm.model import WEIGHTS, prm_settings, read_prm_manifest
+from reward.prm.model import WEIGHTS, prm_in_use, read_prm_manifest
 from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.store.adapters import AdapterMismatchError
 from rollout.store.casualties import Loss
@@ -137,8 +137,7 @@ class RunActors:
 
     def start_prm(self, base: Path) -> None:
         """A process reward model over this base: the one that the recipe names, or one that the run will train."""
-        trained = Path(self._config.reward.prm_path) if self._config.reward.prm_path else None
-        settings = prm_settings(trained, self._config.prm) if trained else self._config.prm
+        settings = prm_in_use(self._config)
         on_card = settings.device == "cuda"
         in_place = on_card and self._config.shares_card
         prm: PrmHandle = PrmActor.options(

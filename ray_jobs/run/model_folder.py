@@ -2,6 +2,8 @@
 
 import filecmp
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,14 +95,9 @@ def check_model(config: RunConfig, *, training: bool = False, download: bool = T
 
 def _check_shape(config: RunConfig, folder: Path) -> None:
     """Whether the learner can train this model, and every new version is merged in seconds. Raises PreflightError."""
-    from ray_jobs.plan.shapes import PlanError
-
-    shape = _shape(folder, f"model.path = '{config.model.path}'")
-    try:
+    with _shape_of(folder, f"model.path = '{config.model.path}'") as shape:
         shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
         shape.check_cards(config.rollout.engine.tensor_parallel)
-    except PlanError as error:
-        raise PreflightError(f"{error} (docs/your-model.md says which models train)") from error
     engine = config.rollout.engine
     merges = (engine.device, engine.adapter_mode) == ("cuda", "merged")
     if merges and shape.num_parameters > LARGEST_MERGED:
@@ -111,12 +108,14 @@ def _check_shape(config: RunConfig, folder: Path) -> None:
         )
 
 
-def _shape(folder: Path, name: str) -> "ModelShape":
-    """Raises PreflightError for a model of a family that is not trained here."""
+@contextmanager
+def _shape_of(folder: Path, name: str) -> "Iterator[ModelShape]":
+    """To look at. Raises PreflightError for a model of a family that is not trained here, and for what the shape
+    refuses meanwhile."""
     from ray_jobs.plan.shapes import PlanError, read_shape
 
     try:
-        return read_shape(json.loads((folder / "config.json").read_text()), name=name)
+        yield read_shape(json.loads((folder / "config.json").read_text()), name=name)
     except PlanError as error:
         raise PreflightError(f"{error} (docs/your-model.md says which models train)") from error
 
@@ -138,8 +137,8 @@ def prm_base(path: str) -> Path:
     """The folder of the model under a process reward model, which computes the same families as the learner: of another
     it would leave things out without a word, so that one is not downloaded. Raises PreflightError."""
     folder = resolve_model(path, key="prm.model_path", weights=False)
-    _shape(folder, f"prm.model_path = '{path}'")
-    return resolve_model(path, key="prm.model_path")
+    with _shape_of(folder, f"prm.model_path = '{path}'"):
+        return resolve_model(path, key="prm.model_path")
 
 
 def check_prm(folder: Path) -> None:

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray
@@ -22,7 +21,7 @@ from ray_jobs.run.provenance import shown, with_absolute_paths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
 from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
-from reward.prm.model import prm_settings
+from reward.prm.model import prm_in_use
 from rollout.store.disk import file_system_of
 
 
@@ -87,7 +86,7 @@ class Run:
 @contextmanager
 def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run]:
     """Open the folder, start the actors; end them in order. An unfinished run in the folder is continued."""
-    prm_path = _prm_base(config) if with_prm or config.reward.prm_path else None
+    prm_path = prm_base(prm_in_use(config).model_path) if with_prm or config.reward.prm_path else None
     console = Console()
     with console.waiting("training questions to be compared with held-out ones"):
         notes = notes_before_start(config)
@@ -131,10 +130,3 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
             raise KeyboardInterrupt(f"{resume_it} goes on from here") from None
         finally:
             stop_ray()
-
-
-def _prm_base(config: RunConfig) -> Path:
-    """The base model of the PRM that the recipe names, or of the one that it trains."""
-    trained = config.reward.prm_path
-    settings = prm_settings(Path(trained), config.prm) if trained else config.prm
-    return prm_base(settings.model_path)

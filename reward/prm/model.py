@@ -16,6 +16,7 @@ from torch import Tensor
 from configs.learner import ModelConfig
 from configs.processor import fastest_precision
 from configs.reward import PrmConfig
+from configs.run import RunConfig
 from learner.backbone import Backbone
 from learner.checkpoint import CheckpointError, read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
@@ -161,6 +162,12 @@ def prm_settings(folder: Path, here: PrmConfig) -> PrmConfig:
             "microbatch_tokens": here.microbatch_tokens,
         }
     )
+
+
+def prm_in_use(config: RunConfig) -> PrmConfig:
+    """The settings of the trained PRM that the recipe names, or of the one that the run trains."""
+    trained = config.reward.prm_path
+    return prm_settings(Path(trained), config.prm) if trained else config.prm
 
 
 def _to_bytes(state: dict[str, Tensor]) -> bytes:
