@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envs.benchmarks.readers import local_rows
+from envs.datasets.rows import local_rows
 from envs.datasets.split import Split
 from envs.leakage import LeakCheck, check_leaks
 from envs.types import Task

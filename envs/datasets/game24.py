@@ -7,7 +7,7 @@ from functools import cache
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
-from envs.benchmarks.readers import local_rows
+from envs.datasets.rows import local_rows
 from envs.datasets.split import Split, TooFewTasksError, split_of
 from envs.types import Task
 
