@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
 
-from envs.datasets.generated import plan_of
-from envs.datasets.wrong_plans import partial_results, result_of
+from envs.datasets.generated import partial_results, plan_of, result_of
 from envs.types import Task, ToolCall
 from reward.labels.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
