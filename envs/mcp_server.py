@@ -17,13 +17,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
-from envs.listener import LOOPBACK, listen
-from envs.token_gate import TokenGate, new_token, with_token
+from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.mcp import UNAVAILABLE
 from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
+if TYPE_CHECKING:
+    from fastmcp import Context, FastMCP
+    from fastmcp.tools.base import ToolResult as McpResult
+
+Transport = Literal["stdio", "http"]
+
+TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
+"""Holds the token of the server over HTTP; where it is unset, every start has another one."""
+MAX_INPUT_CHARS = 100_000
+NO_SESSION = "no-session"
 MAX_SESSIONS = 64
 IDLE_S = 900.0
 """A session that nobody used for so long is closed when room for another one is needed."""
@@ -124,22 +133,6 @@ class Sessions:
         return bool(at_rest) and self.close(min(at_rest)[2])
 
 
-if TYPE_CHECKING:
-    from fastmcp import Context, FastMCP
-    from fastmcp.tools.base import ToolResult as McpResult
-
-Transport = Literal["stdio", "http"]
-
-MAX_INPUT_CHARS = 100_000
-TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
-"""Holds the token of the server over HTTP; where it is unset, every start has another one."""
-
-NO_SESSION = "no-session"
-
-_PLANNERS_OWN = (ThinkTool, AnswerTool)
-_STDIO_SESSION = "stdio"
-
-
 def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> "FastMCP":
     """A FastMCP server that offers the toolbox's tools, but not the planner's own moves (`think`, `answer`).
 
@@ -160,7 +153,7 @@ def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions |
     server = FastMCP("agentflow-tools", lifespan=lifespan)
     with toolbox.episode() as tools:
         for tool in tools:
-            if not isinstance(tool, _PLANNERS_OWN):
+            if not isinstance(tool, ThinkTool | AnswerTool):
                 _offer(server, own, tool.name, tool.description, transport)
     _offer_sessions(server, own)
     return server
@@ -221,7 +214,7 @@ def _mcp_result(result: ToolResult) -> "McpResult":
 def _connection_session(context: "Context", transport: Transport) -> str | None:
     """The id of the session that the connection stands for; None for a request that stands alone."""
     if transport == "stdio":
-        return _STDIO_SESSION
+        return "stdio"
     header = _header(context)
     return _session_of(header) if header else None
 

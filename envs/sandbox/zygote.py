@@ -12,7 +12,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn
 
@@ -41,16 +40,6 @@ _FOREIGN_LIBRARIES = (
     *("libgcc_s.so.1", "libstdc++.so.6"),
 )
 _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What a zygote stands on: its tier, the layers that are active, and the folder of its episodes' folders where
-    they have no mounts of their own."""
-
-    tier: Tier
-    layers: frozenset[str]
-    scratch: str | None
 
 
 def main() -> NoReturn:
@@ -83,8 +72,7 @@ def main() -> NoReturn:
     os.close(host)
     if scratch is None:
         kernel.die_with_parent(signal.SIGKILL)
-    ground = Ground(tier=tier, layers=frozenset(layers), scratch=scratch)
-    _be_zygote(link, settings, ground, order["packages"])
+    _be_zygote(link, settings, tier, frozenset(layers), order["packages"], scratch)
 
 
 def _forget_where_this_is() -> None:
@@ -107,15 +95,23 @@ def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     os._exit(0)
 
 
-def _be_zygote(link: socket.socket, settings: SandboxSettings, ground: Ground, packages: Mapping[str, str]) -> NoReturn:
+def _be_zygote(
+    link: socket.socket,
+    settings: SandboxSettings,
+    tier: Tier,
+    layers: frozenset[str],
+    packages: Mapping[str, str],
+    scratch: str | None,
+) -> NoReturn:
+    """`scratch` is the folder of the episodes' folders where they have no mounts of their own."""
     try:
-        directories = _arrange_imports(ground.tier, packages)
+        directories = _arrange_imports(tier, packages)
         _import_everything()
         send_frame(link, READY)
-        readable = directories if ground.tier == "namespaces" else [*_standard_files(), *packages.values()]
-        plan = CellPlan(settings=settings, tier=ground.tier, layers=ground.layers, readable=tuple(readable))
-        wardens = _Wardens(link, plan, ground.scratch)
-        if ground.scratch is not None:
+        readable = directories if tier == "namespaces" else [*_standard_files(), *packages.values()]
+        plan = CellPlan(settings=settings, tier=tier, layers=layers, readable=tuple(readable))
+        wardens = _Wardens(link, plan, scratch)
+        if scratch is not None:
             wardens.watch_parent()
         wardens.fork_on_demand()
         wardens.kill()
@@ -123,7 +119,7 @@ def _be_zygote(link: socket.socket, settings: SandboxSettings, ground: Ground, p
         with contextlib.suppress(OSError):
             send_frame(link, traceback.format_exc().encode())
     finally:
-        _remove(ground.scratch)
+        _remove(scratch)
         os._exit(0)
 
 

@@ -7,10 +7,8 @@ from typing import Any, Protocol
 from envs.http import PassingError, QueryRefusedError, RefusedError, ServiceLimits, ToolService, UnreadableError
 from envs.tools.guard import BlockList
 from envs.tools.keys import read_key
+from envs.tools.search import MAX_QUERY_CHARS, NO_RESULTS
 from envs.types import ToolResult
-
-MAX_QUERY_CHARS = 300
-NO_RESULTS = "No results."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

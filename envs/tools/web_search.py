@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from envs.http import QueryRefusedError
-from envs.tools.finders import MAX_QUERY_CHARS, NO_RESULTS, FoundPage, PageFinder
+from envs.tools.finders import FoundPage, PageFinder
 from envs.tools.guard import BlockList
-from envs.tools.search import PassageIndex, split_passages
+from envs.tools.search import MAX_QUERY_CHARS, NO_RESULTS, PassageIndex, split_passages
 from envs.tools.web_fetch import Page, PageFetcher, PageRefusedError
 from envs.types import ToolResult
 

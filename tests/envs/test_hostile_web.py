@@ -18,9 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from envs.tools import web_fetch
-from envs.tools.addresses import HostUnknownError, is_public
 from envs.tools.guard import BlockList
-from envs.tools.web_fetch import FetchLimits, PageFetcher, PageRefusedError
+from envs.tools.web_fetch import FetchLimits, HostUnknownError, PageFetcher, PageRefusedError, is_public
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer

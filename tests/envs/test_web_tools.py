@@ -8,7 +8,7 @@ import pytest
 
 from configs.envs import BaseGeneratorConfig
 from envs.http import QueryRefusedError, ServiceLimits
-from envs.tools.base_generator import BaseGeneratorTool, build_ask
+from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.finders import FoundPage, GoogleFinder, PageSearchTool, WikipediaFinder
 from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
