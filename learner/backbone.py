@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from configs.learner import Attention
-from learner.fused_attention import interval_mask, padded_ends, works
 from learner.packing import PackedRow
-from learner.tree_attention import attend_by_block, plan_attention, register
+from learner.tree_attention import interval_mask, padded_ends, plan_attention, register, works
 from rollout.chat import Tokenizer
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class Backbone:
             return "blocks"
         width = getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads
         heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
-        return "fused" if works(attend_by_block, heads, kv_heads, width, self.device) else "blocks"
+        return "fused" if works(heads, kv_heads, width, self.device) else "blocks"
 
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

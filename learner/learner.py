@@ -50,18 +50,7 @@ class Learner:
         torch.set_num_threads(config.num_threads)
         self.config = config
         self._loss = policy_loss(config.loss)
-        self.policy = Policy(
-            model_path,
-            model,
-            device=config.device,
-            seed=seed,
-            mixed_precision=config.precision == "bfloat16",
-            gradient_checkpointing=config.gradient_checkpointing,
-            logit_chunk_tokens=config.logit_chunk_tokens,
-            with_reference=config.has_reference,
-            attention=config.attention,
-            base_weights=base_weights,
-        )
+        self.policy = Policy(model_path, model, config, seed=seed, base_weights=base_weights)
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         self._base_canary: tuple[float, ...] = ()
@@ -195,7 +184,10 @@ class Learner:
             _padded([getattr(row, name) for row in rows], learner.shape[1], learner.device)
             for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
-        ref = self._ref_logprobs(prepared)
+        ref = None
+        if self.config.has_reference:
+            with self.policy.as_reference():
+                ref = self.policy.logprobs(prepared)
         inputs = LossInputs(
             learner_logprobs=learner,
             rollout_logprobs=rollout,
@@ -210,13 +202,6 @@ class Learner:
         )
         output = self._loss(inputs)
         return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
-
-    def _ref_logprobs(self, prepared: Prepared) -> Tensor | None:
-        """Log-probs of the reference; None where the objective has no KL term."""
-        if not self.config.has_reference:
-            return None
-        with self.policy.as_reference():
-            return self.policy.logprobs(prepared)
 
     def _accumulate(
         self,
