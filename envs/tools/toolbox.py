@@ -11,13 +11,12 @@ from configs.envs import EnvsConfig
 from envs.datasets.families import build_catalogue
 from envs.http import ServiceLimits
 from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
-from envs.tools.finders import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WikipediaFinder
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, Recording, faults_of, read_questions
 from envs.tools.keys import ToolSetupError
 from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
 from envs.tools.search import OfflineSearchTool
 from envs.tools.web_fetch import FetchLimits, PageFetcher
-from envs.tools.web_search import WebSearchTool
+from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
 from envs.types import Tool
 
 if TYPE_CHECKING:

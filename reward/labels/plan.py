@@ -7,7 +7,7 @@ from statistics import fmean
 
 from envs.datasets.generated import partial_results, plan_of, result_of
 from envs.types import Task, ToolCall
-from reward.labels.labels import LabelError, StepLabel
+from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
 from reward.types import ScoredGroup

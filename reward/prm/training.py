@@ -10,7 +10,7 @@ import torch
 
 from configs.reward import PrmConfig
 from learner.packing import split_microbatches
-from reward.labels.labels import StepLabel
+from reward.labels import StepLabel
 from reward.prm.decoys import junk_steps, spoilt_steps
 from reward.prm.model import ProcessRewardModel
 from reward.prm.step_text import StepText, step_texts

@@ -9,11 +9,10 @@ import pytest
 from configs.envs import BaseGeneratorConfig
 from envs.http import QueryRefusedError, ServiceLimits
 from envs.tools.actions import BaseGeneratorTool, build_ask
-from envs.tools.finders import FoundPage, GoogleFinder, PageSearchTool, WikipediaFinder
 from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
 from envs.tools.web_fetch import FetchLimits, PageFetcher
-from envs.tools.web_search import WebSearchTool
+from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer
 

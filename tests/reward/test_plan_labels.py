@@ -5,7 +5,7 @@ import pytest
 from envs.datasets.families import build_catalogue
 from envs.datasets.generated import generate, result_of
 from envs.types import Task
-from reward.labels.labels import LabelError
+from reward.labels import LabelError
 from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
