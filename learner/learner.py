@@ -16,7 +16,7 @@ from configs.learner import LearnerConfig, ModelConfig
 from configs.processor import Precision
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
-from learner.optim import LocalAdamW, Optimizer, Ranks
+from learner.optim import LocalAdamW, Optimizer, Ranks, ShardedAdamW
 from learner.packing import split_microbatches
 from learner.policy import Policy, Prepared
 from learner.samples import scoring_sample, trained_logprobs
@@ -33,7 +33,7 @@ class Learner:
 
     `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
     that were skipped. `ranks` says which of the processes this is that learn together; they have joined
-    (`data_parallel`), and all of them are asked the same things in the same order. `base_weights` as a `Backbone`
+    (`optim.join`), and all of them are asked the same things in the same order. `base_weights` as a `Backbone`
     takes them.
     """
 
@@ -158,8 +158,6 @@ class Learner:
     def _build_optimizer(self, ranks: Ranks | None) -> Optimizer:
         if ranks is None:
             return LocalAdamW(self.policy.trainable_parameters(), weight_decay=self.config.weight_decay)
-        from learner.data_parallel import ShardedAdamW
-
         return ShardedAdamW(self.policy, self.config, ranks)
 
     def _canary(self) -> Canary:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +17,7 @@ from configs.errors import UserError
 from envs.sandbox.episode import Episode, IdleMemory, SandboxFaultError
 from envs.sandbox.frames import READY, receive_frame, send_frame
 from envs.sandbox.scratch import remove_folder, scratch_parent
-from envs.sandbox.settings import SandboxSettings, Tier, encode_settings, refusal
+from envs.sandbox.settings import SandboxSettings, Tier, refusal
 from envs.types import ToolResult, ToolUnavailableError
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
@@ -142,7 +142,7 @@ class ZygoteProcess:
     def _start(self, settings: SandboxSettings) -> "SandboxState":
         self._link.settimeout(_START_TIMEOUT_S)
         order = {
-            "settings": encode_settings(settings),
+            "settings": asdict(settings),
             "packages": _package_sources(),
             "scratch_parent": str(scratch_parent()),
         }

@@ -26,7 +26,6 @@ from envs.sandbox.settings import (
     SandboxSettings,
     Tier,
     choose_tier,
-    decode_settings,
     lacking,
 )
 from envs.sandbox.walls import landlock_version, seccomp_available
@@ -50,7 +49,7 @@ def main() -> NoReturn:
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=_LINK)
     order = json.loads(receive_frame(link))
-    settings = decode_settings(order["settings"])
+    settings = SandboxSettings(**order["settings"])
     _be_first_to_die()
     _load_foreign_libraries()
     missing = _missing_layers(order["packages"])
@@ -60,7 +59,7 @@ def main() -> NoReturn:
         send_frame(link, json.dumps({"tier": None, "lacks": lacks}).encode())
         os._exit(1)
     scratch = make_scratch(order["scratch_parent"]) if tier == "landlock" else None
-    there = (REQUIRED_LAYERS[tier] | {"landlock"}) - settings.disabled_layers - set(missing)
+    there = (REQUIRED_LAYERS[tier] | {"landlock"}) - {*settings.disabled_layers, *missing}
     layers = [layer for layer in LAYERS if layer in there]
     send_frame(link, json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
     if tier == "namespaces":

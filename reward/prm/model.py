@@ -105,7 +105,10 @@ class ProcessRewardModel:
 
         `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.
         """
-        data = _to_bytes(self._state())
+        import safetensors.torch
+
+        head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
+        data = safetensors.torch.save(self.backbone.adapter_state() | head)
         self.digest = hashlib.sha256(data).hexdigest()
         try:
             with whole_folder(folder) as partial:
@@ -127,10 +130,6 @@ class ProcessRewardModel:
         self.head.load_state_dict(head)
         self.backbone.load_adapter_state(state)
         self.digest = str(manifest["files"][WEIGHTS])
-
-    def _state(self) -> dict[str, Tensor]:
-        head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
-        return self.backbone.adapter_state() | head
 
     def _encode(self, text: str) -> list[int]:
         """Text of models and tools: special tokens in it stay text."""
@@ -168,9 +167,3 @@ def prm_in_use(config: RunConfig) -> PrmConfig:
     """The settings of the trained PRM that the recipe names, or of the one that the run trains."""
     trained = config.reward.prm_path
     return prm_settings(Path(trained), config.prm) if trained else config.prm
-
-
-def _to_bytes(state: dict[str, Tensor]) -> bytes:
-    import safetensors.torch
-
-    return safetensors.torch.save(state)
