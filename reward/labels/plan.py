@@ -92,17 +92,16 @@ class _Progress:
             return self._answer(call.arguments)
         if call in self.seen:
             return REPEATED
-        failed = turn.tool_result is None or turn.tool_result.error is not None
-        if failed:
+        result = turn.tool_result
+        if result is None or result.error is not None:
             # The same call may be right later: a name that it misses now may be there by then.
             return WRONG
         self.seen.add(call)
-        result = turn.tool_result.text if turn.tool_result else ""
         match call.name:
             case "search":
-                return self._search(result)
+                return self._search(result.text)
             case "code":
-                return self._code(result)
+                return self._code(result.text)
         return HARMLESS
 
     def _search(self, result: str) -> float:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from configs.run import RunConfig
 from learner.backbone import Backbone
 from learner.checkpoint import CheckpointError, read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
-from reward.prm.step_text import RENDERER_VERSION, StepText, StepTooLongError, encode_step
+from reward.prm.step_text import RENDERER_VERSION, StepText, encode_step
 from reward.types import PrmError
 from rollout.store.disk import whole_folder
 
@@ -65,8 +64,8 @@ class ProcessRewardModel:
         """The steps as token ids; one whose decision does not fit `max_tokens` is left out."""
         rows = []
         for index, step in enumerate(steps):
-            with suppress(StepTooLongError):
-                token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
+            token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
+            if token_ids is not None:
                 rows.append(EncodedStep(index, np.array(token_ids, dtype=np.int64)))
         return rows
 
