@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 
 from configs.learner import FilterOverlongConfig, LearnerConfig, SoftOverlongConfig
-from reward.scorers import score_answer
+from reward.collected import outcome_of
 from reward.statistics import group_statistics
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
@@ -45,9 +45,7 @@ class OutcomeReward:
     def score(self, trajectory: Trajectory) -> Reward:
         """Infrastructure faults are unscorable, not wrong; so is a cut trajectory under `filter`, and an answer of
         which a scorer of one's own cannot tell. Raises OwnCodeError."""
-        if trajectory.stop_reason == "infrastructure":
-            return UNSCORABLE
-        outcome = score_answer(trajectory.task, trajectory.answer, trajectory.turns)
+        outcome = outcome_of(trajectory)
         if outcome is None:
             return UNSCORABLE
         if isinstance(self._overlong, FilterOverlongConfig) and trajectory.truncated:

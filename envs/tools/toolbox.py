@@ -15,7 +15,7 @@ from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, R
 from envs.tools.keys import ToolSetupError
 from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
 from envs.tools.search import OfflineSearchTool
-from envs.tools.web_fetch import FetchLimits, PageFetcher
+from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
 from envs.types import Tool
 
@@ -97,10 +97,11 @@ def _finder(name: str, parts: Parts) -> PageFinder:
 def _web(parts: Parts) -> OpenTool:
     config = parts.config
     fetcher = PageFetcher(
-        FetchLimits(
+        ServiceLimits(
+            max_attempts=2,
+            time_limit_s=config.web.time_limit_s / 2,
+            requests_per_minute=config.web.pages_per_minute,
             max_bytes=config.web.max_page_bytes,
-            deadline_s=config.web.time_limit_s / 2,
-            pages_per_minute=config.web.pages_per_minute,
         ),
         block_list=parts.block_list,
         allowed_hosts=config.web.allowed_hosts,

@@ -135,6 +135,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 PORTS = (80, 443, 8080, 8443)
 MAX_URL_CHARS = 2000
+MAX_REDIRECTS = 5
+CONNECT_S = 5.0
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
 _HEADERS: dict[bytes | str, bytes | str] = {
@@ -143,20 +145,6 @@ _HEADERS: dict[bytes | str, bytes | str] = {
     "Accept-Encoding": "gzip, deflate",
     "Connection": "close",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchLimits:
-    """`deadline_s` covers a whole fetch with its redirects, attempts and pauses; `max_bytes` holds before and after
-    decompression, `pages_per_minute` for all fetches of one process."""
-
-    max_bytes: int = 1_000_000
-    max_redirects: int = 5
-    max_attempts: int = 2
-    first_pause_s: float = 0.5
-    connect_s: float = 5.0
-    deadline_s: float = 15.0
-    pages_per_minute: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,25 +175,19 @@ class PassingRefusalError(PageRefusedError, PassingError):
 
 
 class PageFetcher:
-    """`allowed_hosts`, each "host:port", may be at any address and port: somebody's own server."""
+    """`limits` are those of one page, whose time covers redirects, attempts and pauses. `allowed_hosts`, each
+    "host:port", may be at any address and port: somebody's own server."""
 
     def __init__(
         self,
-        limits: FetchLimits,
+        limits: ServiceLimits,
         *,
         block_list: BlockList,
         allowed_hosts: Sequence[str] = (),
         resolve: Resolve = resolve,
     ) -> None:
         self.limits = limits
-        self._attempts = Attempts(
-            ServiceLimits(
-                max_attempts=limits.max_attempts,
-                time_limit_s=limits.deadline_s,
-                first_pause_s=limits.first_pause_s,
-                requests_per_minute=limits.pages_per_minute,
-            )
-        )
+        self._attempts = Attempts(limits)
         self._block_list = block_list
         self._allowed_hosts = frozenset(map(_as_asked, allowed_hosts))
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
@@ -219,16 +201,16 @@ class PageFetcher:
         except NoNameServerError as error:
             raise ToolUnavailableError(str(error)) from None
         except PassingError:
-            raise PageRefusedError("timeout", f"it was not there within {self.limits.deadline_s:g} s") from None
+            raise PageRefusedError("timeout", f"it was not there within {self.limits.time_limit_s:g} s") from None
 
     async def _follow(self, url: str) -> Page:
         target = self._checked(url)
-        for _ in range(self.limits.max_redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             outcome = await self._get(target)
             if isinstance(outcome, Page):
                 return outcome
             target = self._checked(outcome)
-        raise PageRefusedError("redirects", f"it redirects more than {self.limits.max_redirects} times")
+        raise PageRefusedError("redirects", f"it redirects more than {MAX_REDIRECTS} times")
 
     def _checked(self, address: str) -> httpx.URL:
         """The address as one that may be asked; where it leads is checked again by the connection."""
@@ -257,7 +239,7 @@ class PageFetcher:
                     ssl_context=tls_context(), network_backend=self._backend, max_keepalive_connections=0
                 ) as pool,
                 pool.stream(
-                    "GET", origin, headers=_HEADERS, extensions={"timeout": {"connect": self.limits.connect_s}}
+                    "GET", origin, headers=_HEADERS, extensions={"timeout": {"connect": CONNECT_S}}
                 ) as response,
             ):
                 return await self._page(url, response)

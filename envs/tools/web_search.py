@@ -147,7 +147,7 @@ class WebSearchTool:
     async def _read(self, url: str) -> tuple[Page, str]:
         page = await self._fetcher.fetch(url)
         try:
-            async with asyncio.timeout(self._fetcher.limits.deadline_s):
+            async with asyncio.timeout(self._fetcher.limits.time_limit_s):
                 text = await asyncio.to_thread(readable_text, page)
         except TimeoutError:
             raise PageRefusedError("timeout", "its text could not be found in time") from None

@@ -37,14 +37,6 @@ class PrmData:
     held_out: tuple[LabelledStep, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A training step as the forward pass and the loss need it."""
-
-    token_ids: np.ndarray
-    label: float
-
-
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *, held_out_share: float) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
@@ -135,11 +127,11 @@ def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> 
 
 def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:
     """Backward through the batch in microbatches; the denominator is the whole batch."""
-    targets = [_Target(row.token_ids, batch[row.index].label) for row in prm.rows([one.step for one in batch])]
+    rows = prm.rows([one.step for one in batch])
     total = 0.0
-    for microbatch in split_microbatches(targets, prm.config.microbatch_tokens):
-        labels = prm.backbone.tensor(np.array([target.label for target in microbatch], dtype=np.float32))
-        loss = (prm.predict(microbatch) - labels).square().sum() / len(targets)
+    for microbatch in split_microbatches(rows, prm.config.microbatch_tokens):
+        labels = prm.backbone.tensor(np.array([batch[row.index].label for row in microbatch], dtype=np.float32))
+        loss = (prm.predict(microbatch) - labels).square().sum() / len(rows)
         loss.backward()
         total += float(loss.detach())
     return total
