@@ -54,7 +54,11 @@ class Learner:
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         self._base_canary: tuple[float, ...] = ()
-        self.optimizer = self._build_optimizer(ranks)
+        self.optimizer: Optimizer = (
+            LocalAdamW(self.policy.trainable_parameters(), weight_decay=config.weight_decay)
+            if ranks is None
+            else ShardedAdamW(self.policy, config, ranks)
+        )
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 
     @property
@@ -154,11 +158,6 @@ class Learner:
         with self.optimizer.whole(write=True):
             self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
-
-    def _build_optimizer(self, ranks: Ranks | None) -> Optimizer:
-        if ranks is None:
-            return LocalAdamW(self.policy.trainable_parameters(), weight_decay=self.config.weight_decay)
-        return ShardedAdamW(self.policy, self.config, ranks)
 
     def _canary(self) -> Canary:
         """Log-probs of the canary text, at temperature 1 and without a grammar."""

@@ -45,7 +45,8 @@ class Parts:
 
     def guarded(self, tool: Tool) -> Tool:
         """A tool whose results come from outside: guarded, and recorded where the configuration says so."""
-        guarded = GuardedTool(tool, self.block_list, time_limit_s=self._longest_s)
+        # Calls wait for their turn as well; the agent's own limit of an episode is the tighter one then.
+        guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * self.config.web.time_limit_s)
         return RecordedTool(guarded, self.recording) if self.recording else guarded
 
     def shared(self, tool: Tool) -> OpenTool:
@@ -53,11 +54,6 @@ class Parts:
         entries = self.config.web.cache_entries
         cached = CachedTool(tool, max_entries=entries, max_age_s=CACHE_AGE_S) if entries else tool
         return _lent(self.guarded(cached))
-
-    @property
-    def _longest_s(self) -> float:
-        """Calls wait for their turn as well; the agent's own limit of an episode is the tighter one then."""
-        return 20 * self.config.web.time_limit_s
 
 
 def _code(parts: Parts) -> OpenTool:
