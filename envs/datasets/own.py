@@ -49,10 +49,10 @@ def own_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> d
 
     The question is as `_question_of` says, further columns are the task's `metadata`. `answer` is a text or a whole
     number, for "own_text" also a list of texts of which each is right; with `as_written`, for a scorer of one's own, a
-    text keeps its lines and spaces. `id` is the row's number where it has none. A
-    row's `split` says its half; in a file without any the question's hash does, the same for a question in other case,
-    spacing or punctuation. Raises ValueError, which names the file, for a row that is no task, for a question or an id
-    that two rows have, and for a question that both halves have.
+    text keeps its lines and spaces. `id` is the row's number where it has none. A row's `split` says its half; in a
+    file without any the question's hash does, the same for a question in other case, spacing or punctuation. Raises
+    ValueError, which names the file, for a row that is no task, for a question or an id that two rows have, and for a
+    question that both halves have.
     """
     if path is None:
         raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
@@ -72,13 +72,11 @@ def own_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> d
     _check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
     _check_distinct("id", [task.id for task in tasks], path)
     named = [row.get("split") for row in rows]
+    is_hashed = all(name is None for name in named)
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
     for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
-        if all(one is None for one in named):
-            split = split_of(question_key(task.question))
-        else:
-            split = _named(name, SPLITS, f"{path}, row {number}")
-        found[split].append(task)
+        hashed = split_of(question_key(task.question))
+        found[hashed if is_hashed else _named(name, SPLITS, f"{path}, row {number}")].append(task)
     _check_apart(found, path)
     return found
 
@@ -134,11 +132,12 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
     tasks = [_task_of(name, config, row, number) for number, row in enumerate(rows, start=1)]
     _check_distinct("id", [task.id for task in tasks], config.source)
     _check_distinct("question", [" ".join(task.question.casefold().split()) for task in tasks], config.source)
-    named = [task.metadata.get("split") for task in tasks]
+    is_named = config.eval_split is None and any(task.metadata.get("split") for task in tasks)
     found: dict[Part, list[Task]] = {part: [] for part in PARTS}
     part: Part
-    for number, (task, split) in enumerate(zip(tasks, named, strict=True), start=1):
-        if config.eval_split is None and any(named):
+    for number, task in enumerate(tasks, start=1):
+        split = task.metadata.get("split")
+        if is_named:
             part = _named(split, PARTS, f"{config.source}, row {number}")
         elif (split if config.eval_split else split_of(question_key(task.question))) == "eval":
             part = "eval"
