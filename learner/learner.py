@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -139,8 +140,6 @@ class Learner:
     def adapter(self, precision: Precision = "float32") -> Adapter:
         """The current adapter as bytes, with their digest and canary. `precision` is what its weights, which are
         trained in float32, are rounded to."""
-        import safetensors.torch
-
         with self.optimizer.whole():
             data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
@@ -150,8 +149,6 @@ class Learner:
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
-        import safetensors.torch
-
         digest = hashlib.sha256(adapter.data).hexdigest()
         if digest != adapter.digest:
             raise ValueError(f"adapter v{adapter.policy_version}: digest {digest[:12]} != {adapter.digest[:12]}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -104,8 +105,6 @@ class ProcessRewardModel:
 
         `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.
         """
-        import safetensors.torch
-
         head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
         data = safetensors.torch.save(self.backbone.adapter_state() | head)
         self.digest = hashlib.sha256(data).hexdigest()
@@ -121,8 +120,6 @@ class ProcessRewardModel:
 
     def load(self, folder: Path) -> None:
         """Take the weights of `folder`. Raises CheckpointError unless they are whole and of this renderer."""
-        import safetensors.torch
-
         manifest = read_prm_manifest(folder)
         state = safetensors.torch.load((folder / WEIGHTS).read_bytes())
         head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
