@@ -39,7 +39,7 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
 
 
 def load_aime_without_leaks(
-    path: Path | None = None, *, test_questions: Sequence[str], whole_file: bool = True
+    path: Path | None, *, test_questions: Sequence[str], whole_file: bool = True
 ) -> tuple[list[Task], list[LeakCheck]]:
     """The training problems that leak none of `test_questions`, and the checks for the leak report.
 

@@ -34,7 +34,7 @@ class PythonCodeTool:
     name = "code"
     description = "run Python (math, sympy, numpy); names persist, the last expression is shown"
 
-    def __init__(self, sandbox: Sandbox, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, sandbox: Sandbox, *, timeout_s: float) -> None:
         self._executor = sandbox.executor
         self._episode = sandbox.episode()
         self._timeout_s = timeout_s

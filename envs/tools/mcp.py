@@ -95,14 +95,14 @@ class McpTool:
         *,
         name: str,
         description: str,
-        key: McpKey | None = None,
-        limits: McpLimits | None = None,
+        key: McpKey | None,
+        limits: McpLimits,
     ) -> None:
         self.name = name
         self.description = description
         self._address = address
         self._key = key
-        self._limits = limits or McpLimits()
+        self._limits = limits
         self._connection: _Connection | None = None
         self._was_connected = False
 

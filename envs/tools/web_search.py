@@ -280,7 +280,6 @@ def _tavily_pages(reply: Any) -> list[FoundPage]:
         raise UnreadableError("an answer that is not the Tavily Search API's") from None
 
 
-WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
 _PASSING_CODES = ("maxlag", "ratelimited", "readonly")
 
 
@@ -288,7 +287,7 @@ class WikipediaFinder:
     """Finds pages by full-text search; a page's text is its introduction. The API's `search`, `extracts` and `info`
     modules, format version 2: https://www.mediawiki.org/wiki/API:Query"""
 
-    def __init__(self, limits: ServiceLimits, *, base_url: str = WIKIPEDIA_URL, max_results: int = 3) -> None:
+    def __init__(self, limits: ServiceLimits, *, base_url: str, max_results: int) -> None:
         self._service = ToolService(base_url, limits, name="Wikipedia")
         self._max_results = max_results
 
