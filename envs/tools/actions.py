@@ -1,5 +1,5 @@
-"""Actions that reach nothing outside: thinking, giving the answer, running Python in the sandbox, and asking a frozen
-language model, the run's own untrained base or one behind an OpenAI-compatible address."""
+"""Actions that need no page: thinking, giving the answer, running Python in the sandbox, and asking a frozen language
+model, the run's own untrained base or one behind an OpenAI-compatible address."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
