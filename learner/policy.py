@@ -144,9 +144,7 @@ class Policy(Backbone):
     ) -> None:
         super().__init__(
             model_path,
-            lora_rank=model.lora_rank,
-            lora_alpha=model.lora_alpha,
-            lora_targets=model.lora_targets,
+            model,
             device=config.device,
             seed=seed,
             mixed_precision=config.precision == "bfloat16",

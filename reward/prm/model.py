@@ -47,9 +47,7 @@ class ProcessRewardModel:
         self.config = config
         self.backbone = Backbone(
             model_path,
-            lora_rank=config.lora_rank,
-            lora_alpha=config.lora_alpha,
-            lora_targets=ModelConfig().lora_targets,
+            ModelConfig(lora_rank=config.lora_rank, lora_alpha=config.lora_alpha),
             device=config.device,
             seed=seed,
             mixed_precision=fastest_precision(config.device) == "bfloat16",
