@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -173,7 +173,6 @@ def _largest_change(left: Sequence[float | None], right: Sequence[float | None])
     return max((abs(a - b) for a, b in pairs), default=None)
 
 
-Key = TypeVar("Key", bound=Hashable)
 Measure = Callable[..., Report]
 Range = tuple[float, float]
 _BINS = 10
