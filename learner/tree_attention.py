@@ -244,7 +244,7 @@ def _error(num_nodes: int, heads: int, kv_heads: int, width: int, device: torch.
     scale = width**-0.5
     mask = interval_mask(ends, device)
     found = _with_gradients(lambda query, key, value: fused_attention(query, key, value, mask, scale), inputs)
-    expected = _with_gradients(lambda *qkv: attend_by_block(*qkv, ends, scale), inputs)
+    expected = _with_gradients(lambda query, key, value: attend_by_block(query, key, value, ends, scale), inputs)
     return max(
         float((one.float() - other.float()).abs().max() / other.float().abs().max())
         for one, other in zip(found, expected, strict=True)
