@@ -15,7 +15,7 @@ from actors.learner import LearnerCalls
 from configs.own import search_in
 from configs.run import RunConfig
 from learner.learner import Learner
-from learner.optim import Ranks
+from learner.optim import MeetingPoint, Ranks, join
 from learner.types import StepResult
 from reward.credit import CreditedStep
 from rollout.buffer import Batch
@@ -24,7 +24,6 @@ from rollout.types import Trajectory
 
 if TYPE_CHECKING:
     from actors.handles import Answer, RankHandle, StoreHandle, Takes
-    from learner.data_parallel import MeetingPoint
 
 GRACE_S = 15.0
 """How long after the first failure the others are waited for: a rank that dies makes the others fail over it."""
@@ -44,15 +43,11 @@ class LearnerRank(LearnerCalls):
 
     def meet(self) -> tuple[str, int]:
         """Open the meeting point; returns its address."""
-        from learner.data_parallel import MeetingPoint
-
         self._meeting = MeetingPoint(ray.util.get_node_ip_address())
         return self._meeting.host, self._meeting.port
 
     def join(self, address: tuple[str, int], build_learner: Callable[[Ranks], Learner]) -> None:
         """Meet the other ranks and build this one's learner."""
-        from learner.data_parallel import join
-
         here = ray.util.get_node_ip_address()
         join(self._ranks, address, device=self._config.learner.device, own=self._meeting, here=here)
         self._learner = build_learner(self._ranks)

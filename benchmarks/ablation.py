@@ -103,7 +103,7 @@ def _replace_prm(config: RunConfig, folder: Path, kind: str) -> None:
     from ray_jobs.phases.label import labels_of
     from ray_jobs.run.model_folder import resolve_model
     from reward.collected import CollectedGroups
-    from reward.labels.labels import read_labels
+    from reward.labels import read_labels
     from reward.labels.plan import HARMLESS, REPEATED
     from reward.prm.model import ProcessRewardModel
     from reward.prm.training import prm_data, train_prm

@@ -48,7 +48,8 @@ import torch
 from configs.learner import GuardConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask, PlanStep, wrong_plan
+from envs.datasets.families import PlanStep
+from envs.datasets.generated import GeneratedTask, wrong_plan
 from envs.datasets.sampler import demonstration_tasks
 from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
@@ -129,7 +130,7 @@ async def _play_group(
     config: RunConfig, chat: ChatFormat, toolbox: Toolbox, generated: GeneratedTask, number: int, prompt_only: bool
 ) -> TrajectoryGroup:
     async def play(index: int) -> Trajectory:
-        plan = wrong_plan(generated, random.Random(f"{number}|{index}")) if index % 2 else generated.plan
+        plan = wrong_plan(generated.plan, random.Random(f"{number}|{index}")) if index % 2 else generated.plan
         agent = build_agent(
             config,
             engine=DemonstrationEngine(chat, _worded(plan, index) if prompt_only else plan),

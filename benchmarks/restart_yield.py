@@ -45,7 +45,7 @@ from ray_jobs.phases.local import LocalPrm, open_policy
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.folder import RunPaths
 from reward.collected import CollectedGroups, outcome_of
-from reward.labels.labels import read_labels
+from reward.labels import read_labels
 from reward.labels.plan import plan_scores
 from reward.paired import mcnemar_exact, wilson_interval
 from reward.prm.step_text import step_texts

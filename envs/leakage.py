@@ -150,11 +150,6 @@ def char_grams(text: str, n: int) -> frozenset[str]:
     return frozenset(text[start : start + n] for start in range(len(text) - n + 1))
 
 
-def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
-    """The shared part of the union, in [0, 1]; 0 of two empty sets."""
-    return _share_of_union(len(left & right), len(left), len(right))
-
-
 def containment(part: frozenset[str], whole: frozenset[str]) -> float:
     """The share of `part` that is in `whole`, in [0, 1]; 0 of an empty part."""
     return len(part & whole) / len(part) if part else 0.0
@@ -171,14 +166,10 @@ class _Text:
     @classmethod
     def of(cls, question: str) -> "_Text":
         folded = _FIGURE.sub(" ", unicodedata.normalize("NFKC", question).casefold())
-        core = _core(folded)
+        words = " ".join(_LATEX.sub(" ", folded).split())
+        core = _NOT_COMPARED.sub("", _BOILERPLATE.sub(" ", words))
         plain = _NOT_COMPARED.sub("", folded)
         return cls(plain, char_grams(core, JACCARD_CHARS), char_grams(core, CONTAINMENT_CHARS))
-
-
-def _core(folded: str) -> str:
-    words = " ".join(_LATEX.sub(" ", folded).split())
-    return _NOT_COMPARED.sub("", _BOILERPLATE.sub(" ", words))
 
 
 class _Tests:
@@ -215,17 +206,14 @@ class _Tests:
         test = self._texts[index]
         if is_equal:
             return "equal", 1.0
-        similarity = _share_of_union(short, len(question.short_grams), len(test.short_grams))
+        union = len(question.short_grams) + len(test.short_grams) - short
+        similarity = short / union if short else 0.0
         if similarity >= JACCARD_LEAK:
             return "jaccard", similarity
         contained = long / len(test.long_grams) if long else 0.0
         if contained >= CONTAINMENT_LEAK:
             return "containment", contained
         return None, similarity
-
-
-def _share_of_union(shared: int, left: int, right: int) -> float:
-    return shared / (left + right - shared) if shared else 0.0
 
 
 def _entry(check: LeakCheck, test_questions: Sequence[str]) -> dict[str, str | float | None]:

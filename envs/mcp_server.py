@@ -8,8 +8,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+from fastmcp import Context, FastMCP
+from fastmcp.server.dependencies import get_context
+from fastmcp.tools.base import ToolResult as McpResult
+from mcp.types import TextContent
 from pydantic import Field
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -17,13 +21,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
-from envs.listener import LOOPBACK, listen
-from envs.token_gate import TokenGate, new_token, with_token
+from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.mcp import UNAVAILABLE
 from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
+Transport = Literal["stdio", "http"]
+
+TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
+"""Holds the token of the server over HTTP; where it is unset, every start has another one."""
+MAX_INPUT_CHARS = 100_000
+NO_SESSION = "no-session"
 MAX_SESSIONS = 64
 IDLE_S = 900.0
 """A session that nobody used for so long is closed when room for another one is needed."""
@@ -124,30 +133,12 @@ class Sessions:
         return bool(at_rest) and self.close(min(at_rest)[2])
 
 
-if TYPE_CHECKING:
-    from fastmcp import Context, FastMCP
-    from fastmcp.tools.base import ToolResult as McpResult
-
-Transport = Literal["stdio", "http"]
-
-MAX_INPUT_CHARS = 100_000
-TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
-"""Holds the token of the server over HTTP; where it is unset, every start has another one."""
-
-NO_SESSION = "no-session"
-
-_PLANNERS_OWN = (ThinkTool, AnswerTool)
-_STDIO_SESSION = "stdio"
-
-
-def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> "FastMCP":
+def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> FastMCP:
     """A FastMCP server that offers the toolbox's tools, but not the planner's own moves (`think`, `answer`).
 
     Every failure is a result with `isError` and its category in `_meta.error`; UNAVAILABLE is the one that the caller's
     input did not cause. The toolbox stays the caller's to close.
     """
-    from fastmcp import FastMCP
-
     own = Sessions(toolbox) if sessions is None else sessions
 
     @contextlib.asynccontextmanager
@@ -160,16 +151,13 @@ def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions |
     server = FastMCP("agentflow-tools", lifespan=lifespan)
     with toolbox.episode() as tools:
         for tool in tools:
-            if not isinstance(tool, _PLANNERS_OWN):
+            if not isinstance(tool, ThinkTool | AnswerTool):
                 _offer(server, own, tool.name, tool.description, transport)
     _offer_sessions(server, own)
     return server
 
 
-def _offer(server: "FastMCP", sessions: Sessions, name: str, description: str, transport: Transport) -> None:
-    from fastmcp.server.dependencies import get_context
-    from fastmcp.tools.base import ToolResult as McpResult
-
+def _offer(server: FastMCP, sessions: Sessions, name: str, description: str, transport: Transport) -> None:
     async def call(
         input: Annotated[str, Field(max_length=MAX_INPUT_CHARS, description="what the tool is given, as plain text")],
         session: Annotated[str, Field(description="an id from open_session; empty: the connection's own")] = "",
@@ -187,10 +175,7 @@ def _offer(server: "FastMCP", sessions: Sessions, name: str, description: str, t
     server.tool(call, name=name, description=description, output_schema=None)
 
 
-def _offer_sessions(server: "FastMCP", sessions: Sessions) -> None:
-    from fastmcp.server.dependencies import get_context
-    from fastmcp.tools.base import ToolResult as McpResult
-
+def _offer_sessions(server: FastMCP, sessions: Sessions) -> None:
     async def open_session() -> McpResult:
         session_id = secrets.token_hex(16)
         try:
@@ -209,19 +194,16 @@ def _offer_sessions(server: "FastMCP", sessions: Sessions) -> None:
     server.tool(close_session, description="end a session that open_session opened", output_schema=None)
 
 
-def _mcp_result(result: ToolResult) -> "McpResult":
-    from fastmcp.tools.base import ToolResult as McpResult
-    from mcp.types import TextContent
-
+def _mcp_result(result: ToolResult) -> McpResult:
     meta = {"error": result.error} if result.error else None
     content = [TextContent(type="text", text=whole_letters(result.text))]
     return McpResult(content=content, meta=meta, is_error=result.error is not None)
 
 
-def _connection_session(context: "Context", transport: Transport) -> str | None:
+def _connection_session(context: Context, transport: Transport) -> str | None:
     """The id of the session that the connection stands for; None for a request that stands alone."""
     if transport == "stdio":
-        return _STDIO_SESSION
+        return "stdio"
     header = _header(context)
     return _session_of(header) if header else None
 
@@ -244,14 +226,14 @@ class ConnectionEnd:
             self._sessions.close(_session_of(Headers(scope=scope).get("mcp-session-id", "")))
 
 
-def _client(context: "Context") -> str:
+def _client(context: Context) -> str:
     """Who asks: a connection, or the machine that a request without one comes from."""
     request = context.request_context.request if context.request_context else None
     machine = request.client.host if request and request.client else ""
     return _header(context) or machine
 
 
-def _header(context: "Context") -> str:
+def _header(context: Context) -> str:
     request = context.request_context.request if context.request_context else None
     return request.headers.get("mcp-session-id") or "" if request else ""
 

@@ -1,6 +1,6 @@
 """A frozen transformer with a LoRA adapter, and the hidden states of packed token sequences."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.learner import Attention
-from learner.fused_attention import interval_mask, padded_ends, works
+from configs.learner import Attention, ModelConfig
 from learner.packing import PackedRow
-from learner.tree_attention import attend_by_block, plan_attention, register
+from learner.tree_attention import interval_mask, padded_ends, plan_attention, register, works
 from rollout.chat import Tokenizer
 
 if TYPE_CHECKING:
@@ -37,10 +36,8 @@ class Backbone:
     def __init__(
         self,
         model_path: Path,
+        model: ModelConfig,
         *,
-        lora_rank: int,
-        lora_alpha: float,
-        lora_targets: Sequence[str],
         device: str,
         seed: int,
         mixed_precision: bool,
@@ -59,10 +56,10 @@ class Backbone:
         self._mixed_precision = mixed_precision
         base = self._load_base(model_path, num_layers, base_weights)
         lora = LoraConfig(
-            r=lora_rank,
-            lora_alpha=lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
+            r=model.lora_rank,
+            lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # PEFT takes a float
             lora_dropout=0.0,
-            target_modules=list(lora_targets),
+            target_modules=list(model.lora_targets),
             task_type="CAUSAL_LM",
         )
         self.model = get_peft_model(base, lora)
@@ -106,7 +103,7 @@ class Backbone:
             return "blocks"
         width = getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads
         heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
-        return "fused" if works(attend_by_block, heads, kv_heads, width, self.device) else "blocks"
+        return "fused" if works(heads, kv_heads, width, self.device) else "blocks"
 
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from configs.learner import LearnerConfig, ModelConfig
 from configs.processor import Precision
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
-from learner.optim import LocalAdamW, Optimizer, Ranks
+from learner.optim import LocalAdamW, Optimizer, Ranks, ShardedAdamW
 from learner.packing import split_microbatches
 from learner.policy import Policy, Prepared
 from learner.samples import scoring_sample, trained_logprobs
@@ -33,7 +34,7 @@ class Learner:
 
     `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
     that were skipped. `ranks` says which of the processes this is that learn together; they have joined
-    (`data_parallel`), and all of them are asked the same things in the same order. `base_weights` as a `Backbone`
+    (`optim.join`), and all of them are asked the same things in the same order. `base_weights` as a `Backbone`
     takes them.
     """
 
@@ -50,22 +51,15 @@ class Learner:
         torch.set_num_threads(config.num_threads)
         self.config = config
         self._loss = policy_loss(config.loss)
-        self.policy = Policy(
-            model_path,
-            model,
-            device=config.device,
-            seed=seed,
-            mixed_precision=config.precision == "bfloat16",
-            gradient_checkpointing=config.gradient_checkpointing,
-            logit_chunk_tokens=config.logit_chunk_tokens,
-            with_reference=config.has_reference,
-            attention=config.attention,
-            base_weights=base_weights,
-        )
+        self.policy = Policy(model_path, model, config, seed=seed, base_weights=base_weights)
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         self._base_canary: tuple[float, ...] = ()
-        self.optimizer = self._build_optimizer(ranks)
+        self.optimizer: Optimizer = (
+            LocalAdamW(self.policy.trainable_parameters(), weight_decay=config.weight_decay)
+            if ranks is None
+            else ShardedAdamW(self.policy, config, ranks)
+        )
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 
     @property
@@ -146,8 +140,6 @@ class Learner:
     def adapter(self, precision: Precision = "float32") -> Adapter:
         """The current adapter as bytes, with their digest and canary. `precision` is what its weights, which are
         trained in float32, are rounded to."""
-        import safetensors.torch
-
         with self.optimizer.whole():
             data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
@@ -157,21 +149,12 @@ class Learner:
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
-        import safetensors.torch
-
         digest = hashlib.sha256(adapter.data).hexdigest()
         if digest != adapter.digest:
             raise ValueError(f"adapter v{adapter.policy_version}: digest {digest[:12]} != {adapter.digest[:12]}")
         with self.optimizer.whole(write=True):
             self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
-
-    def _build_optimizer(self, ranks: Ranks | None) -> Optimizer:
-        if ranks is None:
-            return LocalAdamW(self.policy.trainable_parameters(), weight_decay=self.config.weight_decay)
-        from learner.data_parallel import ShardedAdamW
-
-        return ShardedAdamW(self.policy, self.config, ranks)
 
     def _canary(self) -> Canary:
         """Log-probs of the canary text, at temperature 1 and without a grammar."""
@@ -195,7 +178,10 @@ class Learner:
             _padded([getattr(row, name) for row in rows], learner.shape[1], learner.device)
             for name in ("rollout_logprobs", "advantages", "loss_mask", "turn_ids", "ages")
         )
-        ref = self._ref_logprobs(prepared)
+        ref = None
+        if self.config.has_reference:
+            with self.policy.as_reference():
+                ref = self.policy.logprobs(prepared)
         inputs = LossInputs(
             learner_logprobs=learner,
             rollout_logprobs=rollout,
@@ -210,13 +196,6 @@ class Learner:
         )
         output = self._loss(inputs)
         return output.loss, output.metrics | off_policy_sums(learner, rollout, mask, ages)
-
-    def _ref_logprobs(self, prepared: Prepared) -> Tensor | None:
-        """Log-probs of the reference; None where the objective has no KL term."""
-        if not self.config.has_reference:
-            return None
-        with self.policy.as_reference():
-            return self.policy.logprobs(prepared)
 
     def _accumulate(
         self,

@@ -266,11 +266,8 @@ def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tens
     Over tokens that the learner samples its mean is KL(learner || ref). As a loss, which takes the tokens as given, its
     mean gradient is that of the other direction, KL(ref || learner).
     """
-    return _k3(masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool())).clamp(max=MAX_REFERENCE_K3)
-
-
-def _k3(log_ratio: Tensor) -> Tensor:
-    return log_ratio.exp() - log_ratio - 1
+    log_ratio = masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool())
+    return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_REFERENCE_K3)
 
 
 def _turn_weights(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:

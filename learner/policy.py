@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.learner import Attention, ModelConfig
+from configs.learner import LearnerConfig, ModelConfig
 from learner.backbone import Backbone
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
@@ -70,33 +70,17 @@ Constrain = Callable[[Tensor, int, int], None]
 sampler's grammar did not allow after contexts start to end."""
 
 
-def token_logprobs(
-    hidden: Tensor,
-    head_weight: Tensor,
-    temperatures: Tensor,
-    constrain: Constrain,
-    context_of: Tensor,
-    tokens: Tensor,
-    *,
-    chunk_contexts: int,
-) -> Tensor:
+class TokenLogprobs(torch.autograd.Function):
     """Float32 log-softmax of `hidden @ head_weight.T / temperature` over the tokens left by `constrain`, at `tokens`.
 
-    hidden `[C, H]`, head_weight `[V, H]` (frozen), temperatures `[C]`, context_of and tokens `[N]`: returns
-    `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`. The logits of
-    `chunk_contexts` contexts exist at a time, `[chunk_contexts, V]`; the result does not depend on it.
-    """
-    return _TokenLogprobs.apply(hidden, head_weight, temperatures, constrain, context_of, tokens, chunk_contexts)
-
-
-class _TokenLogprobs(torch.autograd.Function):
-    """For logits z = h W^T / T, d logp(token) / d h = (W[token] - softmax(z) W) / T. The second term depends on the
+    For logits z = h W^T / T, d logp(token) / d h = (W[token] - softmax(z) W) / T. The second term depends on the
     incoming gradient only through a factor per context, so it is computed in the forward pass, chunk by chunk, and no
     `[C, V]` tensor outlives its chunk.
 
     Both terms are taken relative to W[top], the row of the context's most likely token: where that token is nearly
     certain they are nearly equal, and a bf16 product would round away their difference, which is the whole gradient.
-    softmax(z) W - W[top] is the sum over all other tokens of p (W[v] - W[top]), which is small by itself."""
+    softmax(z) W - W[top] is the sum over all other tokens of p (W[v] - W[top]), which is small by itself.
+    """
 
     @staticmethod
     def forward(
@@ -109,6 +93,9 @@ class _TokenLogprobs(torch.autograd.Function):
         tokens: Tensor,
         chunk_contexts: int,
     ) -> Tensor:
+        """hidden `[C, H]`, head_weight `[V, H]` (frozen), temperatures `[C]`, context_of and tokens `[N]`: returns
+        `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`. The logits of
+        `chunk_contexts` contexts exist at a time, `[chunk_contexts, V]`; the result does not depend on it."""
         result = torch.empty(len(tokens), device=hidden.device)
         expected = torch.empty(hidden.shape, device=hidden.device)
         top = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
@@ -149,31 +136,24 @@ class Policy(Backbone):
     def __init__(
         self,
         model_path: Path,
-        config: ModelConfig,
+        model: ModelConfig,
+        config: LearnerConfig,
         *,
-        device: str,
         seed: int,
-        mixed_precision: bool = True,
-        gradient_checkpointing: bool = False,
-        logit_chunk_tokens: int = 128,
-        with_reference: bool = False,
-        attention: Attention = "auto",
         base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(
             model_path,
-            lora_rank=config.lora_rank,
-            lora_alpha=config.lora_alpha,
-            lora_targets=config.lora_targets,
-            device=device,
+            model,
+            device=config.device,
             seed=seed,
-            mixed_precision=mixed_precision,
-            gradient_checkpointing=gradient_checkpointing,
-            with_reference=with_reference,
-            attention=attention,
+            mixed_precision=config.precision == "bfloat16",
+            gradient_checkpointing=config.gradient_checkpointing,
+            with_reference=config.has_reference,
+            attention=config.attention,
             base_weights=base_weights,
         )
-        self._logit_chunk_tokens = logit_chunk_tokens
+        self._logit_chunk_tokens = config.logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size, reply_ends(model_path, self.tokenizer))
 
     def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
@@ -193,14 +173,14 @@ class Policy(Backbone):
         if not isinstance(prepared, Prepared):
             prepared = self.prepare(prepared)
         targets, allowed = prepared.targets, prepared.allowed.to(self.device, non_blocking=True)
-        trained = token_logprobs(
+        trained: Tensor = TokenLogprobs.apply(
             self.hidden_states(prepared.row)[self.tensor(targets.contexts)],
             self.head_weight,
             self.tensor(targets.temperatures),
             lambda logits, start, end: self._grammars.constrain(logits, allowed[start:end]),
             self.tensor(targets.context_of),
             self.tensor(targets.tokens),
-            chunk_contexts=self._logit_chunk_tokens,
+            self._logit_chunk_tokens,
         )
         samples = prepared.samples
         shape = (len(samples), max(len(sample.token_ids) for sample in samples))

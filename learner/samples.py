@@ -49,7 +49,11 @@ def samples_of(
     same turn, from newer weights, is trained. Raises ValueError for a trajectory that a server sampled: without its
     log-probs there is nothing to train on.
     """
-    _require_tokens(trajectory)
+    if trajectory.served:
+        raise ValueError(
+            f"trajectory {trajectory.id} was answered by a server, without token ids and log-probs: it can never be "
+            "trained on"
+        )
     return [
         _sample(trajectory, branch, numbers, turn_advantages, temperature, version_ages)
         for branch, numbers in enumerate(trajectory.branches)
@@ -100,14 +104,6 @@ def _sample(
         temperature=temperature,
         num_masked_tokens=int(sampled.sum() - trained.sum()),
     )
-
-
-def _require_tokens(trajectory: Trajectory) -> None:
-    if trajectory.served:
-        raise ValueError(
-            f"trajectory {trajectory.id} was answered by a server, without token ids and log-probs: it can never be "
-            "trained on"
-        )
 
 
 def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 
 from configs.learner import FilterOverlongConfig, LearnerConfig, SoftOverlongConfig
-from reward.scorers import score_answer
+from reward.collected import outcome_of
 from reward.statistics import group_statistics
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
@@ -45,21 +45,20 @@ class OutcomeReward:
     def score(self, trajectory: Trajectory) -> Reward:
         """Infrastructure faults are unscorable, not wrong; so is a cut trajectory under `filter`, and an answer of
         which a scorer of one's own cannot tell. Raises OwnCodeError."""
-        if trajectory.stop_reason == "infrastructure":
-            return UNSCORABLE
-        outcome = score_answer(trajectory.task, trajectory.answer, trajectory.turns)
+        outcome = outcome_of(trajectory)
         if outcome is None:
             return UNSCORABLE
         if isinstance(self._overlong, FilterOverlongConfig) and trajectory.truncated:
             return Reward(outcome=outcome, total=None, parts={})
         parts = {"outcome": outcome}
         if isinstance(self._overlong, SoftOverlongConfig):
-            lengths = (len(turn.completion.token_ids) for turn in trajectory.planner_turns)
-            parts["overlong"] = min((self._penalty(length, self._overlong) for length in lengths), default=0.0)
+            lengths = [len(turn.completion.token_ids) for turn in trajectory.planner_turns]
+            parts["overlong"] = 0.0
+            if lengths:
+                parts["overlong"] = soft_overlong_penalty(
+                    max(lengths), max_length=self._max_turn_tokens, cache_length=self._overlong.cache_tokens
+                )
         return Reward(outcome=outcome, total=sum(parts.values()), parts=parts)
-
-    def _penalty(self, length: int, soft: SoftOverlongConfig) -> float:
-        return soft_overlong_penalty(length, max_length=self._max_turn_tokens, cache_length=soft.cache_tokens)
 
 
 def group_result(
@@ -161,8 +160,5 @@ class GroupJudge:
             except self._transient:
                 if delay is not None:
                     await asyncio.sleep(delay)
-        return _unscored(group)
-
-
-def _unscored(group: TrajectoryGroup) -> StepScores:
-    return StepScores(raw=tuple((None,) * len(one.planner_turns) for one in group.trajectories), prm_digest="")
+        unscored = tuple((None,) * len(one.planner_turns) for one in group.trajectories)
+        return StepScores(raw=unscored, prm_digest="")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from configs.rollout import NoMemoryConfig, PlannerAgentConfig
 from configs.run import RunConfig
-from envs.tools.base_generator import AskModel
+from envs.tools.actions import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
 from rollout.agent.agent import AnyAgent, TurnListener, build_agent

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from configs.learner import FileConfig, PlansConfig, TeacherConfig
 from configs.rollout import NoRestartsConfig, PlannerAgentConfig
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask, PlanStep
+from envs.datasets.families import PlanStep
+from envs.datasets.generated import GeneratedTask
 from envs.types import Task
 from rollout.agent.agent import Agent, AnyAgent, build_chat
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory

@@ -15,8 +15,7 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from docs import generated
 from envs.datasets import families
-from envs.datasets.module import OwnSources
-from envs.datasets.own import own_tasks
+from envs.datasets.own import OwnSources, own_tasks
 from envs.tools.toolbox import Toolbox
 from learner.losses import LossInputs, policy_loss
 from ray_jobs.cli import make_app

@@ -21,11 +21,11 @@ SHARED = 0.4
 
 def attention(stage: Stage) -> Found:
     """One layer's attention, forward and backward: over a path and over a tree of six siblings."""
-    from learner import fused_attention
+    from learner import tree_attention
 
     heads, kv_heads, width = (4, 2, 32) if stage.rehearsal else (32, 8, 128)
     lengths = (256,) if stage.rehearsal else (1024, 2048, 4096, 8192)
-    compiles = stage.rehearsal or fused_attention.works(_blocks(), heads, kv_heads, width, torch.device(stage.device))
+    compiles = stage.rehearsal or tree_attention.works(heads, kv_heads, width, torch.device(stage.device))
     with _kernel_of(stage):
         rows = [
             _measured(num_nodes, kind, heads, kv_heads, width, stage.device)
@@ -42,7 +42,7 @@ def _kernel_of(stage: Stage) -> Iterator[None]:
     """On a CPU the fused kernel is its definition in torch, which has gradients there."""
     from torch.nn.attention.flex_attention import flex_attention_hop
 
-    from learner import fused_attention
+    from learner import tree_attention
 
     def uncompiled(
         query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float, enable_gqa: bool
@@ -50,13 +50,13 @@ def _kernel_of(stage: Stage) -> Iterator[None]:
         score = lambda score, batch, head, query, key: score  # noqa: E731
         return flex_attention_hop(query, key, value, score, block_mask.as_tuple(), scale, {})[0]
 
-    kernel = fused_attention.kernel
+    kernel = tree_attention.kernel
     if stage.rehearsal:
-        fused_attention.kernel = lambda: uncompiled  # type: ignore[assignment]
+        tree_attention.kernel = lambda: uncompiled  # type: ignore[assignment]
     try:
         yield
     finally:
-        fused_attention.kernel = kernel
+        tree_attention.kernel = kernel
 
 
 def _blocks() -> Callable[..., Tensor]:
@@ -85,7 +85,7 @@ def _inputs(num_nodes: int, heads: int, kv_heads: int, width: int, device: str, 
 
 
 def _measured(num_nodes: int, kind: str, heads: int, kv_heads: int, width: int, device: str) -> dict[str, Any]:
-    from learner.fused_attention import fused_attention, interval_mask
+    from learner.tree_attention import fused_attention, interval_mask
 
     ends, scale = _ends(num_nodes, kind), width**-0.5
     inputs = _inputs(num_nodes, heads, kv_heads, width, device)
@@ -132,7 +132,7 @@ def _with_gradients(attend: Callable[..., Tensor], inputs: Sequence[Tensor]) -> 
 
 def _errors(num_nodes: int, heads: int, kv_heads: int, width: int, device: str) -> dict[str, float]:
     """The mean difference of outputs and gradients over a tree from those in float64, as a part of their mean size."""
-    from learner.fused_attention import fused_attention, interval_mask
+    from learner.tree_attention import fused_attention, interval_mask
 
     ends, scale = _ends(num_nodes, "tree"), width**-0.5
     inputs = _inputs(num_nodes, heads, kv_heads, width, device)

@@ -11,7 +11,7 @@ from benchmarks.promised.promise import Measured, Promise
 from configs.learner import FilterOverlongConfig, LearnerConfig, NoOverlongConfig, SoftOverlongConfig
 from configs.reward import Credit
 from envs.types import Task
-from learner.policy import token_logprobs
+from learner.policy import TokenLogprobs
 from reward.credit import group_samples, turn_advantages
 from reward.judging import OutcomeReward
 from reward.types import StepScores
@@ -32,9 +32,7 @@ def _confident_tokens(seed: int) -> Measured:
     rows = head[tokens].float()
     pull = torch.linspace(5, 22, len(tokens))[:, None] * rows / rows.norm(dim=1, keepdim=True) ** 2
     hidden = (torch.randn(pull.shape, generator=generator) + pull).bfloat16().requires_grad_()
-    token_logprobs(
-        hidden, head, torch.ones(len(tokens)), lambda *_: None, contexts, tokens, chunk_contexts=64
-    ).sum().backward()
+    TokenLogprobs.apply(hidden, head, torch.ones(len(tokens)), lambda *_: None, contexts, tokens, 64).sum().backward()
     probabilities = (hidden.detach().double() @ head.double().T).softmax(1)
     true = head[tokens].double() - probabilities @ head.double()
     errors = (hidden.grad.double() - true).norm(dim=1) / true.norm(dim=1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envs.benchmarks.readers import local_rows
+from envs.datasets.rows import local_rows
 from envs.datasets.split import Split
 from envs.leakage import LeakCheck, check_leaks
 from envs.types import Task
@@ -39,7 +39,7 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
 
 
 def load_aime_without_leaks(
-    path: Path | None = None, *, test_questions: Sequence[str], whole_file: bool = True
+    path: Path | None, *, test_questions: Sequence[str], whole_file: bool = True
 ) -> tuple[list[Task], list[LeakCheck]]:
     """The training problems that leak none of `test_questions`, and the checks for the leak report.
 
@@ -49,13 +49,12 @@ def load_aime_without_leaks(
     """
     problems, tasks = _load(path, "train", whole_file)
     questions = [(id, question) for id, question, _ in problems if id not in EXCLUDED_IDS]
-    checks = [_with_year_rule(check) for check in check_leaks(questions, test_questions)]
+    checks = [
+        check if _year(check.id) < EVAL_YEAR else replace(check, verdict="leak", rule="year")
+        for check in check_leaks(questions, test_questions)
+    ]
     leaks = {check.id for check in checks if check.verdict == "leak"}
     return [task for task in tasks if task.id not in leaks], checks
-
-
-def _with_year_rule(check: LeakCheck) -> LeakCheck:
-    return check if _year(check.id) < EVAL_YEAR else replace(check, verdict="leak", rule="year")
 
 
 def _load(path: Path | None, split: Split, whole_file: bool) -> tuple[list[_Problem], list[Task]]:
@@ -99,10 +98,9 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
 
 def _fields(row: Mapping[str, Any]) -> _Problem:
     """Id, question and answer, under the column names of the three known layouts."""
-    if "Question" in row:
-        return str(row["ID"]), _question(row["Question"], row["ID"]), str(row["Answer"])
-    if "Problem" in row:
-        return str(row["ID"]), _question(row["Problem"], row["ID"]), str(row["Answer"])
+    for column in ("Question", "Problem"):
+        if column in row:
+            return str(row["ID"]), _question(row[column], row["ID"]), str(row["Answer"])
     if "url" in row and (match := _URL.search(row["url"])):
         id = "{year}-{part}-{number}".format(**match.groupdict())
         return id, _question(row["problem"], id), str(row["answer"])

@@ -5,11 +5,10 @@ Search questions ask about a fictional catalogue of goods, the corpus of the off
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from envs.datasets.split import SPLITS, Split, split_of
 
-CATALOGUE_SEED = 0
 MIN_WEIGHT_KG = 11
 MAX_WEIGHT_KG = 99
 
@@ -89,10 +88,10 @@ class Catalogue:
         return (*items, *links, *self.distractors)
 
 
-@lru_cache(maxsize=4)
-def build_catalogue(seed: int = CATALOGUE_SEED) -> Catalogue:
-    """The seed decides the weights and where the links lead; the names and the halves are the same for every seed."""
-    rng = random.Random(f"catalogue:{seed}")
+@cache
+def build_catalogue() -> Catalogue:
+    """The same in every process."""
+    rng = random.Random("catalogue:0")
     items = [
         Item(name=f"{material} {goods}", weight_kg=rng.randint(MIN_WEIGHT_KG, MAX_WEIGHT_KG))
         for material in MATERIALS.split()
@@ -152,6 +151,16 @@ def _answer(value: int) -> PlanStep:
     return PlanStep(thought="That is it.", action="answer", action_input=str(value))
 
 
+def _searched(goods: Sequence[Item | Link], *, question: str, thought: str, source: str, answer: int) -> Problem:
+    """What the searches for all the goods find is computed with in one code call."""
+    return Problem(
+        question=question,
+        answer=answer,
+        plan=(*map(_search, goods), _code(thought, source), _answer(answer)),
+        keys=tuple(one.name for one in goods),
+    )
+
+
 _ARITH_PHRASINGS = {
     "{a}*{b}+{c}": (
         "A truck carries {a} boxes of {b} apples and {c} loose apples. How many apples is that?",
@@ -208,16 +217,12 @@ _LOOKUP_PHRASINGS = (
 def draw_lookup(rng: random.Random, goods: Goods) -> Problem:
     """The weight of one item has to be found before it can be multiplied."""
     item, n = rng.choice(goods.items), rng.randint(11, 99)
-    answer = n * item.weight_kg
-    return Problem(
+    return _searched(
+        [item],
         question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=item.name),
-        answer=answer,
-        plan=(
-            _search(item),
-            _code("Multiply both.", f"{n}*{item.weight_kg}"),
-            _answer(answer),
-        ),
-        keys=(item.name,),
+        thought="Multiply both.",
+        source=f"{n}*{item.weight_kg}",
+        answer=n * item.weight_kg,
     )
 
 
@@ -246,18 +251,12 @@ def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
         loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
     (item, n), (other, m) = loads
     sign, phrasings = ("-", _DIFFERENCE_PHRASINGS) if difference else ("+", _TOTAL_PHRASINGS)
-    thought = "Subtract the second load." if difference else "Add the loads."
-    answer = n * item.weight_kg + (-1 if difference else 1) * m * other.weight_kg
-    return Problem(
+    return _searched(
+        [item, other],
         question=rng.choice(phrasings).format(n=n, name=item.name, m=m, other=other.name),
-        answer=answer,
-        plan=(
-            _search(item),
-            _search(other),
-            _code(thought, f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}"),
-            _answer(answer),
-        ),
-        keys=(item.name, other.name),
+        thought="Subtract the second load." if difference else "Add the loads.",
+        source=f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}",
+        answer=n * item.weight_kg + (-1 if difference else 1) * m * other.weight_kg,
     )
 
 
@@ -271,33 +270,24 @@ _THREE_PHRASINGS = (
 def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
     """The weights of three items have to be found before one code call adds the loads."""
     loads = _draw_loads(rng, goods, 3)
-    answer = sum(n * item.weight_kg for item, n in loads)
-    return Problem(
+    return _searched(
+        [item for item, _ in loads],
         question=rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads)),
-        answer=answer,
-        plan=(
-            *(_search(item) for item, _ in loads),
-            _code("Add the loads.", "+".join(f"{n}*{item.weight_kg}" for item, n in loads)),
-            _answer(answer),
-        ),
-        keys=tuple(item.name for item, _ in loads),
+        thought="Add the loads.",
+        source="+".join(f"{n}*{item.weight_kg}" for item, n in loads),
+        answer=sum(n * item.weight_kg for item, n in loads),
     )
 
 
 def draw_chain(rng: random.Random, goods: Goods) -> Problem:
     """Asked like a lookup, but what is found names what must be searched next: nothing else tells it."""
     link, n = rng.choice(goods.links), rng.randint(11, 99)
-    answer = n * link.item.weight_kg
-    return Problem(
+    return _searched(
+        [link, link.item],
         question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=link.name),
-        answer=answer,
-        plan=(
-            _search(link),
-            _search(link.item),
-            _code("Multiply both.", f"{n}*{link.item.weight_kg}"),
-            _answer(answer),
-        ),
-        keys=(link.name, link.item.name),
+        thought="Multiply both.",
+        source=f"{n}*{link.item.weight_kg}",
+        answer=n * link.item.weight_kg,
     )
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
-from envs.benchmarks.readers import local_rows
+from envs.datasets.rows import local_rows
 from envs.datasets.split import Split, TooFewTasksError, split_of
 from envs.types import Task
 
@@ -29,7 +29,8 @@ def solve(numbers: Sequence[int]) -> str | None:
 
 def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]:
     """`count` different solvable hands of one half (None: all); the hands of the two halves are disjoint."""
-    hands = [hand for hand in _all_hands() if _split_of_hand(hand) == split]
+    all_hands = combinations_with_replacement(range(1, MAX_NUMBER + 1), HAND_SIZE)
+    hands = [hand for hand in all_hands if _split_of_hand(hand) == split]
     random.Random(f"game24|{split}|{seed}").shuffle(hands)
     tasks: list[Task] = []
     for hand in hands:
@@ -76,10 +77,6 @@ def _task(id: str, numbers: Sequence[int]) -> Task:
         ),
         answer=" ".join(map(str, numbers)),
     )
-
-
-def _all_hands() -> Iterator[Hand]:
-    return combinations_with_replacement(range(1, MAX_NUMBER + 1), HAND_SIZE)
 
 
 def _split_of_hand(numbers: Sequence[int]) -> Split:

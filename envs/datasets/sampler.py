@@ -10,14 +10,13 @@ from configs.envs import EnvsConfig
 from configs.learner import FileConfig, TeacherConfig
 from configs.reward import CollectConfig
 from configs.run import RunConfig
-from envs.benchmarks.readers import names_its_form, stem_of
 from envs.datasets.aime import load_aime, load_aime_without_leaks
+from envs.datasets.benchmarks import names_its_form, stem_of
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
-from envs.datasets.module import NO_SOURCES, OwnSources, module_tasks
-from envs.datasets.own import OWN, own_tasks
+from envs.datasets.own import NO_SOURCES, OWN, OwnSources, module_tasks, own_tasks
 from envs.datasets.registry import load_tasks
-from envs.datasets.split import TooFewTasksError, question_key
+from envs.datasets.split import Purpose, Split, TooFewTasksError, question_key
 from envs.leakage import write_leak_report
 from envs.types import Task
 
@@ -92,8 +91,11 @@ class TaskSampler:
 
 def training_tasks(config: RunConfig) -> TaskSampler:
     """Those of a recipe."""
-    path = Path(config.envs.data_path) if config.envs.data_path else None
-    return TaskSampler(config.envs.mix, seed=config.seed, path=path, own=OwnSources.of(config))
+    return TaskSampler(config.envs.mix, seed=config.seed, path=_path_of(config.envs), own=OwnSources.of(config))
+
+
+def _path_of(envs: EnvsConfig) -> Path | None:
+    return Path(envs.data_path) if envs.data_path else None
 
 
 @lru_cache(maxsize=2)
@@ -117,11 +119,7 @@ def held_out_tasks(
 ) -> list[Task]:
     """`count` evaluation tasks in the shares of `mix`, none of which can occur in training. Raises ValueError."""
     quotas = shared_out(mix, count)
-    generated = {name: quota for name, quota in quotas.items() if quota and name in FAMILIES}
-    tasks = []
-    if generated:
-        drawn = sample_tasks(generated, split="eval", count=sum(generated.values()), seed=seed)
-        tasks = [own.scored(one.task) for one in drawn]
+    tasks = [own.scored(task) for task in _generated(quotas, split="eval", seed=seed)]
     for name, quota in quotas.items():
         if name not in FAMILIES:
             try:
@@ -133,13 +131,22 @@ def held_out_tasks(
     return tasks
 
 
+def _generated(quotas: Mapping[str, int], *, split: Split, seed: int, purpose: Purpose | None = None) -> list[Task]:
+    """As many tasks of each generated family as its quota says."""
+    families = {name: quota for name, quota in quotas.items() if quota and name in FAMILIES}
+    if not families:
+        return []
+    drawn = sample_tasks(families, split=split, count=sum(families.values()), seed=seed, purpose=purpose)
+    return [one.task for one in drawn]
+
+
 def evaluation_tasks(config: RunConfig) -> list[Task]:
     """The held-out tasks of a recipe: another split than training's, and another seed besides. Raises ValueError."""
     return held_out_tasks(
         config.evaluation_mix,
         count=config.evaluation.num_tasks,
         seed=config.seed + EVALUATION_SEED_OFFSET,
-        path=Path(config.envs.data_path) if config.envs.data_path else None,
+        path=_path_of(config.envs),
         own=OwnSources.of(config),
     )
 
@@ -200,18 +207,16 @@ def collection_tasks(
     that RL does not. AIME problems that leak the evaluation's questions are dropped, and `leak_report`, where there is
     one, says which and why. Raises ValueError where a data set cannot be read.
     """
-    path = Path(envs.data_path) if envs.data_path else None
+    path = _path_of(envs)
     quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
-    generated = {name: count for name, count in quotas.items() if name in FAMILIES}
-    tasks = []
-    if generated:
-        drawn = sample_tasks(generated, split="train", count=sum(generated.values()), seed=seed, purpose="prm")
-        tasks = [one.task for one in drawn]
-    for name in (one for one in quotas if one not in generated):
+    tasks = _generated(quotas, split="train", seed=seed, purpose="prm")
+    for name in (one for one in quotas if one not in FAMILIES):
         if name in own.datasets:
             found = own.tasks(name, "prm")
+        elif name == "aime":
+            found = _aime(path, collect, leak_report)
         else:
-            found = _aime(path, collect, leak_report) if name == "aime" else _others(name, path, seed, own)
+            found = load_tasks(name, split="train", count=None, seed=seed, path=path, own=own)
         tasks += _some(found, quotas[name], seed)
     return [own.scored(task) for task in tasks]
 
@@ -224,10 +229,6 @@ def _aime(path: Path | None, collect: CollectConfig, leak_report: Path | None) -
     if leak_report is not None:
         write_leak_report(leak_report, checks, questions)
     return tasks
-
-
-def _others(name: str, path: Path | None, seed: int, own: OwnSources) -> list[Task]:
-    return load_tasks(name, split="train", count=None, seed=seed, path=path, own=own)
 
 
 def _some(tasks: list[Task], count: int, seed: int) -> list[Task]:
@@ -248,10 +249,9 @@ def _met(name: str, envs: EnvsConfig, with_teacher: bool) -> list[Task]:
     if name in envs.datasets:
         found = module_tasks(name, envs.datasets[name], with_teacher)
         return [task for part, tasks in found.items() if part != "eval" for task in tasks]
-    path = Path(envs.data_path) if envs.data_path else None
     if name in OWN:
-        return own_tasks(name, path)["train"]
-    return load_tasks(name, split="train", count=None, seed=0, path=path)
+        return own_tasks(name, _path_of(envs))["train"]
+    return load_tasks(name, split="train", count=None, seed=0, path=_path_of(envs))
 
 
 def _asked(task: Task) -> set[str]:

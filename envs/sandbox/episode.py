@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Self
 from weakref import WeakKeyDictionary
 
 from envs.sandbox.frames import BORN, READY, receive_frame, receive_frame_from, send_frame
@@ -15,15 +15,6 @@ from envs.types import ToolResult, ToolUnavailableError
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Evictable(Protocol):
-    """An episode, as far as its memory goes."""
-
-    closed: bool
-
-    def evict(self) -> None:
-        """Give up the process, unless a step runs in it."""
-
-
 class IdleMemory:
     """Keeps the sum over all episodes that wait for their next step at or below `max_bytes`: the largest go first."""
 
@@ -31,9 +22,9 @@ class IdleMemory:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         # Weak: an episode that nobody holds any more ends by itself.
-        self._held: WeakKeyDictionary[Evictable, int] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Episode, int] = WeakKeyDictionary()
 
-    def rest(self, episode: Evictable, num_bytes: int) -> None:
+    def rest(self, episode: "Episode", num_bytes: int) -> None:
         """The episode's step has ended; its process is stopped and holds so much."""
         with self._lock:
             if not episode.closed:
@@ -41,12 +32,12 @@ class IdleMemory:
         while (largest := self._one_too_many()) is not None:
             largest.evict()
 
-    def wake(self, episode: Evictable) -> None:
+    def wake(self, episode: "Episode") -> None:
         """A step of it begins, or it is closed."""
         with self._lock:
             self._held.pop(episode, None)
 
-    def _one_too_many(self) -> Evictable | None:
+    def _one_too_many(self) -> "Episode | None":
         with self._lock:
             held = dict(self._held)
             if sum(held.values()) <= self._max_bytes:
@@ -98,13 +89,12 @@ class Episode:
         self.closed = False
 
     def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
-        source = code.encode(errors="surrogatepass")
         if (refusal := _refusal(code, self._max_code_bytes)) is not None:
             return refusal
         try:
             with self._busy, self._slots:
                 self._idle.wake(self)
-                return self._run(source, timeout_s)
+                return self._run(code.encode(), timeout_s)
         finally:
             self._idle.rest(self, self._held_bytes)
 

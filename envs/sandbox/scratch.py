@@ -16,11 +16,8 @@ _REMOVAL_PATIENCE_S = 5.0
 def scratch_parent() -> Path:
     """The system's temporary folder, unless it is one of Ray's, whose own files lie there."""
     usual = Path(tempfile.gettempdir())
-    return usual if not _is_rays(usual) else Path("/tmp")
-
-
-def _is_rays(path: Path) -> bool:
-    return any(os.path.lexists(folder / "session_latest") for folder in (path, *path.parents))
+    is_rays = any(os.path.lexists(folder / "session_latest") for folder in (usual, *usual.parents))
+    return Path("/tmp") if is_rays else usual
 
 
 def make_scratch(parent: str) -> str:

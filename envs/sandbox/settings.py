@@ -1,8 +1,8 @@
 """The limits of the sandbox, its two tiers of walls, and which of them a machine can give."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Tier = Literal["namespaces", "landlock"]
 WantedTier = Literal["auto", "namespaces", "landlock"]
@@ -89,26 +89,14 @@ class SandboxSettings:
     """`auto` takes `namespaces` where the machine gives them, else `landlock`; nothing runs where neither is there."""
     idle_memory_mb: int = 2048
     """All episodes between two steps together, beyond what they share; the largest are ended above it."""
-    disabled_layers: frozenset[str] = frozenset()
+    disabled_layers: tuple[str, ...] = ()
     """Layers left out on purpose, to measure what the namespaces hold without them."""
 
     def __post_init__(self) -> None:
-        if self.disabled_layers and (self.tier != "namespaces" or self.disabled_layers - DISABLED_AT_MOST):
+        if self.disabled_layers and (self.tier != "namespaces" or {*self.disabled_layers} - DISABLED_AT_MOST):
             raise ValueError(
                 f"disabled_layers = {sorted(self.disabled_layers)}: only {', '.join(sorted(DISABLED_AT_MOST))} can be "
                 "left out, and only with tier = 'namespaces'"
             )
         if not 0 < self.max_code_bytes <= MAX_CODE_BYTES:
             raise ValueError(f"max_code_bytes must be in 1..{MAX_CODE_BYTES}, got {self.max_code_bytes}")
-
-
-def encode_settings(settings: SandboxSettings) -> dict[str, object]:
-    """As JSON knows it."""
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(settings).items()}
-
-
-def decode_settings(values: Mapping[str, Any]) -> SandboxSettings:
-    plain: dict[str, Any] = {
-        name: frozenset(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return SandboxSettings(**plain)

@@ -12,7 +12,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn
 
@@ -27,7 +26,6 @@ from envs.sandbox.settings import (
     SandboxSettings,
     Tier,
     choose_tier,
-    decode_settings,
     lacking,
 )
 from envs.sandbox.walls import landlock_version, seccomp_available
@@ -43,16 +41,6 @@ _FOREIGN_LIBRARIES = (
 _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What a zygote stands on: its tier, the layers that are active, and the folder of its episodes' folders where
-    they have no mounts of their own."""
-
-    tier: Tier
-    layers: frozenset[str]
-    scratch: str | None
-
-
 def main() -> NoReturn:
     """Process 0 only watches; process 1 of the jail is the zygote, and all in the jail die with it."""
     _forget_where_this_is()
@@ -61,7 +49,7 @@ def main() -> NoReturn:
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=_LINK)
     order = json.loads(receive_frame(link))
-    settings = decode_settings(order["settings"])
+    settings = SandboxSettings(**order["settings"])
     _be_first_to_die()
     _load_foreign_libraries()
     missing = _missing_layers(order["packages"])
@@ -71,7 +59,7 @@ def main() -> NoReturn:
         send_frame(link, json.dumps({"tier": None, "lacks": lacks}).encode())
         os._exit(1)
     scratch = make_scratch(order["scratch_parent"]) if tier == "landlock" else None
-    there = (REQUIRED_LAYERS[tier] | {"landlock"}) - settings.disabled_layers - set(missing)
+    there = (REQUIRED_LAYERS[tier] | {"landlock"}) - {*settings.disabled_layers, *missing}
     layers = [layer for layer in LAYERS if layer in there]
     send_frame(link, json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
     if tier == "namespaces":
@@ -83,8 +71,7 @@ def main() -> NoReturn:
     os.close(host)
     if scratch is None:
         kernel.die_with_parent(signal.SIGKILL)
-    ground = Ground(tier=tier, layers=frozenset(layers), scratch=scratch)
-    _be_zygote(link, settings, ground, order["packages"])
+    _be_zygote(link, settings, tier, frozenset(layers), order["packages"], scratch)
 
 
 def _forget_where_this_is() -> None:
@@ -107,15 +94,23 @@ def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     os._exit(0)
 
 
-def _be_zygote(link: socket.socket, settings: SandboxSettings, ground: Ground, packages: Mapping[str, str]) -> NoReturn:
+def _be_zygote(
+    link: socket.socket,
+    settings: SandboxSettings,
+    tier: Tier,
+    layers: frozenset[str],
+    packages: Mapping[str, str],
+    scratch: str | None,
+) -> NoReturn:
+    """`scratch` is the folder of the episodes' folders where they have no mounts of their own."""
     try:
-        directories = _arrange_imports(ground.tier, packages)
+        directories = _arrange_imports(tier, packages)
         _import_everything()
         send_frame(link, READY)
-        readable = directories if ground.tier == "namespaces" else [*_standard_files(), *packages.values()]
-        plan = CellPlan(settings=settings, tier=ground.tier, layers=ground.layers, readable=tuple(readable))
-        wardens = _Wardens(link, plan, ground.scratch)
-        if ground.scratch is not None:
+        readable = directories if tier == "namespaces" else [*_standard_files(), *packages.values()]
+        plan = CellPlan(settings=settings, tier=tier, layers=layers, readable=tuple(readable))
+        wardens = _Wardens(link, plan, scratch)
+        if scratch is not None:
             wardens.watch_parent()
         wardens.fork_on_demand()
         wardens.kill()
@@ -123,7 +118,7 @@ def _be_zygote(link: socket.socket, settings: SandboxSettings, ground: Ground, p
         with contextlib.suppress(OSError):
             send_frame(link, traceback.format_exc().encode())
     finally:
-        _remove(ground.scratch)
+        _remove(scratch)
         os._exit(0)
 
 

@@ -5,14 +5,24 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from fastmcp import Client
+from fastmcp.client.client import CallToolResult
+from fastmcp.client.transports import ClientTransport
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
 
 from configs.errors import UserError, whole_letters
 from envs.sandbox.outcome import cut_middle, printable_text
+from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
 from envs.types import ToolResult, ToolUnavailableError
 
 SCHEME = "mcp:"
+UNAVAILABLE = "unavailable"
+"""Category, in a result's `_meta.error`, by which our own server says that the caller's input was not to blame."""
+_RESTARTED = "[The server was connected to anew: what it remembered of earlier calls may be gone.]\n"
+_CLOSING_S = 5.0
 
 
 class McpAddressError(UserError):
@@ -59,17 +69,6 @@ class McpKey:
     value: str = field(repr=False)
 
 
-if TYPE_CHECKING:
-    from fastmcp import Client
-    from fastmcp.client.client import CallToolResult
-    from fastmcp.client.transports import ClientTransport
-
-UNAVAILABLE = "unavailable"
-"""Category, in a result's `_meta.error`, by which our own server says that the caller's input was not to blame."""
-_RESTARTED = "[The server was connected to anew: what it remembered of earlier calls may be gone.]\n"
-_CLOSING_S = 5.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpLimits:
     """The bounds of one call. `time_limit_s` covers connecting and, after a broken connection, the second try."""
@@ -96,14 +95,14 @@ class McpTool:
         *,
         name: str,
         description: str,
-        key: McpKey | None = None,
-        limits: McpLimits | None = None,
+        key: McpKey | None,
+        limits: McpLimits,
     ) -> None:
         self.name = name
         self.description = description
         self._address = address
         self._key = key
-        self._limits = limits or McpLimits()
+        self._limits = limits
         self._connection: _Connection | None = None
         self._was_connected = False
 
@@ -177,14 +176,11 @@ class _BrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    client: "Client[ClientTransport]"
+    client: Client[ClientTransport]
     tool: str
     parameters: Mapping[str, object]
 
     async def call(self, text: str) -> ToolResult:
-        from mcp.shared.exceptions import MCPError
-        from mcp_types import INVALID_PARAMS
-
         arguments = _arguments(text, self.parameters)
         if isinstance(arguments, ToolResult):
             return arguments
@@ -204,8 +200,6 @@ class _Connection:
 
 async def _connect(address: McpAddress, key: McpKey | None, limits: McpLimits) -> _Connection:
     """Raises _BrokenError, or ToolUnavailableError when the server lacks the tool."""
-    from mcp.shared.exceptions import MCPError
-
     try:
         # The older handshake opens a session, in which a server may remember; the newest protocol has none.
         client, tools = await _greet(address, key, limits, "legacy")
@@ -225,13 +219,8 @@ async def _connect(address: McpAddress, key: McpKey | None, limits: McpLimits) -
 
 async def _greet(
     address: McpAddress, key: McpKey | None, limits: McpLimits, mode: str
-) -> tuple["Client[ClientTransport]", dict[str, dict[str, object]]]:
+) -> tuple[Client[ClientTransport], dict[str, dict[str, object]]]:
     """A connected client, and the parameters of each tool. Raises MCPError where the server refuses."""
-    from fastmcp import Client
-    from mcp.shared.exceptions import MCPError
-
-    from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
-
     transport: BoundedHttp | BoundedStdio
     if address.url:
         headers = {"Authorization": f"Bearer {key.value}"} if key else {}
@@ -252,7 +241,7 @@ async def _greet(
         raise _broken(client, error) from None
 
 
-async def _close(client: "Client[ClientTransport]") -> None:
+async def _close(client: Client[ClientTransport]) -> None:
     try:
         async with asyncio.timeout(_CLOSING_S):
             await client.close()
@@ -264,7 +253,7 @@ async def _ignore(message: object) -> None:
     """A server's log lines are an outsider's text: they reach no log of ours."""
 
 
-def _broken(client: "Client[ClientTransport]", error: Exception) -> _BrokenError:
+def _broken(client: Client[ClientTransport], error: Exception) -> _BrokenError:
     """Without the server's own words."""
     fault = getattr(client.transport, "fault", None)
     return _BrokenError(fault or f"the connection broke ({type(error).__name__})", is_fault=fault is not None)
@@ -297,7 +286,7 @@ def _type_of(field: object) -> str:
     return str(field.get("type", "any")) if isinstance(field, dict) else "any"
 
 
-def _text_of(answer: "CallToolResult") -> str:
+def _text_of(answer: CallToolResult) -> str:
     """The text of a result; what is no text is named."""
     parts = []
     for block in answer.content:

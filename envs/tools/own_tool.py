@@ -185,12 +185,11 @@ def _schema(kind: object) -> Schema | None:
 
 def _shown(signature: inspect.Signature) -> str:
     """What the planner reads of the arguments."""
-    return "{" + ", ".join(_shown_argument(one) for one in signature.parameters.values()) + "}"
-
-
-def _shown_argument(parameter: inspect.Parameter) -> str:
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-    return f'"{parameter.name}": {inspect.formatannotation(parameter.annotation)}{default}'
+    shown = []
+    for one in signature.parameters.values():
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        shown.append(f'"{one.name}": {inspect.formatannotation(one.annotation)}{default}')
+    return "{" + ", ".join(shown) + "}"
 
 
 def own_maker(name: str, config: OwnToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:

@@ -80,11 +80,6 @@ class OfflineSearchTool:
     def __init__(
         self, passages: Sequence[str], *, max_results: int = 3, max_chars: int = 400, latency_s: float = 0.0
     ) -> None:
-        if not passages or max_results < 1 or max_chars < 1:
-            raise ValueError(
-                "need at least one passage, max_results >= 1 and max_chars >= 1, "
-                f"got {len(passages)} passages, {max_results=}, {max_chars=}"
-            )
         self._max_results = max_results
         self._max_chars = max_chars
         self._latency_s = latency_s

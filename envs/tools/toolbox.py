@@ -3,26 +3,24 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.envs import EnvsConfig
 from envs.datasets.families import build_catalogue
 from envs.http import ServiceLimits
-from envs.tools.actions import AnswerTool, PythonCodeTool, ThinkTool
-from envs.tools.base_generator import AskModel, BaseGeneratorTool, build_ask
-from envs.tools.finders import GoogleFinder, PageFinder, PageSearchTool, WikipediaFinder
-from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
+from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
+from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, Recording, faults_of, read_questions
 from envs.tools.keys import ToolSetupError
 from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
-from envs.tools.recording import RecordedTool, Recording
 from envs.tools.search import OfflineSearchTool
-from envs.tools.web_fetch import FetchLimits, PageFetcher
-from envs.tools.web_search import WebSearchTool
+from envs.tools.web_fetch import PageFetcher
+from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
 from envs.types import Tool
 
 if TYPE_CHECKING:
-    from envs.sandbox import Sandbox
+    from envs.sandbox import Sandbox, SandboxState
 
 OpenTool = Callable[[], AbstractContextManager[Tool]]
 """Gives the tool of one episode, and ends it with the episode."""
@@ -47,7 +45,8 @@ class Parts:
 
     def guarded(self, tool: Tool) -> Tool:
         """A tool whose results come from outside: guarded, and recorded where the configuration says so."""
-        guarded = GuardedTool(tool, self.block_list, time_limit_s=self._longest_s)
+        # Calls wait for their turn as well; the agent's own limit of an episode is the tighter one then.
+        guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * self.config.web.time_limit_s)
         return RecordedTool(guarded, self.recording) if self.recording else guarded
 
     def shared(self, tool: Tool) -> OpenTool:
@@ -55,16 +54,6 @@ class Parts:
         entries = self.config.web.cache_entries
         cached = CachedTool(tool, max_entries=entries, max_age_s=CACHE_AGE_S) if entries else tool
         return _lent(self.guarded(cached))
-
-    @property
-    def _longest_s(self) -> float:
-        """Calls wait for their turn as well; the agent's own limit of an episode is the tighter one then."""
-        return 20 * self.config.web.time_limit_s
-
-
-def open_tool(action: str, parts: Parts) -> OpenTool:
-    """Raises ToolSetupError."""
-    return BUILDERS[action](parts) if action in BUILDERS else _own(action, parts)
 
 
 def _code(parts: Parts) -> OpenTool:
@@ -76,9 +65,7 @@ def _code(parts: Parts) -> OpenTool:
 def _search(parts: Parts) -> OpenTool:
     config = parts.config
     if config.search == "tavily":
-        return parts.shared(
-            _page_search("search", "search the web with a short query of a few keywords", "tavily", parts)
-        )
+        return _page_search("search", "search the web with a short query of a few keywords", "tavily", parts)
     offline = OfflineSearchTool(
         build_catalogue().passages,
         max_results=config.search_results,
@@ -88,21 +75,29 @@ def _search(parts: Parts) -> OpenTool:
     return _lent(offline)
 
 
-def _wikipedia(parts: Parts) -> OpenTool:
-    return parts.shared(_page_search("wikipedia_search", "find Wikipedia articles by keywords", "wikipedia", parts))
+def _page_search(name: str, description: str, finder: str, parts: Parts) -> OpenTool:
+    max_chars = parts.config.max_result_chars
+    found = _finder(finder, parts)
+    return parts.shared(PageSearchTool(name, description, found, block_list=parts.block_list, max_chars=max_chars))
 
 
-def _google(parts: Parts) -> OpenTool:
-    return parts.shared(_page_search("google_search", "search Google with a short query", "google", parts))
+def _finder(name: str, parts: Parts) -> PageFinder:
+    web = parts.config.web
+    if name == "wikipedia":
+        return WikipediaFinder(parts.limits, base_url=web.wikipedia_url, max_results=web.max_results)
+    if name == "google":
+        return GoogleFinder(parts.limits, max_results=web.max_results)
+    return TavilyFinder(parts.limits, max_results=web.max_results, excluded_hosts=web.blocked_hosts)
 
 
 def _web(parts: Parts) -> OpenTool:
     config = parts.config
     fetcher = PageFetcher(
-        FetchLimits(
+        ServiceLimits(
+            max_attempts=2,
+            time_limit_s=config.web.time_limit_s / 2,
+            requests_per_minute=config.web.pages_per_minute,
             max_bytes=config.web.max_page_bytes,
-            deadline_s=config.web.time_limit_s / 2,
-            pages_per_minute=config.web.pages_per_minute,
         ),
         block_list=parts.block_list,
         allowed_hosts=config.web.allowed_hosts,
@@ -117,19 +112,17 @@ def _web(parts: Parts) -> OpenTool:
     return parts.shared(tool)
 
 
-def _base_generator(parts: Parts) -> OpenTool:
-    return parts.shared(BaseGeneratorTool(build_ask(parts.config.base_generator, parts.limits, parts.own_model)))
-
-
 BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
     "think": lambda _: _lent(ThinkTool()),
     "search": _search,
     "code": _code,
     "answer": lambda _: _lent(AnswerTool()),
-    "wikipedia_search": _wikipedia,
+    "wikipedia_search": partial(_page_search, "wikipedia_search", "find Wikipedia articles by keywords", "wikipedia"),
     "web_search": _web,
-    "google_search": _google,
-    "base_generator": _base_generator,
+    "google_search": partial(_page_search, "google_search", "search Google with a short query", "google"),
+    "base_generator": lambda parts: parts.shared(
+        BaseGeneratorTool(build_ask(parts.config.base_generator, parts.limits, parts.own_model))
+    ),
 }
 
 
@@ -153,28 +146,6 @@ def _own(name: str, parts: Parts) -> OpenTool:
     return open_one
 
 
-def _page_search(name: str, description: str, finder: str, parts: Parts) -> Tool:
-    return PageSearchTool(
-        name,
-        description,
-        _finder(finder, parts),
-        block_list=parts.block_list,
-        max_chars=parts.config.max_result_chars,
-    )
-
-
-def _finder(name: str, parts: Parts) -> PageFinder:
-    web = parts.config.web
-    if name == "wikipedia":
-        return WikipediaFinder(parts.limits, base_url=web.wikipedia_url, max_results=web.max_results)
-    if name == "google":
-        return GoogleFinder(parts.limits, max_results=web.max_results)
-    # Tavily's client takes a tenth of a second to import.
-    from envs.tools.finders import TavilyFinder
-
-    return TavilyFinder(parts.limits, max_results=web.max_results, excluded_hosts=web.blocked_hosts)
-
-
 def _lent(tool: Tool) -> OpenTool:
     return lambda: nullcontext(tool)
 
@@ -187,10 +158,6 @@ def _closing(tool: Any) -> Iterator[Any]:
     finally:
         if hasattr(tool, "close"):
             tool.close()
-
-
-if TYPE_CHECKING:
-    from envs.sandbox import Sandbox, SandboxState
 
 
 class Toolbox(AbstractContextManager["Toolbox"]):
@@ -212,7 +179,9 @@ class Toolbox(AbstractContextManager["Toolbox"]):
                 sandbox=sandbox,
             )
             self.sandbox: SandboxState | None = sandbox.state if sandbox else None
-            self._tools = [open_tool(action, parts) for action in config.actions]
+            self._tools = [
+                BUILDERS[action](parts) if action in BUILDERS else _own(action, parts) for action in config.actions
+            ]
             self._lifetime = lifetime.pop_all()
 
     def __exit__(self, *raised: object) -> None:

@@ -1,6 +1,9 @@
 """Fetching a page that a model or a web site named: neither is trusted."""
 
+import asyncio
 import codecs
+import ipaddress
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.message import Message
@@ -20,7 +23,6 @@ from envs.http import (
     retry_after_s,
     tls_context,
 )
-from envs.tools.addresses import HostUnknownError, NoNameServerError, is_public, resolve
 from envs.tools.guard import BlockList
 from envs.types import ToolUnavailableError
 
@@ -64,10 +66,77 @@ def _detected(body: bytes) -> str:
     return best.encoding if best and _codec(best.encoding) else "utf-8"
 
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_INSIDE = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Looks public, and is where one cloud's machines ask for their own secrets.
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "64:ff9b:1::/48",
+        "fec0::/10",
+        "3fff::/20",  # For documentation; Python 3.11 does not know it yet.
+    )
+)
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+
+
+class HostUnknownError(ValueError):
+    """No address belongs to this name."""
+
+
+class NoNameServerError(PassingError):
+    """Nobody says now which addresses belong to a name: this machine's network is down, or a name server is busy."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The host's addresses, as the system knows them. Raises HostUnknownError and NoNameServerError."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:
+            raise NoNameServerError(f"no name server answered for {host}; check this machine's network") from None
+        raise HostUnknownError(host) from None
+    except UnicodeError:
+        raise HostUnknownError(host) from None
+    return [str(info[4][0]) for info in found]
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the open internet's: not loopback, link-local, private, shared, multicast, reserved
+    or a cloud's metadata service, nor one that carries such an address inside."""
+    address: Address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = _embedded(address)
+        if inner is not None:
+            return is_public(str(inner))
+    special = (
+        address.is_private,
+        address.is_loopback,
+        address.is_link_local,
+        address.is_multicast,
+        address.is_reserved,
+        address.is_unspecified,
+        any(address in network for network in _INSIDE),
+    )
+    return address.is_global and not any(special)
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    if address.teredo is not None:
+        return address.teredo[1]
+    if address in _TRANSLATED:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 PORTS = (80, 443, 8080, 8443)
 MAX_URL_CHARS = 2000
+MAX_REDIRECTS = 5
+CONNECT_S = 5.0
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
 _HEADERS: dict[bytes | str, bytes | str] = {
@@ -76,20 +145,6 @@ _HEADERS: dict[bytes | str, bytes | str] = {
     "Accept-Encoding": "gzip, deflate",
     "Connection": "close",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchLimits:
-    """`deadline_s` covers a whole fetch with its redirects, attempts and pauses; `max_bytes` holds before and after
-    decompression, `pages_per_minute` for all fetches of one process."""
-
-    max_bytes: int = 1_000_000
-    max_redirects: int = 5
-    max_attempts: int = 2
-    first_pause_s: float = 0.5
-    connect_s: float = 5.0
-    deadline_s: float = 15.0
-    pages_per_minute: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,25 +175,19 @@ class PassingRefusalError(PageRefusedError, PassingError):
 
 
 class PageFetcher:
-    """`allowed_hosts`, each "host:port", may be at any address and port: somebody's own server."""
+    """`limits` are those of one page, whose time covers redirects, attempts and pauses. `allowed_hosts`, each
+    "host:port", may be at any address and port: somebody's own server."""
 
     def __init__(
         self,
-        limits: FetchLimits,
+        limits: ServiceLimits,
         *,
         block_list: BlockList,
         allowed_hosts: Sequence[str] = (),
         resolve: Resolve = resolve,
     ) -> None:
         self.limits = limits
-        self._attempts = Attempts(
-            ServiceLimits(
-                max_attempts=limits.max_attempts,
-                time_limit_s=limits.deadline_s,
-                first_pause_s=limits.first_pause_s,
-                requests_per_minute=limits.pages_per_minute,
-            )
-        )
+        self._attempts = Attempts(limits)
         self._block_list = block_list
         self._allowed_hosts = frozenset(map(_as_asked, allowed_hosts))
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
@@ -152,16 +201,16 @@ class PageFetcher:
         except NoNameServerError as error:
             raise ToolUnavailableError(str(error)) from None
         except PassingError:
-            raise PageRefusedError("timeout", f"it was not there within {self.limits.deadline_s:g} s") from None
+            raise PageRefusedError("timeout", f"it was not there within {self.limits.time_limit_s:g} s") from None
 
     async def _follow(self, url: str) -> Page:
         target = self._checked(url)
-        for _ in range(self.limits.max_redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             outcome = await self._get(target)
             if isinstance(outcome, Page):
                 return outcome
             target = self._checked(outcome)
-        raise PageRefusedError("redirects", f"it redirects more than {self.limits.max_redirects} times")
+        raise PageRefusedError("redirects", f"it redirects more than {MAX_REDIRECTS} times")
 
     def _checked(self, address: str) -> httpx.URL:
         """The address as one that may be asked; where it leads is checked again by the connection."""
@@ -190,7 +239,7 @@ class PageFetcher:
                     ssl_context=tls_context(), network_backend=self._backend, max_keepalive_connections=0
                 ) as pool,
                 pool.stream(
-                    "GET", origin, headers=_HEADERS, extensions={"timeout": {"connect": self.limits.connect_s}}
+                    "GET", origin, headers=_HEADERS, extensions={"timeout": {"connect": CONNECT_S}}
                 ) as response,
             ):
                 return await self._page(url, response)

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 
 def key_variables(config: RunConfig) -> tuple[str, ...]:
     """The environment variables with keys that this recipe names, by itself or by the tools that it switches on."""
-    from envs.tools import finders as pages
+    from envs.tools import web_search as pages
 
     named = _values_of(config.model_dump(), "api_key_env")
     envs = config.envs

@@ -14,20 +14,20 @@ from ray_jobs.run.model_folder import PreflightError
 
 if TYPE_CHECKING:
     from envs.datasets.generated import GeneratedTask
-    from envs.datasets.module import OwnSources
+    from envs.datasets.own import OwnSources
     from envs.types import Task
 
 
 def check_mixes(config: RunConfig) -> None:
     """Whether there are the data sets that the recipe names. Raises PreflightError."""
     from envs.datasets.families import FAMILIES
-    from envs.datasets.registry import LOADERS
+    from envs.datasets.registry import BUILT_IN
 
-    known = (*config.envs.datasets, *LOADERS)
-    if taken := [name for name in config.envs.datasets if name in LOADERS]:
+    known = (*config.envs.datasets, *BUILT_IN)
+    if taken := [name for name in config.envs.datasets if name in BUILT_IN]:
         raise PreflightError(f"envs.datasets.{taken[0]}: '{taken[0]}' is a built-in data set; give yours another name")
     for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
-        unknown = [name for name in mix if name not in LOADERS and name not in config.envs.datasets]
+        unknown = [name for name in mix if name not in BUILT_IN and name not in config.envs.datasets]
         if unknown:
             raise PreflightError(
                 f"{key} names unknown data set '{unknown[0]}'; known: {', '.join(known)}"
@@ -50,7 +50,7 @@ def _check_choice(names: Sequence[str], families: Sequence[str]) -> None:
 
 def check_tasks(config: RunConfig, *, training: bool) -> None:
     """Draw every kind of task once: files are read, public data sets downloaded, counts compared."""
-    from envs.datasets.module import OwnSources
+    from envs.datasets.own import OwnSources
     from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 
     mix = config.envs.mix
@@ -75,7 +75,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
 
 def check_collection(config: RunConfig) -> None:
     """Whether there are tasks for the trajectories that a PRM learns from. Raises PreflightError."""
-    from envs.datasets.module import OwnSources
+    from envs.datasets.own import OwnSources
     from envs.datasets.sampler import collection_tasks
 
     own = OwnSources.of(config)
@@ -144,8 +144,7 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
 
 def _own_tasks(names: set[str], path: Path | None, own: "OwnSources") -> "Iterator[Task]":
     """The tasks of all data sets of one's own, with their scorers."""
-    from envs.datasets.module import module_tasks
-    from envs.datasets.own import OWN, own_tasks
+    from envs.datasets.own import OWN, module_tasks, own_tasks
 
     for name in sorted(names.intersection((*OWN, *own.datasets))):
         found: Iterable[list[Task]]

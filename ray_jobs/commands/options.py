@@ -19,7 +19,7 @@ def read_by(read: Callable[[str], Value]) -> Callable[[Any, Sequence[Token]], Va
 
 def _names(text: str) -> tuple[str, ...]:
     if text == "all":
-        from envs.benchmarks.registry import BENCHMARKS
+        from envs.datasets.benchmarks import BENCHMARKS
 
         return tuple(BENCHMARKS)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from configs.envs import EnvsConfig
 from configs.run import RunConfig
-from envs.benchmarks.registry import BENCHMARKS, load_benchmark
+from envs.datasets.benchmarks import BENCHMARKS, load_benchmark
 from envs.datasets.families import FAMILIES
 from envs.datasets.sampler import evaluation_tasks, never_trained_on
 from envs.types import Task

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict
 from configs.errors import UserError
 from configs.run import RunConfig
 from configs.wording import reason
-from envs.benchmarks.readers import stem_of
+from envs.datasets.benchmarks import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
 from ray_jobs.evaluation.identity import Identity, Policy, differences, identity_of_phase, unproven

@@ -16,7 +16,7 @@ from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from configs.wording import reason
-from envs.datasets.module import OwnSources
+from envs.datasets.own import OwnSources
 from envs.datasets.sampler import held_out_tasks
 from envs.tools.own_tool import function_schemas
 from envs.tools.toolbox import Toolbox

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.benchmarks.registry import BENCHMARKS
+from envs.datasets.benchmarks import BENCHMARKS
 from ray_jobs.evaluation.folder import ITEMS, BenchmarkRates, EvaluationSummary, StoredEvaluation, why_unscored
 from ray_jobs.evaluation.identity import Identity, Items, digest_of
 from ray_jobs.pages.charts import Bar

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from configs.errors import UserError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
-from envs.datasets.module import OwnSources
+from envs.datasets.own import OwnSources
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
 from learner.checkpoint import read_manifest

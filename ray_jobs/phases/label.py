@@ -14,8 +14,7 @@ from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
-from reward.labels.judge import StepJudge, judge_name
-from reward.labels.labels import (
+from reward.labels import (
     ContinueFrom,
     LabelError,
     Labeller,
@@ -24,6 +23,7 @@ from reward.labels.labels import (
     append_label,
     read_labels,
 )
+from reward.labels.judge import StepJudge, judge_name
 from reward.labels.plan import PlanLabeller
 from reward.openai_chat import Bill
 from reward.prm.step_text import StepText, step_texts

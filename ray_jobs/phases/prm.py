@@ -15,7 +15,7 @@ from ray_jobs.pages.prm import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import write_json
-from reward.labels.labels import StepLabel, read_labels
+from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +12,6 @@ from rich.markup import escape
 from configs.errors import UserError, printable
 from configs.run import RunConfig
 from configs.wording import reason
-from envs.mcp_server import Transport, serve
 from envs.sandbox import Sandbox
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError
@@ -19,10 +19,15 @@ from ray_jobs.phases.local import open_worker
 from rollout.records import append_record, trajectory_record
 from rollout.types import StopReason, Trajectory, Turn
 
+if TYPE_CHECKING:
+    from envs.mcp_server import Transport
 
-def run_serve_tools(config: RunConfig, *, transport: Transport, host: str, port: int) -> None:
+
+def run_serve_tools(config: RunConfig, *, transport: "Transport", host: str, port: int) -> None:
     """Returns when the client hangs up (stdio), with every session and sandbox ended; so they are as well when the
     command is told to end."""
+    from envs.mcp_server import serve
+
     with Toolbox(config.envs) as toolbox:
         if toolbox.sandbox and toolbox.sandbox.without:
             print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)

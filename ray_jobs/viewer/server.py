@@ -20,8 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.api_keys import LOOPBACK_HOSTS
-from envs.listener import LOOPBACK, listen
-from envs.token_gate import TokenGate
+from envs.serving import LOOPBACK, TokenGate, listen
 from ray_jobs.viewer.lines import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
@@ -226,7 +225,7 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
     """Serve until interrupted. Raises ViewError for a folder that is no run's, and ListenError."""
     import uvicorn
 
-    from envs.token_gate import new_token, with_token
+    from envs.serving import new_token, with_token
 
     if len(folders) > MOST_RUNS:
         raise ViewError(f"{len(folders)} runs were given; one is shown or {MOST_RUNS} are compared, so leave some out")

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from configs.errors import whole_letters
 from configs.judge import StepJudgeConfig
-from reward.labels.labels import LabelError, StepLabel
+from reward.labels import LabelError, StepLabel
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message, as_data
 from reward.prm.step_text import StepText
 from reward.types import PrmDataError

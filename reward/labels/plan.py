@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
 
-from envs.datasets.generated import plan_of
-from envs.datasets.wrong_plans import partial_results, result_of
+from envs.datasets.generated import partial_results, plan_of, result_of
 from envs.types import Task, ToolCall
-from reward.labels.labels import LabelError, StepLabel
+from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
 from reward.types import ScoredGroup
@@ -93,17 +92,16 @@ class _Progress:
             return self._answer(call.arguments)
         if call in self.seen:
             return REPEATED
-        failed = turn.tool_result is None or turn.tool_result.error is not None
-        if failed:
+        result = turn.tool_result
+        if result is None or result.error is not None:
             # The same call may be right later: a name that it misses now may be there by then.
             return WRONG
         self.seen.add(call)
-        result = turn.tool_result.text if turn.tool_result else ""
         match call.name:
             case "search":
-                return self._search(result)
+                return self._search(result.text)
             case "code":
-                return self._code(result)
+                return self._code(result.text)
         return HARMLESS
 
     def _search(self, result: str) -> float:

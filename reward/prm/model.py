@@ -4,12 +4,12 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from configs.run import RunConfig
 from learner.backbone import Backbone
 from learner.checkpoint import CheckpointError, read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
-from reward.prm.step_text import RENDERER_VERSION, StepText, StepTooLongError, encode_step
+from reward.prm.step_text import RENDERER_VERSION, StepText, encode_step
 from reward.types import PrmError
 from rollout.store.disk import whole_folder
 
@@ -47,9 +47,7 @@ class ProcessRewardModel:
         self.config = config
         self.backbone = Backbone(
             model_path,
-            lora_rank=config.lora_rank,
-            lora_alpha=config.lora_alpha,
-            lora_targets=ModelConfig().lora_targets,
+            ModelConfig(lora_rank=config.lora_rank, lora_alpha=config.lora_alpha),
             device=config.device,
             seed=seed,
             mixed_precision=fastest_precision(config.device) == "bfloat16",
@@ -65,8 +63,8 @@ class ProcessRewardModel:
         """The steps as token ids; one whose decision does not fit `max_tokens` is left out."""
         rows = []
         for index, step in enumerate(steps):
-            with suppress(StepTooLongError):
-                token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
+            token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
+            if token_ids is not None:
                 rows.append(EncodedStep(index, np.array(token_ids, dtype=np.int64)))
         return rows
 
@@ -105,7 +103,8 @@ class ProcessRewardModel:
 
         `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.
         """
-        data = _to_bytes(self._state())
+        head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
+        data = safetensors.torch.save(self.backbone.adapter_state() | head)
         self.digest = hashlib.sha256(data).hexdigest()
         try:
             with whole_folder(folder) as partial:
@@ -119,18 +118,12 @@ class ProcessRewardModel:
 
     def load(self, folder: Path) -> None:
         """Take the weights of `folder`. Raises CheckpointError unless they are whole and of this renderer."""
-        import safetensors.torch
-
         manifest = read_prm_manifest(folder)
         state = safetensors.torch.load((folder / WEIGHTS).read_bytes())
         head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
         self.head.load_state_dict(head)
         self.backbone.load_adapter_state(state)
         self.digest = str(manifest["files"][WEIGHTS])
-
-    def _state(self) -> dict[str, Tensor]:
-        head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
-        return self.backbone.adapter_state() | head
 
     def _encode(self, text: str) -> list[int]:
         """Text of models and tools: special tokens in it stay text."""
@@ -168,9 +161,3 @@ def prm_in_use(config: RunConfig) -> PrmConfig:
     """The settings of the trained PRM that the recipe names, or of the one that the run trains."""
     trained = config.reward.prm_path
     return prm_settings(Path(trained), config.prm) if trained else config.prm
-
-
-def _to_bytes(state: dict[str, Tensor]) -> bytes:
-    import safetensors.torch
-
-    return safetensors.torch.save(state)

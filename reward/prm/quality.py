@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -173,7 +173,6 @@ def _largest_change(left: Sequence[float | None], right: Sequence[float | None])
     return max((abs(a - b) for a, b in pairs), default=None)
 
 
-Key = TypeVar("Key", bound=Hashable)
 Measure = Callable[..., Report]
 Range = tuple[float, float]
 _BINS = 10
@@ -196,9 +195,14 @@ def quality_report(
     and `best_of_n` rank trajectories by the mean of their scores. `auroc_by_action` compares like with like: right
     steps of an action against wrong ones, where `auroc_outcome` may only tell who used tools from who guessed.
     Malformed steps are steps like others.
-    Raises ValueError for an empty side, a number that is not finite, or a task on both sides.
+    Raises PrmDataError for an empty side.
     """
-    _check(train_steps, held_out)
+    if not train_steps or not held_out:
+        raise PrmDataError(
+            f"a PRM is measured with steps on both sides, got {len(train_steps)} to train on and {len(held_out)} held "
+            "out that it could score; where these are longer than it reads raise prm.max_tokens, else collect more "
+            "tasks"
+        )
     table = ScoredTable(held_out)
     measure = partial(_measured, seed=seed, num_draws=num_bootstrap)
     score = np.array([step.score for step in table.steps])
@@ -332,17 +336,3 @@ def _lowest_is_last(scores: Array) -> float:
     """1 where it is, shared with the steps that are as low."""
     lowest = scores == scores.min()
     return float(lowest[-1] / lowest.sum())
-
-
-def _check(train: Sequence[ScoredStep], held_out: Sequence[ScoredStep]) -> None:
-    if not train or not held_out:
-        raise PrmDataError(
-            f"a PRM is measured with steps on both sides, got {len(train)} to train on and {len(held_out)} held out "
-            "that it could score; where these are longer than it reads raise prm.max_tokens, else collect more tasks"
-        )
-    both = {step.task_id for step in train} & {step.task_id for step in held_out}
-    if both:
-        raise ValueError(f"{len(both)} tasks are trained on and held out, one is {min(both)!r}; split by task")
-    for step in (*train, *held_out):
-        if not np.isfinite((step.label, step.score)).all():
-            raise ValueError(f"trajectory {step.trajectory_id}, step {step.step}: label or score is not finite")

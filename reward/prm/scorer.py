@@ -1,7 +1,7 @@
 """Scoring in service: steps asked for at the same time are scored together, and none is scored twice."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -36,7 +36,6 @@ class PrmScorer:
         self._in_work: set[str] = set()
         self._scoring = asyncio.Lock()
         self.num_scored = 0
-        self.num_asked = 0
 
     @property
     def pulse(self) -> Pulse:
@@ -53,7 +52,6 @@ class PrmScorer:
 
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
         """Waits for the batch that is being scored; its end wakes the next, which takes all that wait by then."""
-        self.num_asked += len(steps)
         by_digest = {step.digest: step for step in steps}
         found: dict[str, float | None] = {}
         while missing := self._missing(by_digest, found):
@@ -79,8 +77,5 @@ class PrmScorer:
                 self._cache |= zip(piece, scores, strict=True)
         finally:
             self._in_work = set()
-        self._evict(list(self._cache)[: max(0, len(self._cache) - self._max_cached)])
-
-    def _evict(self, digests: Iterable[str]) -> None:
-        for digest in digests:
+        for digest in list(self._cache)[: max(0, len(self._cache) - self._max_cached)]:
             del self._cache[digest]

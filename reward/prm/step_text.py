@@ -34,10 +34,6 @@ RENDERER_VERSION = hashlib.sha256(
 Encode = Callable[[str], Sequence[int]]
 
 
-class StepTooLongError(ValueError):
-    """A decision that does not fit the PRM's window; it stays unscored, for it must never be cut."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepText:
     """One planner turn as text. `step` counts the planner's turns from 0, malformed ones too.
@@ -92,20 +88,17 @@ def step_texts(trajectory: Trajectory) -> list[StepText]:
     ]
 
 
-def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int]:
+def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int] | None:
     """Token ids of a step's text, at most `max_tokens`, pieces encoded one by one so that prefixes stay prefixes.
 
     What does not fit is taken from the oldest context, then from the middle of the problem, never from the
-    decision. Raises StepTooLongError when the decision alone does not fit.
+    decision. None when the decision alone does not fit: it stays unscored, for it must never be cut.
     """
     problem, decision = list(encode(step.problem)), list(encode(step.decision))
     pieces = [list(encode(piece)) for piece in step.context]
     room = max_tokens - len(decision)
     if room < 0:
-        raise StepTooLongError(
-            f"trajectory {step.trajectory_id}, step {step.step}: a decision of {len(decision)} tokens does not fit "
-            f"the PRM's {max_tokens}; raise prm.max_tokens"
-        )
+        return None
     if len(problem) + sum(map(len, pieces)) <= room:
         return [*problem, *(token for piece in pieces for token in piece), *decision]
     gap = list(encode(GAP))

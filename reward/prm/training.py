@@ -10,7 +10,7 @@ import torch
 
 from configs.reward import PrmConfig
 from learner.packing import split_microbatches
-from reward.labels.labels import StepLabel
+from reward.labels import StepLabel
 from reward.prm.decoys import junk_steps, spoilt_steps
 from reward.prm.model import ProcessRewardModel
 from reward.prm.step_text import StepText, step_texts
@@ -35,14 +35,6 @@ class PrmData:
 
     train: tuple[LabelledStep, ...]
     held_out: tuple[LabelledStep, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A training step as the forward pass and the loss need it."""
-
-    token_ids: np.ndarray
-    label: float
 
 
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *, held_out_share: float) -> PrmData:
@@ -135,11 +127,11 @@ def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> 
 
 def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:
     """Backward through the batch in microbatches; the denominator is the whole batch."""
-    targets = [_Target(row.token_ids, batch[row.index].label) for row in prm.rows([one.step for one in batch])]
+    rows = prm.rows([one.step for one in batch])
     total = 0.0
-    for microbatch in split_microbatches(targets, prm.config.microbatch_tokens):
-        labels = prm.backbone.tensor(np.array([target.label for target in microbatch], dtype=np.float32))
-        loss = (prm.predict(microbatch) - labels).square().sum() / len(targets)
+    for microbatch in split_microbatches(rows, prm.config.microbatch_tokens):
+        labels = prm.backbone.tensor(np.array([batch[row.index].label for row in microbatch], dtype=np.float32))
+        loss = (prm.predict(microbatch) - labels).square().sum() / len(rows)
         loss.backward()
         total += float(loss.detach())
     return total

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from configs.errors import whole_letters
-from envs.listener import LOOPBACK, listen
+from envs.serving import LOOPBACK, listen
 from rollout.endpoint.anthropic_messages import MESSAGES
 from rollout.endpoint.attempt import ENDED, Attempt, Call
 from rollout.endpoint.chat_completions import CHAT_COMPLETIONS

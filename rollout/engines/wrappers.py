@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from envs.datasets.generated import GeneratedTask, PlanStep, wrong_plan
+from envs.datasets.families import PlanStep
+from envs.datasets.generated import GeneratedTask, wrong_plan
 from rollout.agent.planner import Decision
 from rollout.chat import Chat, ChatFormat
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
@@ -202,7 +203,7 @@ def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, se
     chosen = random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))
     wrong = set(chosen)
     return [
-        wrong_plan(one, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
+        wrong_plan(one.plan, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
         for index, one in enumerate(tasks)
     ]
 

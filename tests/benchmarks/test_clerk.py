@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from benchmarks import skill_job
 from benchmarks.clerk import ASKED, MAX_LOOKS, PAGES, SIZES, result_of, said_last, score, solved, tasks, teach
 from configs.loading import load_run_config
-from envs.datasets.module import OwnSources
+from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.datasets.split import question_key
 from rollout.agent.own import OwnAgent, build_solving, rules_of

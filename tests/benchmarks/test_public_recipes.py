@@ -10,7 +10,7 @@ from scripted import ScriptedEngine, ScriptedTokenizer, text_of
 
 from configs.loading import load_run_config
 from configs.own import OwnCodeError, load_own
-from envs.datasets.module import OwnSources
+from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks
 from envs.datasets.split import question_key
 from ray_jobs.cli import main

@@ -14,7 +14,7 @@ from benchmarks.expressions import FORMS, SIZES, Sentence, score, solved, tasks,
 from benchmarks.skill_curves import Curve, Point, drawing, table
 from benchmarks.skill_job import MICROBATCHES, NUM_PROMPTS, job_of, recipe
 from configs.loading import load_run_config
-from envs.datasets.module import OwnSources
+from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.datasets.split import question_key
 

@@ -4,8 +4,16 @@ from pathlib import Path
 import pytest
 from real_data import REAL_DATA, needs
 
-from envs.benchmarks.readers import read_gaia, read_gpqa, read_medqa, read_number, read_short_answer, stem_of
-from envs.benchmarks.registry import BENCHMARKS, load_benchmark
+from envs.datasets.benchmarks import (
+    BENCHMARKS,
+    load_benchmark,
+    read_gaia,
+    read_gpqa,
+    read_medqa,
+    read_number,
+    read_short_answer,
+    stem_of,
+)
 from envs.types import Task
 from reward.scorers import score_answer
 

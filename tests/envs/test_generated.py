@@ -206,7 +206,7 @@ def test_unknown_names_are_refused_with_the_known_ones():
 def test_a_wrong_plan_ends_in_a_wrong_answer_that_its_own_steps_support(family):
     rng = random.Random(0)
     for generated in drawn(family, count=1000):
-        wrong = wrong_plan(generated, rng)
+        wrong = wrong_plan(generated.plan, rng)
         assert wrong[-1].action == "answer"
         assert wrong[-1].action_input != generated.task.answer
         if len(wrong) > 1 and wrong[-2].action == "code":
@@ -229,7 +229,7 @@ def test_a_wrong_plan_ends_in_a_wrong_answer_that_its_own_steps_support(family):
 )
 def test_wrong_plans_guess_forget_a_search_stop_early_or_compute_wrongly(family, wrong_turns):
     rng = random.Random(0)
-    plans = [wrong_plan(generated, rng) for generated in drawn(family, count=200)]
+    plans = [wrong_plan(generated.plan, rng) for generated in drawn(family, count=200)]
     assert {" ".join(step.action for step in plan) for plan in plans} == wrong_turns
 
 
@@ -238,7 +238,7 @@ def test_most_wrong_plans_for_a_difference_and_none_for_a_sum_subtract_after_one
     rng = random.Random(0)
     subtract = {"-": [], "+": []}
     for generated in drawn("two_lookup", count=1000):
-        wrong = wrong_plan(generated, rng)
+        wrong = wrong_plan(generated.plan, rng)
         one_search = [step.action for step in wrong] == ["search", "code", "answer"]
         sign = "-" if "-" in generated.plan[-2].action_input else "+"
         subtract[sign].append(one_search and "-" in wrong[1].action_input)
@@ -248,7 +248,7 @@ def test_most_wrong_plans_for_a_difference_and_none_for_a_sum_subtract_after_one
 
 def test_a_wrong_plan_is_deterministic_in_its_generator():
     generated = generate("two_lookup", split="train", index=0, seed=0)
-    assert wrong_plan(generated, random.Random(3)) == wrong_plan(generated, random.Random(3))
+    assert wrong_plan(generated.plan, random.Random(3)) == wrong_plan(generated.plan, random.Random(3))
 
 
 def test_the_registry_gives_the_sampled_tasks_of_a_family():

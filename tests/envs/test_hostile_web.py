@@ -17,16 +17,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from envs.http import ServiceLimits
 from envs.tools import web_fetch
-from envs.tools.addresses import HostUnknownError, is_public
 from envs.tools.guard import BlockList
-from envs.tools.web_fetch import FetchLimits, PageFetcher, PageRefusedError
+from envs.tools.web_fetch import MAX_REDIRECTS, HostUnknownError, PageFetcher, PageRefusedError, is_public
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer
 
 HTML = {"Content-Type": "text/html; charset=utf-8"}
-LIMITS = FetchLimits(max_bytes=100_000, max_attempts=1, first_pause_s=0.01, deadline_s=3.0, pages_per_minute=60_000)
+LIMITS = ServiceLimits(
+    max_bytes=100_000, max_attempts=1, first_pause_s=0.01, time_limit_s=3.0, requests_per_minute=60_000
+)
 PATIENT = replace(LIMITS, max_attempts=2)
 GIB = 1 << 30
 
@@ -149,7 +151,7 @@ async def test_redirects_are_followed_to_a_page_but_not_round_in_circles():
         assert (await fetcher(server).fetch(server.url)).url == f"{server.url}/3"
     with serving(Answer(302, {"Location": "/again"})) as server:
         result = await read(server)
-    assert (result.error, len(server.requests)) == ("redirects", LIMITS.max_redirects + 1)
+    assert (result.error, len(server.requests)) == ("redirects", MAX_REDIRECTS + 1)
     assert "redirects more than 5 times" in result.text
 
 
@@ -248,7 +250,7 @@ async def test_a_page_of_a_gibibyte_is_cut_and_says_so():
 
 async def test_a_page_that_trickles_for_ever_is_given_up_at_the_deadline():
     with serving(Answer(headers=HTML, chunks=itertools.repeat(b"<p>copper"), pause_s=0.02)) as server:
-        result = await read(server, limits=replace(LIMITS, deadline_s=0.5))
+        result = await read(server, limits=replace(LIMITS, time_limit_s=0.5))
     assert (result.error, result.text) == ("timeout", "The page was not read: it was not there within 0.5 s.")
 
 
@@ -258,7 +260,7 @@ async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     host_port = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    pages = PageFetcher(replace(LIMITS, deadline_s=0.3), block_list=BlockList(), allowed_hosts=[host_port])
+    pages = PageFetcher(replace(LIMITS, time_limit_s=0.3), block_list=BlockList(), allowed_hosts=[host_port])
     with pytest.raises(PageRefusedError, match=r"not there within 0\.3 s"):
         await pages.fetch(f"http://{host_port}/")
     server.close()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from configs.envs import OwnDatasetConfig
 from configs.run import RunConfig
-from envs.datasets.module import OwnSources, module_tasks
+from envs.datasets.own import OwnSources, module_tasks
 from envs.datasets.registry import load_tasks
 from reward.scorers import score_answer
 from tests.envs.scripted_hub import scripted_hub
@@ -99,7 +99,7 @@ def test_what_cannot_be_loaded_is_one_line_that_names_the_setting(sums, changed,
 ASKS = """
 import json, sys
 from configs.envs import OwnDatasetConfig
-from envs.datasets.module import module_tasks
+from envs.datasets.own import module_tasks
 
 for settings in json.loads(sys.argv[1]):
     try:

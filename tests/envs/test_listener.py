@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from envs.listener import ListenError, listen
+from envs.serving import ListenError, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

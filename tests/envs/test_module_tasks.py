@@ -6,7 +6,7 @@ from configs.envs import EnvsConfig, OwnDatasetConfig
 from configs.loading import load_run_config
 from configs.own import OwnCodeError
 from configs.reward import CollectConfig
-from envs.datasets.module import OwnSources, module_tasks
+from envs.datasets.own import OwnSources, module_tasks
 from envs.datasets.registry import load_tasks
 from envs.datasets.sampler import (
     cold_start_tasks,

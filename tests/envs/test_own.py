@@ -7,9 +7,8 @@ import pytest
 
 from configs.envs import EnvsConfig
 from configs.reward import CollectConfig
-from envs.datasets.module import OwnSources
-from envs.datasets.own import OWN, load_own, own_tasks
-from envs.datasets.registry import LOADERS, load_tasks
+from envs.datasets.own import OWN, OwnSources, load_own, own_tasks
+from envs.datasets.registry import BUILT_IN, load_tasks
 from envs.datasets.sampler import TaskSampler, collection_tasks, held_out_tasks
 from envs.datasets.split import question_key
 from reward.scorers import score_answer
@@ -236,4 +235,4 @@ def test_without_a_file_the_setting_is_named():
 
 
 def test_every_kind_of_own_data_can_be_drawn():
-    assert set(OWN) <= set(LOADERS)
+    assert set(OWN) <= set(BUILT_IN)

@@ -26,10 +26,10 @@ from envs.types import ToolResult
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
 # Every configuration of layers must keep the host whole. Without seccomp the code may make calls that end
 # in its own cell, so there only the canaries count.
-_CONFIGURATIONS = {
-    "all-layers": frozenset[str](),
-    "without-landlock": frozenset({"landlock"}),
-    "without-seccomp": frozenset({"seccomp"}),
+_CONFIGURATIONS: dict[str, tuple[str, ...]] = {
+    "all-layers": (),
+    "without-landlock": ("landlock",),
+    "without-seccomp": ("seccomp",),
 }
 
 

@@ -52,14 +52,6 @@ async def test_an_endless_query_is_cut():
     assert (await search_tool().call(query * 1000)).text == NO_RESULTS
 
 
-@pytest.mark.parametrize(
-    ("passages", "settings"), [((), {}), (PASSAGES, {"max_results": 0}), (PASSAGES, {"max_chars": 0})]
-)
-def test_impossible_settings_are_refused(passages, settings):
-    with pytest.raises(ValueError, match="need at least one passage"):
-        search_tool(passages, **settings)
-
-
 def test_everything_in_the_catalogue_is_found_first_by_its_name():
     catalogue = build_catalogue()
     tool = OfflineSearchTool(catalogue.passages)

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from envs.http import QueryRefusedError, ServiceLimits
-from envs.tools.finders import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
-from envs.tools.finders import FoundPage, PageSearchTool, TavilyFinder
 from envs.tools.guard import BlockList
+from envs.tools.web_search import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
+from envs.tools.web_search import FoundPage, PageSearchTool, TavilyFinder
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer
 

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from envs.http import ServiceLimits
-from envs.tools.finders import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
-from envs.tools.finders import PageSearchTool, TavilyFinder
 from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
+from envs.tools.web_search import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
+from envs.tools.web_search import PageSearchTool, TavilyFinder
 from envs.types import Tool, ToolUnavailableError
 
 API_KEY = "tvly-secret-0123456789"

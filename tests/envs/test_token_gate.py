@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from envs.token_gate import TokenGate, new_token, with_token
+from envs.serving import TokenGate, new_token, with_token
 
 # Part of tests' names, which have to be the same in every process that collects them.
 TOKEN = "abcdefghijklmnopqrstuvwxyz_-01234"

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from configs.envs import BUILT_IN_ACTIONS, EnvsConfig
 from configs.loading import load_run_config
-from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, read_questions
+from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, RecordedTool, Recording, read_questions
 from envs.tools.keys import ToolSetupError
-from envs.tools.recording import RecordedTool, Recording
 from envs.tools.toolbox import BUILDERS, Toolbox
 from envs.types import ToolResult, ToolUnavailableError
 from rollout.agent.planner import planner_grammar, system_prompt

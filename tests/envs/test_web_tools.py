@@ -8,12 +8,11 @@ import pytest
 
 from configs.envs import BaseGeneratorConfig
 from envs.http import QueryRefusedError, ServiceLimits
-from envs.tools.base_generator import BaseGeneratorTool, build_ask
-from envs.tools.finders import FoundPage, GoogleFinder, PageSearchTool, WikipediaFinder
+from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
-from envs.tools.web_fetch import FetchLimits, PageFetcher
-from envs.tools.web_search import WebSearchTool
+from envs.tools.web_fetch import PageFetcher
+from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer
 
@@ -265,7 +264,7 @@ ARTICLE = (
 
 def reading(server, *pages, questions=()):
     block_list = BlockList((), questions)
-    limits = FetchLimits(max_attempts=1, pages_per_minute=60_000)
+    limits = ServiceLimits(max_attempts=1, requests_per_minute=60_000)
     fetcher = PageFetcher(limits, block_list=block_list, allowed_hosts=[server.host_port])
     finder = ScriptedFinder(*pages)
     return WebSearchTool(fetcher, finder, block_list=block_list, max_chars=400), finder

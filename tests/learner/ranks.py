@@ -15,9 +15,8 @@ from tiny import LOSSES, UNGUARDED, make_samples
 
 from configs.learner import LearnerConfig, ModelConfig
 from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
-from learner.data_parallel import MeetingPoint, join
 from learner.learner import Learner
-from learner.optim import Ranks
+from learner.optim import MeetingPoint, Ranks, join
 from learner.packing import build_batch
 
 OBJECTIVES = tuple(LOSSES)

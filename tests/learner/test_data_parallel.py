@@ -13,8 +13,7 @@ import torch
 from tiny import sample, save_tiny_model
 
 from learner.checkpoint import load_checkpoint, newest_checkpoint
-from learner.data_parallel import join
-from learner.optim import Ranks
+from learner.optim import Ranks, join
 from learner.packing import num_distinct_tokens, pack, share_out, split_microbatches
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from configs.learner import LearnerConfig
-from learner import fused_attention
+from learner import tree_attention
 from learner.backbone import Backbone
 from learner.packing import PackedRow, build_batch, pack
 from learner.tree_attention import attend_by_block, plan_attention
@@ -32,7 +32,7 @@ def uncompiled(query, key, value, *, block_mask, scale, enable_gqa):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    monkeypatch.setattr(fused_attention, "kernel", lambda: uncompiled)
+    monkeypatch.setattr(tree_attention, "kernel", lambda: uncompiled)
 
 
 def intervals(ends):
@@ -84,9 +84,9 @@ def table_of(mask):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_blocks_that_are_left_out_hold_nothing_and_those_not_asked_about_everything(seed):
-    ends = fused_attention.padded_ends(random_ends(700, seed))
+    ends = tree_attention.padded_ends(random_ends(700, seed))
     assert len(ends) == 768
-    table = table_of(fused_attention.interval_mask(ends, CPU))
+    table = table_of(tree_attention.interval_mask(ends, CPU))
     blocks = intervals(ends).reshape(6, 128, 6, 128).transpose(0, 2, 1, 3).reshape(6, 6, -1)
     assert not blocks[table == 0].any()
     assert blocks[table == 2].all()
@@ -96,12 +96,12 @@ def test_blocks_that_are_left_out_hold_nothing_and_those_not_asked_about_everyth
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_the_kernel_gives_what_blocks_give_and_their_gradients(on_cpu, seed, dtype, bound):
-    ends = fused_attention.padded_ends(random_ends(300, seed))
+    ends = tree_attention.padded_ends(random_ends(300, seed))
     torch.manual_seed(seed)
     inputs = [torch.randn(1, heads, len(ends), 8).to(dtype) for heads in (4, 2, 2)]
-    mask = fused_attention.interval_mask(ends, CPU)
-    found = fused_attention._with_gradients(lambda *qkv: fused_attention.fused_attention(*qkv, mask, 0.3), inputs)
-    expected = fused_attention._with_gradients(lambda *qkv: attend_by_block(*qkv, ends, 0.3), inputs)
+    mask = tree_attention.interval_mask(ends, CPU)
+    found = tree_attention._with_gradients(lambda *qkv: tree_attention.fused_attention(*qkv, mask, 0.3), inputs)
+    expected = tree_attention._with_gradients(lambda *qkv: attend_by_block(*qkv, ends, 0.3), inputs)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         assert torch.allclose(one.float(), other.float(), atol=bound * float(other.abs().max()), rtol=bound)
@@ -114,13 +114,13 @@ def test_rows_of_every_length_need_one_compilation_or_two(monkeypatch, heads, co
     torch.compiler.reset()
     counter = CompileCounter()
     compiled = torch.compile(flex_attention.flex_attention, dynamic=True, fullgraph=True, backend=counter)
-    monkeypatch.setattr(fused_attention, "kernel", lambda: compiled)
+    monkeypatch.setattr(tree_attention, "kernel", lambda: compiled)
     # torch refuses gradients on a CPU before it compiles anything.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     for num_nodes in (500, 60, 1000, 128, 129):
-        ends = fused_attention.padded_ends(random_ends(num_nodes, 0))
+        ends = tree_attention.padded_ends(random_ends(num_nodes, 0))
         inputs = [torch.randn(1, count, len(ends), 16).requires_grad_() for count in (heads, heads // 2, heads // 2)]
-        fused_attention.fused_attention(*inputs, fused_attention.interval_mask(ends, CPU), 0.25)
+        tree_attention.fused_attention(*inputs, tree_attention.interval_mask(ends, CPU), 0.25)
     assert counter.frame_count == compilations
 
 
@@ -158,8 +158,8 @@ def test_a_card_whose_compiler_fails_or_errs_reads_in_blocks_and_says_so(monkeyp
             raise RuntimeError("out of resource: shared memory\nRequired: 180224")
         return uncompiled(*inputs, **options) * (1.5 if kernel == "wrong" else 1)
 
-    monkeypatch.setattr(fused_attention, "kernel", lambda: broken)
-    works = fused_attention.works(attend_by_block, 4, 2, 8, CPU)
+    monkeypatch.setattr(tree_attention, "kernel", lambda: broken)
+    works = tree_attention.works(4, 2, 8, CPU)
     assert works == (kernel == "right")
     said = {"raises": "RuntimeError: out of resource: shared memory", "wrong": "its error is", "right": ""}
     assert said[kernel] in caplog.text
@@ -173,7 +173,7 @@ def test_auto_is_the_kernel_on_a_card_that_makes_it(monkeypatch):
     asked = []
     for answer, expected in ((True, "fused"), (False, "blocks")):
         monkeypatch.setattr(
-            "learner.backbone.works", lambda *given, answer=answer: bool(asked.append(given[1:4])) or answer
+            "learner.backbone.works", lambda *given, answer=answer: bool(asked.append(given[:3])) or answer
         )
         assert backbone._choose("auto", sizes) == expected
     assert asked == [(32, 8, 128)] * 2
@@ -230,8 +230,8 @@ def watched(ends, attend, *, heads, kv_heads, width):
 
 
 def fused_on(ends, device):
-    mask = fused_attention.interval_mask(fused_attention.padded_ends(ends), device)
-    return lambda *qkv: fused_attention.fused_attention(*qkv, mask, 0.1)
+    mask = tree_attention.interval_mask(tree_attention.padded_ends(ends), device)
+    return lambda *qkv: tree_attention.fused_attention(*qkv, mask, 0.1)
 
 
 def test_a_layers_attention_takes_at_most_ten_kernels_on_a_card_and_hundreds_in_blocks(on_cpu):
@@ -250,7 +250,7 @@ def test_no_tensor_grows_with_the_square_of_the_nodes(on_cpu, num_nodes):
     ends = np.full(num_nodes, num_nodes)
     fused = watched(ends, fused_on(ends, META), **QWEN3_8B)
     assert fused.largest == num_nodes * 32 * 128 * 2
-    mask = fused_attention.interval_mask(ends, CPU)
+    mask = tree_attention.interval_mask(ends, CPU)
     tables = [one for one in chain(mask.as_tuple()) if isinstance(one, torch.Tensor)]
     assert max(one.numel() * one.element_size() for one in tables) == max(4 * (num_nodes // 128) ** 2, 0)
     assert sum(one.numel() * one.element_size() for one in tables) < 64 * num_nodes

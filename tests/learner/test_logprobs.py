@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from learner.policy import token_logprobs
+from learner.policy import TokenLogprobs
 
 VOCABULARY, HIDDEN, CONTEXTS = 4096, 576, 64
 BANDS = ((0.0, 0.5), (0.5, 0.98), (0.98, 0.998), (0.998, 0.9999), (0.9999, 1.0))
@@ -21,9 +21,7 @@ def confident_head(*, pull, seed=0):
 def gradients(head, hidden, tokens):
     """Of each context's token: the head's, and that of float64."""
     contexts = torch.arange(len(hidden))
-    token_logprobs(
-        hidden, head, torch.ones(len(hidden)), lambda *_: None, contexts, tokens, chunk_contexts=16
-    ).sum().backward()
+    TokenLogprobs.apply(hidden, head, torch.ones(len(hidden)), lambda *_: None, contexts, tokens, 16).sum().backward()
     probabilities = (hidden.detach().double() @ head.double().T).softmax(1)
     return hidden.grad.double(), head[tokens].double() - probabilities @ head.double(), probabilities[contexts, tokens]
 
@@ -54,7 +52,7 @@ def test_a_token_that_is_the_only_one_allowed_has_no_gradient():
         logits.fill_(-torch.inf).scatter_(1, tokens[start:end, None], chosen)
 
     contexts = torch.arange(CONTEXTS)
-    found = token_logprobs(hidden, head, torch.ones(CONTEXTS), only_it, contexts, tokens, chunk_contexts=16)
+    found = TokenLogprobs.apply(hidden, head, torch.ones(CONTEXTS), only_it, contexts, tokens, 16)
     found.sum().backward()
     assert found.tolist() == [0.0] * CONTEXTS
     assert not hidden.grad.any()
@@ -68,7 +66,7 @@ def test_in_full_precision_the_gradient_is_the_one_of_a_plain_log_softmax():
     temperatures = torch.tensor([1.0, 0.7, 2.0, 1.0, 0.5])
     contexts, tokens = torch.tensor([0, 0, 1, 2, 4, 4, 4]), torch.tensor([3, 7, 7, 49, 0, 1, 2])
     advantages = torch.linspace(-1, 1, 7)
-    found = token_logprobs(hidden, head, temperatures, lambda *_: None, contexts, tokens, chunk_contexts=2)
+    found = TokenLogprobs.apply(hidden, head, temperatures, lambda *_: None, contexts, tokens, 2)
     (gradient,) = torch.autograd.grad((advantages * found).sum(), hidden)
     plain = (hidden @ head.T / temperatures[:, None]).log_softmax(1)[contexts, tokens]
     (expected,) = torch.autograd.grad((advantages * plain).sum(), hidden)

@@ -11,7 +11,7 @@ from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
 from configs.processor import fastest_precision
-from envs.benchmarks.registry import load_benchmark
+from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest

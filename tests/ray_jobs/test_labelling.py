@@ -18,8 +18,8 @@ from ray_jobs.phases.label import (
     labels_of,
 )
 from ray_jobs.run.folder import RunPaths
+from reward.labels import LabelError, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge
-from reward.labels.labels import LabelError, StepLabel, append_label, read_labels
 from reward.openai_chat import BudgetExceededError, ChatError
 from tests.reward.test_judge import PRICED, judge_of, step, verdict
 from tests.reward.test_openai_chat import Answer, FakeChatServer, says

@@ -13,7 +13,7 @@ from ray_jobs.phases.local import open_policy
 from ray_jobs.phases.prm import run_train_prm
 from ray_jobs.run.folder import RunFolder
 from reward.collected import CollectedGroups
-from reward.labels.labels import read_labels
+from reward.labels import read_labels
 from rollout.types import TrajectoryGroup
 from tests.reward.test_step_text import decided, make_trajectory
 

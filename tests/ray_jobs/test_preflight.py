@@ -9,7 +9,7 @@ import pytest
 from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
-from envs.datasets.module import module_tasks
+from envs.datasets.own import module_tasks
 from envs.datasets.sampler import evaluation_tasks
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine

@@ -10,7 +10,7 @@ from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
 from reward.collected import CollectedGroups
-from reward.labels.labels import StepLabel, append_label
+from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts
 from reward.stored import stored_group

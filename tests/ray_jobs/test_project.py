@@ -35,7 +35,7 @@ def test_the_run_has_the_folders_name_and_trains_the_agent_with_its_teacher_and_
 
 
 def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_in_two(project):
-    from envs.datasets.module import OwnSources
+    from envs.datasets.own import OwnSources
 
     config = load_run_config(project / "recipe.toml", [])
     demonstrated = {one.task.id for one in cold_start_tasks(config)}

@@ -13,8 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
-from envs.listener import ListenError
-from envs.token_gate import new_token, with_token
+from envs.serving import ListenError, new_token, with_token
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
 from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view

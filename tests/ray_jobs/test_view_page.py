@@ -11,7 +11,7 @@ import uvicorn
 from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
 
 from benchmarks.viewer_opening import chromium
-from envs.token_gate import new_token, with_token
+from envs.serving import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
 from reward.types import Reward, StepScores

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
+from reward.labels import LabelError, append_label, read_labels
 from reward.labels.judge import CRITERIA, PROMPT_SHA, RUBRIC, StepJudge, Verdict, parse_verdict
-from reward.labels.labels import LabelError, append_label, read_labels
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
 from reward.prm.step_text import StepText
 from tests.reward.test_openai_chat import Answer, FakeChatServer, Pauses, config, says

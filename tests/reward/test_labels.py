@@ -3,7 +3,7 @@ import json
 import pytest
 
 from configs.errors import UserError
-from reward.labels.labels import StepLabel, append_label, read_labels
+from reward.labels import StepLabel, append_label, read_labels
 
 
 def make_label(step=0, **changes):

@@ -1,6 +1,6 @@
 import pytest
 
-from reward.labels.labels import LabelError, MonteCarloLabeller
+from reward.labels import LabelError, MonteCarloLabeller
 from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 

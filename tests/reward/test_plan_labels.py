@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 
 from envs.datasets.families import build_catalogue
-from envs.datasets.generated import generate
-from envs.datasets.wrong_plans import result_of
+from envs.datasets.generated import generate, result_of
 from envs.types import Task
-from reward.labels.labels import LabelError
+from reward.labels import LabelError
 from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed

@@ -230,18 +230,11 @@ def test_single_task_has_numbers_and_no_intervals():
     assert all(interval is None for _, _, interval in intervals(report))
 
 
-def test_split_that_is_not_by_task_is_refused():
-    with pytest.raises(ValueError, match=r"1 tasks are trained on and held out.*'train0'"):
-        judge([*make_steps("held"), TRAIN[0]])
-
-
-def test_empty_side_and_number_that_is_none_are_refused():
+def test_empty_side_is_refused():
     with pytest.raises(UserError, match="and 0 held out"):
         judge([])
     with pytest.raises(UserError, match="got 0 to train on"):
         judge(TRAIN, train=[])
-    with pytest.raises(ValueError, match=r"trajectory held0\.0, step 0: .* not finite"):
-        judge([replace(make_steps("held")[0], score=float("nan"))])
 
 
 def test_outcome_is_asked_once_for_each_held_out_attempt(monkeypatch):

@@ -156,7 +156,7 @@ async def test_step_that_was_scored_is_never_scored_again():
     scorer = PrmScorer(fake)
     first = await scorer.score_group(make_group("a"))
     assert await scorer.score_group(make_group("a")) == first
-    assert (scorer.num_scored, scorer.num_asked) == (3, 6)
+    assert scorer.num_scored == 3
     assert len(fake.calls) == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from configs.errors import UserError
 from envs.types import Task
-from reward.labels.labels import StepLabel
+from reward.labels import StepLabel
 from reward.prm.step_text import step_texts
 from reward.prm.training import held_out_tasks, prm_data
 from tests.reward.test_step_text import EPISODE, TASK

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.datasets import game24
-from envs.datasets.generated import FAMILIES, generate
+from envs.datasets.families import FAMILIES
+from envs.datasets.generated import generate
 from envs.types import Task
 from reward.scorers import score_aime, score_answer, score_game24, score_integer
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from envs.types import Task, ToolCall, ToolResult
 from reward.prm import step_text
-from reward.prm.step_text import GAP, RENDERER_VERSION, StepText, StepTooLongError, encode_step, step_texts
+from reward.prm.step_text import GAP, RENDERER_VERSION, StepText, encode_step, step_texts
 from rollout.types import Completion, Trajectory, Turn
 
 TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")
@@ -227,7 +227,8 @@ def make_step(problem="", context=(), decision="D"):
 
 
 def fitted(step, max_tokens):
-    return text_of(encode_step(step, encode, max_tokens=max_tokens))
+    token_ids = encode_step(step, encode, max_tokens=max_tokens)
+    return None if token_ids is None else text_of(token_ids)
 
 
 def test_what_fits_is_the_whole_text():
@@ -263,8 +264,7 @@ def test_a_window_of_the_decision_alone_holds_the_decision_alone():
 
 
 def test_a_decision_that_does_not_fit_is_refused_and_never_cut():
-    with pytest.raises(StepTooLongError, match=r"trajectory g1/0, step 2: .* 6 tokens .* 5; raise prm\.max_tokens"):
-        fitted(make_step(decision="D" * 6), 5)
+    assert fitted(make_step(decision="D" * 6), 5) is None
 
 
 pieces = st.text("abc\n", max_size=30)
@@ -276,8 +276,7 @@ steps = st.builds(
 @given(steps, st.integers(0, 120))
 def test_whatever_the_window_the_decision_is_whole_and_the_window_is_kept(step, max_tokens):
     if len(step.decision) > max_tokens:
-        with pytest.raises(StepTooLongError):
-            fitted(step, max_tokens)
+        assert fitted(step, max_tokens) is None
         return
     found = fitted(step, max_tokens)
     assert len(found) <= max_tokens

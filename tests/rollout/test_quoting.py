@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from envs.http import ServiceLimits
 from envs.tools.guard import BlockList, GuardedTool
-from envs.tools.web_fetch import FetchLimits, PageFetcher
+from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolCall, ToolResult
 from rollout.agent.modules import Memory, MemoryEntry
@@ -26,7 +27,7 @@ class NoFinder:
 
 
 def web_search(server):
-    fetcher = PageFetcher(FetchLimits(), block_list=BlockList(), allowed_hosts=[server.host_port])
+    fetcher = PageFetcher(ServiceLimits(), block_list=BlockList(), allowed_hosts=[server.host_port])
     tool = WebSearchTool(fetcher, NoFinder(), block_list=BlockList(), max_chars=400)
     return GuardedTool(tool, BlockList(), time_limit_s=5.0)
 

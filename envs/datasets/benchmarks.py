@@ -1,105 +1,17 @@
-"""From the rows of a benchmark, local or public, to tasks; also for the plain layout {id, question, answer}."""
+"""The ten benchmarks by name: where they come from, how many items they have, and how a row of theirs becomes a task: a
+row of the public data set, or of the plain layout {id, question, answer}."""
 
-import json
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, time
-from decimal import Decimal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from configs.wording import reason
+from configs.errors import did_you_mean
+from envs.datasets.aime import PUBLIC_IDS, load_aime
+from envs.datasets.game24 import PUBLIC_ID, load_game24
+from envs.datasets.rows import PublicSet, Row, local_rows, public_rows
 from envs.types import Task
-
-if TYPE_CHECKING:
-    import pyarrow
-
-Row = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicSet:
-    """Where the rows are published. A gated one needs its terms accepted, and a login of the hub."""
-
-    id: str
-    split: str
-    config: str | None = None
-    gated: bool = False
-
-
-def local_rows(path: Path) -> list[Row]:
-    """One JSON object a line, or the rows of a Parquet file. Raises ValueError for what is neither."""
-    if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    rows = []
-    # A mark of byte order, which some editors write, is no part of the first line.
-    with path.open(encoding="utf-8-sig") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_object(line, f"{path}, line {number}"))
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text") from None
-    return rows
-
-
-def _parquet_rows(path: Path) -> list[Row]:
-    import pyarrow
-    from pyarrow.parquet import read_table
-
-    try:
-        return plain_rows(read_table(path))
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is no Parquet file: {reason(error)}") from None
-
-
-def plain_rows(table: "pyarrow.Table") -> list[Row]:
-    """Values that JSON can hold: dates and decimals are texts. Empty values are left out, and other values, such as
-    pictures, too."""
-    return [
-        {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
-        for row in table.to_pylist()
-    ]
-
-
-def _plain(value: object) -> object:
-    try:
-        return json.loads(json.dumps(value, default=_as_text))
-    except TypeError:
-        return None
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, date | time | Decimal):
-        return str(value)
-    raise TypeError
-
-
-def public_rows(source: PublicSet) -> list[Row]:
-    """Downloaded through `datasets`, or taken from its cache. Raises ValueError where that is not possible."""
-    from datasets import load_dataset
-
-    try:
-        return list(load_dataset(source.id, source.config, split=source.split))
-    except Exception as error:
-        gated = "; it is gated: accept its terms and log in to the hub first" if source.gated else ""
-        raise ValueError(
-            f"the public data set {source.id} could not be loaded ({type(error).__name__}){gated}; "
-            "or give a folder with its file by --data"
-        ) from error
-
-
-def _object(line: str, place: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{place} is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{place} is no JSON object")
-    return row
-
 
 SHORT = "Answer in a few words: a name, a number, a date, yes or no."
 LETTER = "Answer with the letter alone."
@@ -204,3 +116,107 @@ def _without_null(value: object) -> str:
 
 def _strings(value: object) -> Sequence[str]:
     return [_without_null(one) for one in value] if isinstance(value, list | tuple) else [_without_null(value)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """`count` is the whole benchmark; `subset` the part that AgentFlow evaluates on, where that is less.
+
+    With `asks_facts` most items can only be answered by who can search the world outside. `read` makes a task of a
+    row, from the benchmark's name and the row's number; None where another data set of ours has the same rows.
+    """
+
+    title: str
+    file: str
+    source: PublicSet
+    count: int
+    subset: int | None = None
+    asks_facts: bool = False
+    read: Callable[[str, int, Row], Task | None] | None = None
+
+
+def _flash_rag(title: str, file: str, config: str, split: str, count: int, subset: int | None = None) -> Benchmark:
+    source = PublicSet(id="RUC-NLPIR/FlashRAG_datasets", config=config, split=split)
+    return Benchmark(
+        title=title, file=file, source=source, count=count, subset=subset, asks_facts=True, read=read_short_answer
+    )
+
+
+BENCHMARKS = {
+    "bamboogle": _flash_rag("Bamboogle", "bamboogle.jsonl", "bamboogle", "test", 125),
+    "2wiki": _flash_rag("2WikiMultihopQA", "2wiki.jsonl", "2wikimultihopqa", "dev", 12_576, 200),
+    "hotpotqa": _flash_rag("HotpotQA", "hotpotqa.jsonl", "hotpotqa", "dev", 7_405, 100),
+    "musique": _flash_rag("MuSiQue", "musique.jsonl", "musique", "dev", 2_417, 200),
+    "gaia": Benchmark(
+        title="GAIA, text only",
+        file="gaia.jsonl",
+        source=PublicSet(id="gaia-benchmark/GAIA", config="2023_all", split="validation", gated=True),
+        count=127,
+        asks_facts=True,
+        read=read_gaia,
+    ),
+    "aime24": Benchmark(
+        title="AIME 2024", file="aime24.jsonl", source=PublicSet(id=PUBLIC_IDS["eval"], split="train"), count=30
+    ),
+    "amc23": Benchmark(
+        title="AMC 2023",
+        file="amc23.jsonl",
+        source=PublicSet(id="math-ai/amc23", split="test"),
+        count=40,
+        read=read_number,
+    ),
+    "game24": Benchmark(
+        title="Game of 24",
+        file="gameof24.jsonl",
+        source=PublicSet(id=PUBLIC_ID, split="train"),
+        count=1_362,
+        subset=300,
+    ),
+    "gpqa": Benchmark(
+        title="GPQA Diamond",
+        file="gpqa.jsonl",
+        source=PublicSet(id="Idavidrein/gpqa", config="gpqa_diamond", split="train", gated=True),
+        count=198,
+        read=read_gpqa,
+    ),
+    "medqa": Benchmark(
+        title="MedQA",
+        file="medqa.jsonl",
+        source=PublicSet(id="GBaker/MedQA-USMLE-4-options", split="test"),
+        count=1_273,
+        subset=200,
+        read=read_medqa,
+    ),
+}
+
+
+def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> list[Task]:
+    """All items of a benchmark, from its file in `folder`, or from the public data set.
+
+    With `whole` their number must be the known one: a benchmark that lost or gained items would silently change what
+    a result means. Raises ValueError for another number, for an id that occurs twice, and for a row that is no item;
+    FileNotFoundError where the folder lacks the file.
+    """
+    if name not in BENCHMARKS:
+        raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
+    benchmark = BENCHMARKS[name]
+    path = None if folder is None else folder / benchmark.file
+    if path is not None and not path.is_file():
+        raise FileNotFoundError(f"{benchmark.title} needs the file '{path}'; leave --data out to download it")
+    if name == "aime24":
+        tasks = [replace(task, dataset=name) for task in load_aime(path, split="eval", whole_file=False)]
+    elif benchmark.read is None:
+        tasks = load_game24(path)
+    else:
+        rows = public_rows(benchmark.source) if path is None else local_rows(path)
+        read = (benchmark.read(name, index, row) for index, row in enumerate(rows))
+        tasks = [task for task in read if task is not None]
+    if len({task.id for task in tasks}) != len(tasks):
+        raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source.id}")
+    counts = [count for count in (benchmark.count, benchmark.subset) if count is not None]
+    if whole and len(tasks) not in counts:
+        raise ValueError(
+            f"{benchmark.title}: expected {' or '.join(map(str, counts))} items, found {len(tasks)} in "
+            f"{path or benchmark.source.id}; use the original file, or --part for a part of it"
+        )
+    return tasks
