@@ -1,4 +1,4 @@
-"""The learner as an actor: in one process, or in several, one actor per rank, that are asked and die as if they were one."""
+"""The learner as an actor: one process, or several ranks that are asked, and die, as if they were one."""
 
 import logging
 import os

@@ -15,7 +15,7 @@ from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer, engine_writers
 from rollout.engines.engine import Engine
 from rollout.engines.wrappers import SeededEngine
-from rollout.memory.episodic import EpisodicMemory
+from rollout.memory import EpisodicMemory
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from rollout.engines.wrappers import (
     demonstrated_plans,
     engine_seed,
 )
-from rollout.memory.episodic import MemoryUnavailableError
+from rollout.memory import MemoryUnavailableError
 from rollout.restarts import Anchor, as_fork, repeats
 from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from rollout.memory.episodic import DIMENSIONS, WordEmbedder
+from rollout.memory import DIMENSIONS, WordEmbedder
 
 _UNRELATED = (
     "Find the number of primes below 100.",
@@ -49,7 +49,7 @@ def test_the_package_is_read_and_never_imported():
     """Its import configures the logging of the whole process, and its loader downloads."""
     code = (
         "import sys\n"
-        "from rollout.memory.episodic import WordEmbedder\n"
+        "from rollout.memory import WordEmbedder\n"
         "WordEmbedder()\n"
         "print('wordllama' in sys.modules)"
     )
