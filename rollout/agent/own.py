@@ -55,7 +55,7 @@ class FunctionSolving:
 
     def __init__(self, config: FunctionAgentConfig) -> None:
         """Raises OwnCodeError."""
-        self._function = load_agent(config)
+        self._function = own_function(config.function, key="agent.function", takes="task, client")
         self._is_async = inspect.iscoroutinefunction(self._function)
         self._name = config.function
         self._clients: tuple[str, Clients] | None = None
@@ -211,31 +211,12 @@ class OwnAgent:
         return solving.result()
 
 
-def load_agent(config: FunctionAgentConfig) -> Callable[..., Any]:
-    """Raises OwnCodeError."""
-    return own_function(config.function, key="agent.function", takes="task, client")
-
-
 def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
     """Raises OwnCodeError and ProgramError."""
     assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
         return CommandSolving(Program(config.command, code_path), config.model)
     return FunctionSolving(config)
-
-
-def build_own_agent(
-    config: RunConfig, solving: Solving, endpoint: Endpoint, *, writer: Callable[[Task, str], Writer], chat: ChatFormat
-) -> OwnAgent:
-    """The agent that a run's configuration names, with `writer` to reply in each of its attempts."""
-    return OwnAgent(
-        solving,
-        endpoint,
-        writer=writer,
-        chat=chat,
-        rules=rules_of(config),
-        timeout_s=config.rollout.episode_timeout_s,
-    )
 
 
 def rules_of(config: RunConfig) -> Rules:
