@@ -14,9 +14,16 @@ from envs.datasets.generated import GeneratedTask, PlanStep
 from envs.tools.base_generator import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import Agent, AnyAgent, TurnListener, build_agent, build_chat
+from rollout.agent.agent import (
+    Agent,
+    AnyAgent,
+    RuleGenerator,
+    RuleVerifier,
+    TurnListener,
+    build_agent,
+    build_chat,
+)
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
-from rollout.agent.modules import RuleGenerator, RuleVerifier
 from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint

@@ -3,7 +3,7 @@ from scripted import ScriptedEngine, ScriptedTokenizer, make_task
 
 from configs.loading import load_run_config
 from envs.datasets.generated import GeneratedTask, PlanStep
-from rollout.agent.modules import Memory, ModelGenerator, ModelVerifier
+from rollout.agent.agent import Memory, ModelGenerator, ModelVerifier
 from rollout.chat import ChatFormat
 from rollout.worker import Worker
 
