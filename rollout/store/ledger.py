@@ -6,120 +6,23 @@ transaction, so a process may be killed at any moment.
 
 import json
 import sqlite3
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import lru_cache
 
-from rollout.store.choice import Draw, DrawOf, Outcome, nobody_chooses
-from rollout.store.ledger_file import LedgerError as LedgerError
-from rollout.store.ledger_mending import BROUGHT, LedgerMending
-from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, ReadyGroup, State
-
-SHOWN_UNTRAINED = 4
-"""Of so many groups without signal per train step the bytes are kept, to be looked at."""
+from rollout.store.choice import Draw, DrawOf, nobody_chooses
+from rollout.store.ledger_file import SHOWN_UNTRAINED, LedgerError, LedgerFile, LedgerReading
+from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, State, TrainedGroups, TrainedStep, group_id
 
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
+_IN_A_BATCH = "('in_batch', 'trained', 'refused')"
+BROUGHT = ("worker", "settled_at", "num_right", "num_scored", "facts", "shown", "versions", "reported_step")
+"""What an attempt brought; a group that is queued again has none of it."""
+_NAMED = 8
+"""So many groups are named in a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutBatch:
-    """The batch of a train step as it stands in the ledger: bytes of its groups; state, reason and bytes of some that
-    ended without signal since the batch before; facts added up over all that ended since then, and their number by
-    family; the solve rate of each family's last groups; and of those that ended last, batch or not, state, seconds and
-    tokens."""
-
-    payloads: tuple[bytes, ...]
-    untrained: tuple[tuple[State, str, bytes], ...]
-    facts: dict[str, float]
-    families: dict[str, int]
-    solved: dict[str, float]
-    durations: list[tuple[State, float, int]]
-
-
-class LedgerReading:
-    """What can be read through any connection to the ledger's file."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def batch(self, step: int) -> list[bytes]:
-        """The bytes of the batch in training; empty where none was cut for this step."""
-        rows = self._db.execute(
-            "SELECT data FROM groups JOIN payloads USING (ordinal) WHERE state = 'in_batch' AND step = ? "
-            "ORDER BY ordinal",
-            (step,),
-        )
-        return [row["data"] for row in rows]
-
-    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
-        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
-        rows = self._db.execute(
-            "SELECT state, reason, data FROM groups JOIN payloads USING (ordinal) WHERE reported_step = ? AND shown "
-            "ORDER BY ordinal LIMIT ?",
-            (step, SHOWN_UNTRAINED),
-        )
-        return [(row["state"], row["reason"] or "", row["data"]) for row in rows]
-
-    def reported(self, step: int | None = None) -> dict[str, float]:
-        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
-        with None over all groups that ever ended."""
-        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
-        totals: Counter[str] = Counter()
-        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
-            totals.update(json.loads(row["facts"] or "{}"))
-        return dict(totals)
-
-    def families(self, step: int) -> dict[str, int]:
-        """How many groups of each family ended before this step's batch was cut and after the one before."""
-        rows = self._db.execute(
-            "SELECT family, COUNT(*) AS num FROM groups WHERE reported_step = ? AND family IS NOT NULL GROUP BY family",
-            (step,),
-        )
-        return {row["family"]: row["num"] for row in rows}
-
-    def solved(self, step: int, last: int) -> dict[str, float]:
-        """Of each family, the solve rate of the groups that were drawn last: so many of those that ended before this
-        step's batch was cut. It takes no longer the more groups there are."""
-        rates = {}
-        for (family,) in self._db.execute("SELECT DISTINCT family FROM groups WHERE family IS NOT NULL").fetchall():
-            row = self._db.execute(
-                "SELECT SUM(num_right) / SUM(num_scored) AS rate FROM (SELECT num_right, num_scored FROM groups WHERE "
-                "family = ? AND num_scored > 0 AND reported_step <= ? ORDER BY ordinal DESC LIMIT ?)",
-                (family, step, last),
-            ).fetchone()
-            if row["rate"] is not None:
-                rates[family] = row["rate"]
-        return rates
-
-    def outcomes(self, family: str, last: int) -> list[Outcome]:
-        """What came of the family's groups that ended with a scored trajectory: of so many of those that were drawn
-        last, newest first. A repeated task has the number of the one that it repeats. It takes no longer the more
-        groups there are."""
-        rows = self._db.execute(
-            "SELECT COALESCE(repeats, task), num_right, num_scored, state NOT IN ('all_right', 'all_wrong', 'failed') "
-            "FROM groups WHERE family = ? AND num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
-            (family, last),
-        )
-        return [Outcome(task, right, scored, differed=bool(differed)) for task, right, scored, differed in rows]
-
-    def open_tasks(self) -> set[int]:
-        """The numbers of the tasks that groups play or wait to play; of one that is repeated, its first number."""
-        rows = self._db.execute("SELECT COALESCE(repeats, task) FROM groups WHERE state IN ('queued', 'running')")
-        return {task for (task,) in rows}
-
-    def durations(self, last: int) -> list[tuple[State, float, int]]:
-        """(state, seconds, tokens) of the groups that ended last."""
-        rows = self._db.execute(
-            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
-            "ORDER BY settled_at DESC LIMIT ?",
-            (last,),
-        )
-        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
-
-
-class Ledger(LedgerMending, LedgerReading):
+class Ledger(LedgerFile, LedgerReading):
     """All calls are short transactions, made from one thread; only those made for `aside` may come from another."""
 
     def together(self) -> AbstractContextManager[None]:
@@ -201,31 +104,21 @@ class Ledger(LedgerMending, LedgerReading):
 
     # --- training --------------------------------------------------------------------------------
 
-    def ready(self) -> list[ReadyGroup]:
-        """The groups that wait for a batch, oldest weights first, then in the order of drawing."""
-        rows = self._db.execute(
-            "SELECT ordinal, task, family, repeats, attempt, versions FROM groups WHERE state = 'ready'"
-        )
-        groups = [
-            ReadyGroup(
-                ordinal=row["ordinal"],
-                task=row["task"],
-                family=row["family"],
-                repeats=row["repeats"],
-                attempt=row["attempt"],
-                versions=_versions(row["versions"]),
-            )
-            for row in rows
-        ]
-        return sorted(groups, key=lambda one: (min(one.versions, default=0), one.ordinal))
+    def ready(self) -> list[tuple[Lease, Mapping[int, int]]]:
+        """The groups that wait for a batch, each with the tokens that each version sampled of it: oldest weights first,
+        then in the order of drawing."""
+        rows = self._db.execute("SELECT ordinal, attempt, versions FROM groups WHERE state = 'ready'")
+        groups = [((row["ordinal"], row["attempt"]), _versions(row["versions"])) for row in rows]
+        return sorted(groups, key=lambda group: (min(group[1], default=0), group[0]))
 
-    def expire(self, group: ReadyGroup, reason: str) -> None:
+    def expire(self, ordinal: int, reason: str) -> None:
         """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
         with self._transaction():
-            self._move(group.ordinal, "ready", "expired", reason=reason)
-            self._drop(group.ordinal)
-            again = Draw(group.family, group.repeats)
-            self._insert(group.task, "queued", group.attempt + 1, **again._asdict())
+            self._move(ordinal, "ready", "expired", reason=reason)
+            self._drop(ordinal)
+            query = "SELECT task, family, repeats, attempt FROM groups WHERE ordinal = ?"
+            task, family, repeats, attempt = self._db.execute(query, (ordinal,)).fetchone()
+            self._insert(task, "queued", attempt + 1, family=family, repeats=repeats)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
@@ -238,23 +131,6 @@ class Ledger(LedgerMending, LedgerReading):
             self._db.execute(
                 "UPDATE groups SET reported_step = ? WHERE reported_step IS NULL AND settled_at IS NOT NULL", (step,)
             )
-
-    def read_cut(self, step: int, *, num_durations: int, num_lately: int = 1) -> CutBatch:
-        """The batch in training; without payloads where none was cut for this step. Made for `aside`."""
-        with self._connection_beside() as db:
-            reading = LedgerReading(db)
-            db.execute("BEGIN")
-            try:
-                return CutBatch(
-                    payloads=tuple(reading.batch(step)),
-                    untrained=tuple(reading.untrained(step)),
-                    facts=reading.reported(step),
-                    families=reading.families(step),
-                    solved=reading.solved(step, num_lately),
-                    durations=reading.durations(num_durations),
-                )
-            finally:
-                db.execute("ROLLBACK")
 
     def is_cut(self, step: int) -> bool:
         """Whether a batch is in training for this step."""
@@ -314,6 +190,75 @@ class Ledger(LedgerMending, LedgerReading):
                 self._move(ordinal, state, "queued", **dict.fromkeys(BROUGHT))
                 self._drop(ordinal)
 
+    # --- beside a checkpoint, which says what its weights were trained on -------------------------
+
+    def trained_groups(self) -> TrainedGroups:
+        """Every batch that was cut so far, in the order of steps."""
+        steps: dict[int, list[tuple[int, int]]] = {}
+        refused: dict[int, str] = {}
+        query = f"SELECT step, ordinal, task, state, reason FROM groups WHERE state IN {_IN_A_BATCH} ORDER BY ordinal"
+        for step, ordinal, task, state, reason in self._db.execute(query):
+            steps.setdefault(step, []).append((ordinal, task))
+            if state == "refused":
+                refused[step] = reason
+        return TrainedGroups(
+            next_task=self.next_task,
+            steps=tuple(
+                TrainedStep(step=step, groups=tuple(steps[step]), refused=refused.get(step)) for step in sorted(steps)
+            ),
+        )
+
+    def follow(self, trained: TrainedGroups, step: int) -> list[str]:
+        """Make the ledger agree with the checkpoint after `step`, whose weights were `trained` on that. Changes nothing
+        where no power cut, copy or broken disk has changed the file. Returns what was mended, in sentences. Raises
+        LedgerError where it cannot be."""
+        rows = {row["ordinal"]: row for row in self._db.execute("SELECT ordinal, task, state, step FROM groups")}
+        listed = {ordinal: (one, task) for one in trained.steps for ordinal, task in one.groups}
+        for one in listed:
+            if one in rows and rows[one]["task"] != listed[one][1]:
+                raise LedgerError(
+                    f"{self._path} is not the ledger of the checkpoint after step {step}: group {group_id(one)} has "
+                    f"task {rows[one]['task']}, and task {listed[one][1]} there; put the run's own ledger back"
+                )
+        lost = [one for one in listed if not (one in rows and _agrees(rows[one], listed[one][0]))]
+        other = [
+            one for one, row in rows.items() if row["step"] is not None and row["step"] <= step and one not in listed
+        ]
+        known = {row["task"] for row in rows.values()} | {task for _, task in listed.values()}
+        unknown = [task for task in range(trained.next_task) if task not in known]
+        if not (lost or other or unknown):
+            return []
+        with self._transaction():
+            for ordinal in lost:
+                self._mark(ordinal, *listed[ordinal])
+            for ordinal in other:
+                self._undo(ordinal)
+            self._count_again()
+            for task in unknown:
+                self._insert(task, "queued", 1)
+        weights = f"the weights of the checkpoint after step {step}"
+        return [
+            *_told(lost, f"the ledger had lost that {weights} were trained on %s; it stands there again"),
+            *_told(
+                other, f"the ledger said that {weights} were trained on %s; they were not, and these are open again"
+            ),
+            *([f"the ledger had lost {len(unknown)} tasks that were drawn; they are drawn again"] if unknown else []),
+        ]
+
+    def fail_unreadable(self, is_readable: Callable[[bytes], bool]) -> list[str]:
+        """Groups that wait for training and whose bytes a broken disk has changed fail: cut into a batch they would end
+        the run, again at each resume. Returns what was done, in sentences."""
+        waiting = "state IN ('ready', 'in_batch')"
+        query = f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {waiting}"
+        broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload or b"")]
+        if broken:
+            with self._transaction():
+                for ordinal in broken:
+                    self._set(ordinal, state="failed", step=None, reason="its bytes changed on disk")
+                    self._drop(ordinal)
+                self._count_again()
+        return _told(broken, "the disk has changed the bytes of %s; they failed and are not trained")
+
     # --- what it all adds up to ------------------------------------------------------------------
 
     def reasons(self) -> dict[str, int]:
@@ -339,6 +284,25 @@ class Ledger(LedgerMending, LedgerReading):
     def trained_tasks(self) -> list[int]:
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
+
+    def _mark(self, ordinal: int, one: TrainedStep, task: int) -> None:
+        state: State = "trained" if one.refused is None else "refused"
+        self._db.execute(
+            "INSERT INTO groups (ordinal, task, state, step, reason) VALUES (?, ?, ?, ?, ?) ON CONFLICT (ordinal) "
+            "DO UPDATE SET state = excluded.state, step = excluded.step, reason = excluded.reason, worker = NULL",
+            (ordinal, task, state, one.step, one.refused),
+        )
+
+    def _undo(self, ordinal: int) -> None:
+        """It waits for another batch where its bytes are there, else it runs again."""
+        if self._scalar("SELECT EXISTS (SELECT 1 FROM payloads WHERE ordinal = ?)", (ordinal,)):
+            self._set(ordinal, state="ready", step=None, reason=None)
+        else:
+            self._set(ordinal, state="queued", **dict.fromkeys((*BROUGHT, "step", "reason")))
+
+    def _set(self, ordinal: int, **columns: object) -> None:
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self._db.execute(f"UPDATE groups SET {names} WHERE ordinal = ?", (*columns.values(), ordinal))
 
     def _after_the_last(self, now: float) -> float:
         """The time at which a group ends, later than all before it: the order must outlive a clock that is set back."""
@@ -386,3 +350,16 @@ def _permit(row: sqlite3.Row) -> Permit:
         attempt=row["attempt"],
         min_policy_version=row["min_version"],
     )
+
+
+def _agrees(row: sqlite3.Row, one: TrainedStep) -> bool:
+    state = "trained" if one.refused is None else "refused"
+    return row["step"] == one.step and row["state"] in (state, "in_batch")
+
+
+def _told(ordinals: Iterable[int], sentence: str) -> list[str]:
+    names = [group_id(one) for one in sorted(ordinals)]
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return [sentence % f"{len(names)} groups ({', '.join(names[:_NAMED])}{more})"]

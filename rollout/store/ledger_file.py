@@ -1,6 +1,7 @@
 """The ledger's SQLite file: its tables, its moves, and ways to read it beside the writer."""
 
 import asyncio
+import json
 import os
 import shutil
 import sqlite3
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.errors import UserError
+from rollout.store.choice import Outcome
 from rollout.store.disk import file_system_of, sync
 from rollout.store.lifecycle import LIVE, MOVES, GroupCounts, State
 
@@ -106,6 +108,9 @@ _NOT_THE_FILES_FAULT = {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_PROTOCOL,
 }
+SHOWN_UNTRAINED = 4
+"""Of so many groups without signal per train step the bytes are kept, to be looked at."""
+
 _LIVE = ", ".join(f"'{state}'" for state in LIVE)
 
 
@@ -114,6 +119,87 @@ class LedgerError(UserError):
 
 
 Found = TypeVar("Found")
+
+
+class LedgerReading:
+    """What can be read through any connection to the ledger's file."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def batch(self, step: int) -> list[bytes]:
+        """The bytes of the batch in training; empty where none was cut for this step."""
+        rows = self._db.execute(
+            "SELECT data FROM groups JOIN payloads USING (ordinal) WHERE state = 'in_batch' AND step = ? "
+            "ORDER BY ordinal",
+            (step,),
+        )
+        return [row["data"] for row in rows]
+
+    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
+        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
+        rows = self._db.execute(
+            "SELECT state, reason, data FROM groups JOIN payloads USING (ordinal) WHERE reported_step = ? AND shown "
+            "ORDER BY ordinal LIMIT ?",
+            (step, SHOWN_UNTRAINED),
+        )
+        return [(row["state"], row["reason"] or "", row["data"]) for row in rows]
+
+    def reported(self, step: int | None = None) -> dict[str, float]:
+        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
+        with None over all groups that ever ended."""
+        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
+        totals: Counter[str] = Counter()
+        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
+            totals.update(json.loads(row["facts"] or "{}"))
+        return dict(totals)
+
+    def families(self, step: int) -> dict[str, int]:
+        """How many groups of each family ended before this step's batch was cut and after the one before."""
+        rows = self._db.execute(
+            "SELECT family, COUNT(*) AS num FROM groups WHERE reported_step = ? AND family IS NOT NULL GROUP BY family",
+            (step,),
+        )
+        return {row["family"]: row["num"] for row in rows}
+
+    def solved(self, step: int, last: int) -> dict[str, float]:
+        """Of each family, the solve rate of the groups that were drawn last: so many of those that ended before this
+        step's batch was cut. It takes no longer the more groups there are."""
+        rates = {}
+        for (family,) in self._db.execute("SELECT DISTINCT family FROM groups WHERE family IS NOT NULL").fetchall():
+            row = self._db.execute(
+                "SELECT SUM(num_right) / SUM(num_scored) AS rate FROM (SELECT num_right, num_scored FROM groups WHERE "
+                "family = ? AND num_scored > 0 AND reported_step <= ? ORDER BY ordinal DESC LIMIT ?)",
+                (family, step, last),
+            ).fetchone()
+            if row["rate"] is not None:
+                rates[family] = row["rate"]
+        return rates
+
+    def outcomes(self, family: str, last: int) -> list[Outcome]:
+        """What came of the family's groups that ended with a scored trajectory: of so many of those that were drawn
+        last, newest first. A repeated task has the number of the one that it repeats. It takes no longer the more
+        groups there are."""
+        rows = self._db.execute(
+            "SELECT COALESCE(repeats, task), num_right, num_scored, state NOT IN ('all_right', 'all_wrong', 'failed') "
+            "FROM groups WHERE family = ? AND num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
+            (family, last),
+        )
+        return [Outcome(task, right, scored, differed=bool(differed)) for task, right, scored, differed in rows]
+
+    def open_tasks(self) -> set[int]:
+        """The numbers of the tasks that groups play or wait to play; of one that is repeated, its first number."""
+        rows = self._db.execute("SELECT COALESCE(repeats, task) FROM groups WHERE state IN ('queued', 'running')")
+        return {task for (task,) in rows}
+
+    def durations(self, last: int) -> list[tuple[State, float, int]]:
+        """(state, seconds, tokens) of the groups that ended last."""
+        rows = self._db.execute(
+            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
+            "ORDER BY settled_at DESC LIMIT ?",
+            (last,),
+        )
+        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
 
 
 class LedgerFile:
@@ -247,6 +333,16 @@ class LedgerFile:
         with closing(sqlite3.connect(str(self._path), timeout=BUSY_S, isolation_level=None)) as db:
             db.row_factory = sqlite3.Row
             yield db
+
+    @contextmanager
+    def reading(self) -> Iterator[LedgerReading]:
+        """One lasting state of the file, for one thread. Made for `aside`."""
+        with self._connection_beside() as db:
+            db.execute("BEGIN")
+            try:
+                yield LedgerReading(db)
+            finally:
+                db.execute("ROLLBACK")
 
     def _cannot_write(self, error: Exception) -> LedgerError:
         return LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk")

@@ -92,18 +92,6 @@ class GroupResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyGroup:
-    """A scored group with signal that waits for its batch."""
-
-    ordinal: int
-    task: int
-    family: str | None = None
-    repeats: int | None = None
-    attempt: int
-    versions: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
     """The batch of a train step: ordinal and task number of each of its groups. `refused`: why the guard did not take
     the step; None where it was taken."""

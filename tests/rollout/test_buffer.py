@@ -30,7 +30,8 @@ from rollout.buffer import (
     admission_capacity,
 )
 from rollout.store.choice import LearnableChoice
-from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerError
 from rollout.store.lifecycle import NOTHING_TRAINED, GroupCounts, GroupResult
 
 MIXED, RIGHT, WRONG, UNSCORABLE = "ready", "all_right", "all_wrong", None
@@ -750,9 +751,9 @@ async def test_batch_says_how_old_its_versions_are():
 
 
 async def test_other_calls_go_on_while_a_batch_is_read(path, monkeypatch):
-    gate, read_cut = threading.Event(), Ledger.read_cut
+    gate, reading = threading.Event(), Ledger.reading
     monkeypatch.setattr(Ledger, "aside", aside)
-    monkeypatch.setattr(Ledger, "read_cut", lambda *given, **more: gate.wait(60) and read_cut(*given, **more))
+    monkeypatch.setattr(Ledger, "reading", lambda ledger: gate.wait(60) and reading(ledger))
     buffer = make_buffer(Ledger(path), batch_groups=1)
     first, second = await admitted(buffer)
     await complete(buffer, first)
@@ -1613,7 +1614,10 @@ class Life(RuleBasedStateMachine):
         for worker in (0, 1):
             assert admitter.num_running(worker) == [one for one, _ in leases].count(worker)
             assert admitter.runs_of(worker) == sorted(leases_of(self.ledger, worker))
-        assert all(admitter.permit(permit.lease) == permit for _, permit in leases)
+        for worker in (0, 1):
+            nothing = WorkerStatus(worker=worker, policy_version=0, running=(), free_places=0)
+            mine = [permit for one, permit in leases if one == worker]
+            assert admitter.lost(nothing) == sorted(mine, key=lambda permit: permit.lease)
 
     @invariant()
     def every_task_has_one_group_that_did_not_expire(self):

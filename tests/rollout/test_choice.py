@@ -250,7 +250,7 @@ def test_task_that_is_drawn_again_keeps_its_family():
     ledger = Ledger()
     (permit,) = lease(ledger, "lookup")
     settle(ledger, permit, 4)
-    ledger.expire(ledger.ready()[0], "too old")
+    ledger.expire(0, "too old")
     (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family) == (1, 0, "lookup")
 
@@ -265,7 +265,7 @@ def test_repeated_task_is_made_of_the_first_ones_number_through_every_move():
     assert (queued.task, queued.family, queued.made_of) == (1, "lookup", 0)
     settle(ledger, queued, 4)
     assert ledger.outcomes("lookup", 9) == [outcome(0, 4, 8)]
-    ledger.expire(ledger.ready()[0], "too old")
+    ledger.expire(1, "too old")
     (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family, again.made_of) == (2, 1, "lookup", 0)
     assert [permit for _, permit in ledger.leases()] == [first, again]
@@ -299,7 +299,7 @@ def test_groups_that_ended_since_the_last_batch_are_counted_by_family():
     settle(ledger, permits[3], 4)
     ledger.cut([3], 2)
     assert ledger.families(1) == {"lookup": 2, "chain": 1}
-    assert ledger.families(2) == ledger.read_cut(2, num_durations=1).families == {"chain": 1}
+    assert ledger.families(2) == {"chain": 1}
 
 
 def test_solve_rate_of_a_family_is_that_of_its_last_groups_before_the_cut():
@@ -313,7 +313,7 @@ def test_solve_rate_of_a_family_is_that_of_its_last_groups_before_the_cut():
     assert ledger.solved(1, last=2) == {"lookup": 12 / 16, "chain": 0.0}
     assert ledger.solved(1, last=1) == {"lookup": 1.0, "chain": 0.0}
     ledger.cut([3], 2)
-    assert ledger.read_cut(2, num_durations=1, num_lately=2).solved == {"lookup": 10 / 16, "chain": 0.0}
+    assert ledger.solved(2, last=2) == {"lookup": 10 / 16, "chain": 0.0}
 
 
 def test_what_is_believed_of_a_family_outlives_a_kill(path):

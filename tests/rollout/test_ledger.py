@@ -4,13 +4,13 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollout.store.ledger import Ledger, LedgerError
-from rollout.store.lifecycle import MOVES, GroupCounts, GroupResult, ReadyGroup
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerError
+from rollout.store.lifecycle import MOVES, GroupCounts, GroupResult
 
 KILLED_WRITER = """
 import sys
@@ -32,10 +32,6 @@ def make_result(payload=b"bytes", **changes):
     return GroupResult(**(values | changes))
 
 
-def make_ready(ordinal, *, task=0):
-    return ReadyGroup(ordinal=ordinal, task=task, attempt=1, versions={})
-
-
 def lease_new(ledger, num, *, worker=0, min_version=0):
     return ledger.lease(worker, num, num_new=num, min_version=min_version)
 
@@ -49,12 +45,8 @@ def run(ledger, *endings, now=1.0):
 def train(ledger, step, *, num=2):
     """Draw the step's batch and train it."""
     run(ledger, *["ready"] * num)
-    ledger.cut([group.ordinal for group in ledger.ready()], step)
+    ledger.cut([ordinal for (ordinal, _), _ in ledger.ready()], step)
     ledger.mark_trained(step)
-
-
-def expire(ledger, ordinal, *, task):
-    ledger.expire(make_ready(ordinal, task=task), "too old")
 
 
 def make_ledger_with_groups_in_every_state(path):
@@ -68,7 +60,7 @@ def make_ledger_with_groups_in_every_state(path):
     ledger.give_back(failed.lease, "worker lost", max_attempts=1)
     run(ledger, "ready")
     ledger.lease(1, 1, num_new=1, min_version=4)
-    expire(ledger, 6, task=6)
+    ledger.expire(6, "too old")
     return ledger
 
 
@@ -127,7 +119,7 @@ def test_queued_groups_go_out_before_new_tasks_and_take_their_places():
 def test_queued_task_is_drawn_again_as_a_new_group_before_any_other():
     ledger = Ledger()
     run(ledger, "ready", "ready")
-    expire(ledger, 0, task=0)
+    ledger.expire(0, "too old")
     permits = lease_new(ledger, 2)
     assert [(permit.ordinal, permit.task, permit.attempt) for permit in permits] == [(2, 0, 2), (3, 2, 1)]
     assert ledger.next_task == 3
@@ -162,7 +154,7 @@ def test_attempts_before_a_task_was_drawn_again_for_its_age_are_counted_once():
         (permit,) = ledger.lease(0, 1, num_new=0, min_version=0)
         ledger.settle(permit.lease, "ready", make_result(), now=ordinal + 1)
         if ordinal < 2:
-            ledger.expire(replace(make_ready(ordinal), attempt=permit.attempt), "too old")
+            ledger.expire(ordinal, "too old")
     assert permit.attempt == 4
     assert ledger.num_requeued() == 3
 
@@ -219,8 +211,8 @@ def test_ready_groups_come_oldest_weights_first_then_in_the_order_of_drawing():
     versions = [{5: 1}, {3: 1, 6: 9}, {5: 4}, {4: 2}, {}]
     for permit, sampled in zip(lease_new(ledger, 5), versions, strict=True):
         ledger.settle(permit.lease, "ready", make_result(versions=sampled), now=1)
-    assert [group.ordinal for group in ledger.ready()] == [4, 1, 3, 0, 2]
-    assert ledger.ready()[1].versions == {3: 1, 6: 9}
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [4, 1, 3, 0, 2]
+    assert ledger.ready()[1][1] == {3: 1, 6: 9}
 
 
 def test_batch_is_the_bytes_of_its_groups_until_it_is_trained():
@@ -243,7 +235,7 @@ def test_rewinding_makes_later_batches_ready_again_with_their_bytes_and_trains_e
     run(ledger, "ready", "ready")
     ledger.cut([4], 3)
     ledger.rewind(1)
-    assert [group.ordinal for group in ledger.ready()] == [2, 3, 4, 5]
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [2, 3, 4, 5]
     assert ledger.trained_tasks() == [0, 1]
     ledger.cut([2, 3, 4, 5], 2)
     assert ledger.batch(2) == [b"2", b"3", b"4", b"5"]
@@ -327,7 +319,7 @@ def test_rewinding_beyond_forgotten_bytes_is_an_error_and_changes_nothing(path):
     assert in_file(path) == before
     assert ledger.verify() == GroupCounts(drawn=3, trained=3)
     ledger.rewind(2)
-    assert [group.ordinal for group in ledger.ready()] == [2]
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [2]
 
 
 # Facts.
@@ -367,7 +359,7 @@ def test_facts_are_neither_lost_nor_counted_twice_by_rewinding(path):
     ledger = Ledger(path)
     for step, endings in ((1, ["ready", "all_wrong"]), (2, ["ready"]), (3, ["ready", "all_right", "all_right"])):
         run(ledger, *endings)
-        ledger.cut([group.ordinal for group in ledger.ready()], step)
+        ledger.cut([ordinal for (ordinal, _), _ in ledger.ready()], step)
         ledger.mark_trained(step)
     assert [ledger.reported(step)["groups"] for step in (1, 2, 3)] == [2, 1, 3]
     ledger.rewind(1)
@@ -466,8 +458,8 @@ FORBIDDEN = {
     "train a running group": lambda ledger: ledger.settle((7, 1), "trained", make_result(), now=1),
     "give a trained group back": lambda ledger: ledger.give_back((0, 1), "lost", max_attempts=3),
     "fail a queued group": lambda ledger: ledger.fail((8, 1), make_result(), now=1),
-    "expire a batch's group": lambda ledger: ledger.expire(make_ready(2), "too old"),
-    "expire a queued group": lambda ledger: ledger.expire(make_ready(8), "too old"),
+    "expire a batch's group": lambda ledger: ledger.expire(2, "too old"),
+    "expire a queued group": lambda ledger: ledger.expire(8, "too old"),
     "cut a filtered group": lambda ledger: ledger.cut([4], 3),
     "cut a ready and a running group": lambda ledger: ledger.cut([3, 7], 3),
     "cut a group twice": lambda ledger: ledger.cut([3, 3], 3),
@@ -491,7 +483,7 @@ def test_error_says_what_was_asked_for():
     with pytest.raises(LedgerError, match=r"^group 0 is ready, not running$"):
         ledger.settle((0, 1), "ready", make_result(), now=1)
     with pytest.raises(LedgerError, match=r"^group 5 is unknown, not ready$"):
-        ledger.expire(make_ready(5), "too old")
+        ledger.expire(5, "too old")
 
 
 def test_every_state_can_be_reached_and_live_ones_can_be_left():
@@ -534,7 +526,7 @@ def test_rewinding_and_forgetting_survive_reopening(path, reopened):
     with pytest.raises(LedgerError, match=r"group 0\b.* is lost"):
         ledger.rewind(0)
     ledger.rewind(1)
-    assert [group.ordinal for group in ledger.ready()] == [1, 2]
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [1, 2]
 
 
 @pytest.mark.parametrize("reopened", [closed, killed])
@@ -556,7 +548,7 @@ def test_everything_acknowledged_is_there_after_kill_9(path):
     acknowledged += map(int, process.communicate()[0].split())
     ledger = Ledger(path)
     assert ledger.verify().balanced
-    assert {group.ordinal for group in ledger.ready()} >= set(acknowledged)
+    assert {ordinal for (ordinal, _), _ in ledger.ready()} >= set(acknowledged)
     assert ledger.counts.ready <= len(acknowledged) + 1
 
 
@@ -611,7 +603,7 @@ def test_numbers_survive_reopening_to_the_last_bit(path):
     ledger.settle(permit.lease, "ready", make_result(facts={"reward": 1 / 3}, versions={12: 7}), now=1)
     ledger = closed(ledger, path)
     assert ledger.reported() == {"reward": 1 / 3}
-    assert ledger.ready()[0].versions == {12: 7}
+    assert ledger.ready()[0][1] == {12: 7}
 
 
 # Faults that were there once.
