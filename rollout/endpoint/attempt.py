@@ -8,14 +8,77 @@ from dataclasses import dataclass, replace
 
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
-from rollout.endpoint.conversation import Conversations, Prompt, Recorded
-from rollout.endpoint.messages import Said, read_reply, turns_of
-from rollout.endpoint.request import Asked, Refused, Rules
+from rollout.endpoint.messages import Refused, Said, read_reply, turns_of
+from rollout.endpoint.request import Asked, Rules
 from rollout.endpoint.writer import Writer, WriterError
 from rollout.time_limit import TimeLimit
 from rollout.types import Completion, Turn
 
-ENDED = "this attempt has ended and was judged; a call after that cannot count"
+
+def ended() -> Refused:
+    return Refused(
+        "this attempt has ended and was judged; a call after that cannot count", status=403, code="attempt_ended"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A request's messages and the reply to them; `token_ids` of all of it, as sampled. `call` numbers the attempt's
+    calls from 0."""
+
+    call: int
+    messages: tuple[Said, ...]
+    tools: tuple[str, ...]
+    prompt_token_ids: tuple[int, ...]
+    sampled: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """`parent`: the recorded conversation that it goes on from; `tail`: the messages since."""
+
+    token_ids: tuple[int, ...]
+    parent: Recorded | None
+    tail: tuple[Said, ...]
+
+
+class Conversations:
+    """Of one attempt: token ids in, the same token ids out. Grows by one entry for every call.
+
+    An assistant's message that this attempt's engine sampled is never tokenised again. A request whose messages begin
+    with a recorded conversation goes on from the ids of its prompt and its sampled reply, and renders only what
+    follows. One that edits the history begins a branch at the last reply that it leaves as it was.
+    """
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._recorded: list[Recorded] = []
+
+    def prompt(self, messages: tuple[Said, ...], tools: tuple[str, ...]) -> Prompt:
+        """Raises ChatTemplateError."""
+        parent = self._longest(messages, tools)
+        turns = turns_of(messages, tools)
+        if parent is None:
+            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=messages)
+        since = len(turns_of(parent.messages, tools))
+        later = self._chat.continuation(turns, since, parent.sampled)
+        return Prompt(
+            token_ids=parent.prompt_token_ids + parent.sampled + later,
+            parent=parent,
+            tail=messages[len(parent.messages) :],
+        )
+
+    def record(self, one: Recorded) -> None:
+        self._recorded.append(one)
+
+    def _longest(self, messages: tuple[Said, ...], tools: tuple[str, ...]) -> Recorded | None:
+        """Of two that say the same, the later."""
+        fits = (
+            one
+            for one in reversed(self._recorded)
+            if one.tools == tools and messages[: len(one.messages)] == one.messages
+        )
+        return max(fits, key=lambda one: len(one.messages), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +121,7 @@ class Call:
             return await asyncio.shield(self.answering)
         except asyncio.CancelledError:
             if self.answering.cancelled():
-                raise Refused(ENDED, status=403, code="attempt_ended") from None
+                raise ended() from None
             raise
 
     def answered(self) -> Reply | None:
@@ -122,7 +185,8 @@ class Attempt:
     def call(self, asked: Asked, *, name: str | None = None, is_retry: bool = False) -> Call:
         """A new call, or the one that this request asks for again: the same idempotency key, a client that says that it
         retries, or an equal request whose answer did not reach its client. Raises Refused."""
-        self.check_open()
+        if self._ended:
+            raise ended()
         known = self._by_name.get(name) if name else None
         if known is not None and known.asked.fingerprint != asked.fingerprint:
             raise Refused("this idempotency key was used for another request", status=422, code="idempotency_error")
@@ -140,11 +204,6 @@ class Attempt:
         if self.posted is None:
             self.posted = answer
         self.answered.set()
-
-    def check_open(self) -> None:
-        """Raises Refused."""
-        if self._ended:
-            raise Refused(ENDED, status=403, code="attempt_ended")
 
     def said_until(self, reply_id: str, call_id: Callable[[str], str]) -> tuple[Said, ...] | None:
         """All that was said up to a reply and with it, but for its request's instructions. None for a reply that is not
@@ -169,7 +228,8 @@ class Attempt:
         return [turn for call in self._calls if (turn := call.turn()) is not None]
 
     def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
-        equal = [call for call in self._calls if call.asked.fingerprint == fingerprint and not _failed(call)]
+        alike = (call for call in self._calls if call.asked.fingerprint == fingerprint)
+        equal = [call for call in alike if call.answered() or not call.answering.done()]
         unread = [call for call in equal if not call.delivered]
         left = next((call for call in unread if call.left), None)
         # A retry may be here before the news that its client had left.
@@ -257,10 +317,6 @@ class Attempt:
             return None
         rest = self._chat.text(completion.token_ids)[len(completion.text) :]
         return next((text for text in stop if rest.startswith(text)), None)
-
-
-def _failed(call: Call) -> bool:
-    return call.answering.done() and (call.answering.cancelled() or call.answering.exception() is not None)
 
 
 def _seen(answering: "asyncio.Task[Reply]") -> None:

@@ -19,8 +19,14 @@ OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
-class MessageError(ValueError):
-    """A message that cannot be rendered; the text says which and why."""
+class Refused(Exception):
+    """A request that is not answered; `code` and `param` as OpenAI's clients read them."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ def fields_of(value: object) -> Mapping[str, object]:
 
 
 def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
-    """Of a text, or of parts of these kinds. Raises MessageError."""
+    """Of a text, or of parts of these kinds. Raises Refused; `where` begins with the request's field."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -67,7 +73,8 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") in kinds else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise MessageError(f"{where} holds something other than text, which this model cannot read")
+        field_name = where.partition("[")[0]
+        raise Refused(f"{where} holds something other than text, which this model cannot read", param=field_name)
     return "".join(map(str, texts))
 
 
