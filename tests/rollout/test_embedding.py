@@ -47,11 +47,6 @@ def test_any_text_is_a_finite_vector_of_length_one_or_zero(embedder, text):
 
 def test_the_package_is_read_and_never_imported():
     """Its import configures the logging of the whole process, and its loader downloads."""
-    code = (
-        "import sys\n"
-        "from rollout.memory import WordEmbedder\n"
-        "WordEmbedder()\n"
-        "print('wordllama' in sys.modules)"
-    )
+    code = "import sys\nfrom rollout.memory import WordEmbedder\nWordEmbedder()\nprint('wordllama' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
