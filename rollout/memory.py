@@ -72,8 +72,10 @@ def experience_of(trajectory: Trajectory) -> Experience | None:
     same question under another name must still work it out.
     """
     task = trajectory.task
-    given_away = [re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE) for answer in _answers(trajectory)]
-    calls = [turn.tool_call for turn in trajectory.planner_turns if turn.tool_call and not _failed(turn.tool_result)]
+    answers = {answer.strip() for answer in (task.answer, trajectory.answer or "") if answer.strip()}
+    given_away = [re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE) for answer in answers]
+    worked = [turn for turn in trajectory.planner_turns if turn.tool_result and turn.tool_result.error is None]
+    calls = [turn.tool_call for turn in worked if turn.tool_call]
     steps = tuple(
         (call.name, one_line(call.arguments, MAX_STEP_CHARS))
         for call in calls
@@ -125,15 +127,6 @@ def one_line(text: str, max_chars: int) -> str:
     words = " ".join(text.split())
     clean = "".join(letter for letter in words if letter.isprintable())
     return " ".join(cut_middle(clean, max_chars).split())
-
-
-def _answers(trajectory: Trajectory) -> set[str]:
-    answers = {trajectory.task.answer, trajectory.answer or ""}
-    return {answer.strip() for answer in answers if answer.strip()}
-
-
-def _failed(result: ToolResult | None) -> bool:
-    return result is None or result.error is not None
 
 
 def _is_step(step: object) -> bool:

@@ -189,7 +189,12 @@ class Agent:
         stop_reason: StopReason = "infrastructure"
         failure: str | None = None
         try:
-            answer, stop_reason = await self._play(task, trajectory_id, turns, on_turn, hints)
+            with self.tools_for_episode() as tools:
+                limit = TimeLimit(self.timeout_s)
+                episode = _Episode(self, task, tools, trajectory_id, turns, on_turn, hints, limit)
+                async with limit:
+                    played = await episode.play()
+            answer, stop_reason = played
         except (EngineError, TimeoutError):
             pass
         except ToolUnavailableError as error:
@@ -211,16 +216,6 @@ class Agent:
             failure=failure,
         )
 
-    async def _play(
-        self, task: Task, trajectory_id: str, turns: list[Turn], on_turn: TurnListener | None, hints: str
-    ) -> tuple[str | None, StopReason]:
-        """Adds to `turns` as they happen."""
-        with self.tools_for_episode() as tools:
-            limit = TimeLimit(self.timeout_s)
-            episode = _Episode(self, task, tools, trajectory_id, turns, on_turn, hints, limit)
-            async with limit:
-                return await episode.play()
-
 
 def _is_cancelled() -> bool:
     """From outside; a tool may raise what looks like it by itself."""
@@ -229,7 +224,7 @@ def _is_cancelled() -> bool:
 
 
 class _Episode:
-    """The state of one run: its dialogue, its memory, its record."""
+    """The state of one run: its dialogue, its memory, its record. It adds to `turns` as they happen."""
 
     def __init__(
         self,

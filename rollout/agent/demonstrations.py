@@ -106,15 +106,12 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
         turns = await attempt.end()
     imitated = [_is_imitated(messages[index]) for index in places]
     answer = turns[-1].completion.text
+    question = next((str(one["content"]) for one in messages if one["role"] == "user"), "")
     return Trajectory(
         id=OWN_ID.format(number),
         group_id=GROUP_ID,
-        task=Task(id=conversation.place, dataset="recorded", question=_first_words(messages), answer=answer),
+        task=Task(id=conversation.place, dataset="recorded", question=question, answer=answer),
         turns=tuple(replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
         answer=answer,
         stop_reason="answered",
     )
-
-
-def _first_words(messages: Sequence[Mapping[str, Any]]) -> str:
-    return next((str(one["content"]) for one in messages if one["role"] == "user"), "")

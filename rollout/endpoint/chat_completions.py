@@ -16,7 +16,6 @@ from rollout.endpoint.messages import (
     plain_text,
 )
 from rollout.endpoint.request import (
-    ANY_LENGTH,
     Asked,
     Choice,
     Fields,
@@ -55,14 +54,14 @@ def read(body: object, attempt: Attempt) -> Asked:
     if given.get("n", 1) != 1:
         raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
     tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
-    limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1) or ANY_LENGTH
+    limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1)
     options = given.get("stream_options", {})
     return Asked(
         fingerprint=fingerprint("chat", given),
         messages=said_of(given.get("messages")),
         tools=tools,
         grammar=grammar,
-        max_tokens=min(limit, rules.max_tokens),
+        max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
         seed=whole_number(given, "seed"),
         stop=texts(given, "stop"),
         stream=given.get("stream") is True,

@@ -98,22 +98,17 @@ def _place(open_calls: tuple[object, ...], result: Said) -> int:
 
 
 def call_of(name: object, arguments: object) -> FunctionCall:
-    """`arguments` is a value, or JSON text."""
-    return FunctionCall(name=str(name), arguments=_same_arguments(arguments))
-
-
-def _same_arguments(arguments: object) -> str:
-    """The same text for the same arguments; what is no JSON stays a JSON string."""
+    """`arguments` is a value, or JSON text. The same have the same text; what is no JSON stays a JSON string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = arguments
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return FunctionCall(name=str(name), arguments=json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
 def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Message]:
     """As a chat template takes them: results of tools are the user's words, several in a row one message; the functions
-    that may be called stand in the system's words."""
+    that may be called, each given as JSON, stand in the system's words."""
     turns: list[Message] = []
     for is_result, group in groupby(messages, lambda one: one.role == "tool"):
         if is_result:
@@ -122,16 +117,11 @@ def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Messag
             turns += [Message(role=one.role, content=one.text) for one in group if one.role != "tool"]
     if not tools:
         return turns
-    described = tools_text(tools)
+    form = f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}'
+    described = "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
     if turns and turns[0].role == "system":
         return [Message(role="system", content=f"{turns[0].content}\n\n{described}"), *turns[1:]]
     return [Message(role="system", content=described), *turns]
-
-
-def tools_text(tools: Sequence[str]) -> str:
-    """What the model is told of functions that it may call, each given as JSON."""
-    form = f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}'
-    return "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
 
 
 class AssistantMessage(TypedDict):
@@ -171,13 +161,9 @@ def _written_call(text: str) -> FunctionCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     call = call_of(value["name"], value.get("arguments", {}))
-    return call if call.arguments.startswith("{") and _can_be_sent(call) else None
-
-
-def _can_be_sent(call: FunctionCall) -> bool:
-    """Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold."""
     try:
+        # Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold.
         json.dumps([call.name, json.loads(call.arguments)], ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
-        return False
-    return True
+        return None
+    return call if call.arguments.startswith("{") else None

@@ -18,7 +18,6 @@ Function: TypeAlias = Mapping[str, object]
 
 MAX_PARALLEL_CALLS = 4
 """Of a turn that must call functions; one that may is free text."""
-ANY_LENGTH = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

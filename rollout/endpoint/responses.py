@@ -6,7 +6,6 @@ from rollout.endpoint import chat_completions
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import Refused, Said, SaidRole, call_of, fields_of, in_call_order, plain_text
 from rollout.endpoint.request import (
-    ANY_LENGTH,
     Asked,
     Choice,
     Fields,
@@ -60,12 +59,13 @@ def read(body: object, attempt: Attempt) -> Asked:
     given = read_fields(body, rules, FIELDS)
     tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     instructions = _instructions(given)
+    limit = whole_number(given, "max_output_tokens", 1)
     return Asked(
         fingerprint=fingerprint("responses", given),
         messages=in_call_order((*instructions, *_before(given, attempt), *_input(given))),
         tools=tools,
         grammar=grammar,
-        max_tokens=min(whole_number(given, "max_output_tokens", 1) or ANY_LENGTH, rules.max_tokens),
+        max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
         stream=given.get("stream") is True,
         num_instructions=len(instructions),
         echo={name: given.get(name, absent) for name, absent in ECHOED.items()},

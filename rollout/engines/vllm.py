@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from rollout.engines.base_weights import ExportedBase
     from rollout.engines.vllm_parts import RequestOutput, Result, SamplingParams
-
-MergedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +333,7 @@ class VllmEngine:
             self._native.drop_unused(set())
         self._version = BASE_VERSION
 
-    def _reload(self, weights: MergedWeights, version: int) -> None:
+    def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
         """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
         and the cache hold was computed with the old weights."""
         try:

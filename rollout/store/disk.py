@@ -14,30 +14,11 @@ from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
 
-_NETWORK = frozenset(
-    {
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "virtiofs",
-    }
-)
-_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"})
+_NETWORK = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
+    *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
+}
+_LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
