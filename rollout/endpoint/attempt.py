@@ -22,63 +22,12 @@ def ended() -> Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A request's messages and the reply to them; `token_ids` of all of it, as sampled. `call` numbers the attempt's
-    calls from 0."""
-
-    call: int
-    messages: tuple[Said, ...]
-    tools: tuple[str, ...]
-    prompt_token_ids: tuple[int, ...]
-    sampled: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`parent`: the recorded conversation that it goes on from; `tail`: the messages since."""
+    """`parent`: the call whose reply it goes on from; `tail`: the messages since."""
 
     token_ids: tuple[int, ...]
-    parent: Recorded | None
+    parent: "Call | None"
     tail: tuple[Said, ...]
-
-
-class Conversations:
-    """Of one attempt: token ids in, the same token ids out. Grows by one entry for every call.
-
-    An assistant's message that this attempt's engine sampled is never tokenised again. A request whose messages begin
-    with a recorded conversation goes on from the ids of its prompt and its sampled reply, and renders only what
-    follows. One that edits the history begins a branch at the last reply that it leaves as it was.
-    """
-
-    def __init__(self, chat: ChatFormat) -> None:
-        self._chat = chat
-        self._recorded: list[Recorded] = []
-
-    def prompt(self, messages: tuple[Said, ...], tools: tuple[str, ...]) -> Prompt:
-        """Raises ChatTemplateError."""
-        parent = self._longest(messages, tools)
-        turns = turns_of(messages, tools)
-        if parent is None:
-            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=messages)
-        since = len(turns_of(parent.messages, tools))
-        later = self._chat.continuation(turns, since, parent.sampled)
-        return Prompt(
-            token_ids=parent.prompt_token_ids + parent.sampled + later,
-            parent=parent,
-            tail=messages[len(parent.messages) :],
-        )
-
-    def record(self, one: Recorded) -> None:
-        self._recorded.append(one)
-
-    def _longest(self, messages: tuple[Said, ...], tools: tuple[str, ...]) -> Recorded | None:
-        """Of two that say the same, the later."""
-        fits = (
-            one
-            for one in reversed(self._recorded)
-            if one.tools == tools and messages[: len(one.messages)] == one.messages
-        )
-        return max(fits, key=lambda one: len(one.messages), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +51,14 @@ class Reply:
 
 
 class Call:
-    """A request that is sampled, or was. `delivered`: its client has all of the answer. `left`: its client went away
-    before."""
+    """A request that is sampled, or was. `conversation`: its messages and the reply, once that is there. `delivered`:
+    its client has all of the answer. `left`: its client went away before."""
 
     def __init__(self, asked: Asked, prompt: Prompt, answering: "asyncio.Task[Reply]") -> None:
         self.asked = asked
         self.prompt = prompt
         self.answering = answering
+        self.conversation: tuple[Said, ...] = ()
         self.delivered = False
         self.left = False
         self.tool_result: ToolResult | None = None
@@ -174,8 +124,9 @@ class Attempt:
         self.broken: str | None = None
         self._writer = writer
         self._chat = chat
-        self._conversations = Conversations(chat)
         self._calls: list[Call] = []
+        self._replied: list[Call] = []
+        """In the order in which the replies came."""
         self._by_name: dict[str, Call] = {}
         self._num_written = 0
         self._rests: tuple[Call, float] | None = None
@@ -211,9 +162,8 @@ class Attempt:
         for call in self._calls:
             reply = call.answered()
             if reply is not None and reply.id == reply_id:
-                call_ids = tuple(map(call_id, reply.call_names))
-                said = replace(reply.said, content=reply.said.content.strip(), call_ids=call_ids)
-                return (*call.asked.messages[call.asked.num_instructions :], said)
+                *before, said = call.conversation[call.asked.num_instructions :]
+                return (*before, replace(said, call_ids=tuple(map(call_id, reply.call_names))))
         return None
 
     async def end(self) -> list[Turn]:
@@ -237,7 +187,7 @@ class Attempt:
 
     def _begin(self, asked: Asked) -> Call:
         try:
-            prompt = self._conversations.prompt(asked.messages, asked.tools)
+            prompt = self._prompt(asked)
         except ChatTemplateError as error:
             raise Refused(f"this model's chat template cannot hold these messages: {error}", param="messages") from None
         room = self.rules.max_context_tokens - len(prompt.token_ids)
@@ -252,7 +202,7 @@ class Attempt:
         # Whoever goes on with fewer words has not ended over them.
         self.out_of_context = False
         if prompt.parent is not None:
-            self._continued(self._calls[prompt.parent.call], prompt)
+            self._continued(prompt.parent, prompt)
         self._goes_on()
         number = len(self._calls)
         call = Call(
@@ -262,6 +212,30 @@ class Attempt:
         self._calls.append(call)
         self._num_written += 1
         return call
+
+    def _prompt(self, asked: Asked) -> Prompt:
+        """An assistant's message that was sampled in this attempt is never tokenised again. A request whose messages
+        begin with a conversation goes on from the ids of its prompt and its sampled reply, and renders only what
+        follows. One that edits the history begins a branch at the last reply that it leaves as it was. Raises
+        ChatTemplateError."""
+        turns = turns_of(asked.messages, asked.tools)
+        repeated = (
+            call
+            for call in reversed(self._replied)
+            if call.asked.tools == asked.tools and asked.messages[: len(call.conversation)] == call.conversation
+        )
+        # Of two that say the same, the later.
+        parent = max(repeated, key=lambda call: len(call.conversation), default=None)
+        reply = parent.answered() if parent else None
+        if parent is None or reply is None:
+            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=asked.messages)
+        sampled = reply.completion.token_ids
+        later = self._chat.continuation(turns, len(turns_of(parent.conversation, asked.tools)), sampled)
+        return Prompt(
+            token_ids=parent.prompt.token_ids + sampled + later,
+            parent=parent,
+            tail=asked.messages[len(parent.conversation) :],
+        )
 
     def _goes_on(self) -> None:
         """The agent asks again, or ends: until now it was busy with its tools."""
@@ -291,16 +265,10 @@ class Attempt:
             if not self._num_written:
                 self._rests = self._calls[number], time.perf_counter()
         said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
-        self._calls[number].generate_s = time.perf_counter() - started
-        self._conversations.record(
-            Recorded(
-                call=number,
-                messages=(*asked.messages, said),
-                tools=asked.tools,
-                prompt_token_ids=prompt.token_ids,
-                sampled=completion.token_ids,
-            )
-        )
+        call = self._calls[number]
+        call.generate_s = time.perf_counter() - started
+        call.conversation = (*asked.messages, said)
+        self._replied.append(call)
         return Reply(
             id=secrets.token_hex(12),
             number=number,
