@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
-from rollout.engines.commands import Commands
-from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
+from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
     OpenRequest,
@@ -70,7 +69,7 @@ class _Dialogue:
 
 
 class VllmEngine:
-    """An `Engine` over vLLM, for a base model and the adapters trained on it.
+    """A `PolicyEngine` over vLLM, for a base model and the adapters trained on it.
 
     Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, computed from
     the untouched W0 every time); `native` gives each version a LoRA adapter of its own name. `in_lockstep`: every step
@@ -158,20 +157,17 @@ class VllmEngine:
         await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """The log-prob of every token but the first under the newest weights, at temperature 1. Goes before everything
-        that waits."""
+        """Goes before everything that waits."""
         future: Future[list[float]] = Future()
         self._commands.submit(lambda: self._add_scoring(tuple(token_ids), future))
         return await asyncio.wrap_future(future)
 
     async def pulse(self) -> Pulse:
-        """Answered by the engine's thread, between two steps."""
         return await asyncio.wrap_future(
             self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
         )
 
     async def read_back(self) -> ReadBack:
-        """The newest weights as vLLM's memory holds them, beside what it was given."""
         return await asyncio.wrap_future(self._commands.submit(self._read_back))
 
     def release(self, trajectory_id: str) -> None:
