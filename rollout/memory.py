@@ -195,6 +195,7 @@ class EpisodicMemory:
 
     def __init__(self, config: InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
         self._config = config
+        self.in_evaluation = config.in_evaluation
         self._collection = OWN_COLLECTION if isinstance(config, InProcessMemoryConfig) else config.collection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")
         self._opened: QdrantClient | None = None
@@ -210,11 +211,6 @@ class EpisodicMemory:
         if isinstance(self._config, FolderMemoryConfig):
             return "path", self._config.path
         return ("url", self._config.url) if isinstance(self._config, ServerMemoryConfig) else ("type", IN_PROCESS)
-
-    @property
-    def in_evaluation(self) -> bool:
-        """Whether evaluations see hints."""
-        return self._config.in_evaluation
 
     @property
     def _client(self) -> "QdrantClient":

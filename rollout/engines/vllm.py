@@ -94,10 +94,12 @@ class VllmEngine:
         self._seed = seed
         self._in_lockstep = in_lockstep
         self._commands = Commands()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What stopped the engine; None while it works, and after `close`."""
         self._open: dict[str, OpenRequest] = {}
         self._next_id = 0
-        self._version = BASE_VERSION
+        self.policy_version = BASE_VERSION
+        """The one that the next request will sample with."""
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
         self._dialogues: dict[str, _Dialogue] = {}
@@ -112,16 +114,6 @@ class VllmEngine:
         self._commands.submit(lambda: None).result()
 
     # --- called from any thread -----------------------------------------------------------------
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What stopped the engine; None while it works, and after `close`."""
-        return self._failure
-
-    @property
-    def policy_version(self) -> int:
-        """The version that the next request will sample with."""
-        return self._version
 
     @property
     def load(self) -> EngineLoad:
@@ -249,7 +241,7 @@ class VllmEngine:
         entry = OpenRequest(
             trajectory_id=request.trajectory_id,
             future=future,
-            policy_version=self._version if request.use_adapter else BASE_VERSION,
+            policy_version=self.policy_version if request.use_adapter else BASE_VERSION,
             result=completion_of,
         )
         # Who began first goes first: the next turn of a dialogue finds its beginning in the cache, where it would be
@@ -258,7 +250,9 @@ class VllmEngine:
         self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry, priority=dialogue.number)
 
     def _add_scoring(self, token_ids: tuple[int, ...], future: Future[list[float]]) -> None:
-        entry = OpenRequest(trajectory_id="", future=future, policy_version=self._version, result=prompt_logprobs_of)
+        entry = OpenRequest(
+            trajectory_id="", future=future, policy_version=self.policy_version, result=prompt_logprobs_of
+        )
         self._open_request(token_ids, scoring_params, entry, priority=FIRST)
 
     def _open_request(
@@ -303,21 +297,21 @@ class VllmEngine:
 
     def _load(self, prepared: PreparedAdapter) -> str:
         version, weights = prepared.version, prepared.weights
-        if version <= self._version:
+        if version <= self.policy_version:
             if self._native is not None:
                 self._native.discard(weights)
-            raise ValueError(f"adapter version {version} is not newer than {self._version}, which is loaded")
+            raise ValueError(f"adapter version {version} is not newer than {self.policy_version}, which is loaded")
         if self._native is None:
             self._reload(weights, version)
         else:
             self._native.load(version, weights)
             self._native.drop_unused({version, *(entry.policy_version for entry in self._open.values())})
-        self._version = version
+        self.policy_version = version
         return prepared.digest
 
     def _read_back(self) -> ReadBack:
         if self._native is not None:
-            return self._native.read_back(self._version)
+            return self._native.read_back(self.policy_version)
         (found,) = self._llm.apply_model(self._merged.read)
         return found
 
@@ -327,7 +321,7 @@ class VllmEngine:
             self._reload(self._merger.base_weights(), BASE_VERSION)
         else:
             self._native.drop_unused(set())
-        self._version = BASE_VERSION
+        self.policy_version = BASE_VERSION
 
     def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
         """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
@@ -381,7 +375,7 @@ class VllmEngine:
 
     def _fail(self, error: BaseException) -> None:
         """Whoever learns of it finds `failure` set: its process is to end."""
-        self._failure = error
+        self.failure = error
         stopped = EngineError(f"the engine stopped: {error!r}")
         stopped.__cause__ = error
         for entry in self._open.values():

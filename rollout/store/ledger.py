@@ -7,7 +7,6 @@ transaction, so a process may be killed at any moment.
 import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
 from functools import lru_cache
 
 from rollout.store.choice import Draw, DrawOf, nobody_chooses
@@ -24,10 +23,6 @@ _NAMED = 8
 
 class Ledger(LedgerFile, LedgerReading):
     """All calls are short transactions, made from one thread; only those made for `aside` may come from another."""
-
-    def together(self) -> AbstractContextManager[None]:
-        """The moves within are one transaction."""
-        return self._transaction()
 
     # --- drawing and running ---------------------------------------------------------------------
 
@@ -47,7 +42,7 @@ class Ledger(LedgerFile, LedgerReading):
         once, the first time that it is given out."""
         named = ", ".join(map(str, without if only is None else only))
         which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
-        with self._transaction():
+        with self.together():
             columns = "ordinal, task, family, repeats, attempt"
             query = f"SELECT {columns} FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
             queued = self._db.execute(f"{query} LIMIT {num}").fetchall() if self._counts["queued"] else []
@@ -59,7 +54,7 @@ class Ledger(LedgerFile, LedgerReading):
                 draw = Draw(family, repeats) if family else draw_of(task)
                 self._move(ordinal, "queued", "running", **draw._asdict(), **run)
                 groups.append((ordinal, task, draw, attempt))
-            for task in range(self._next_task, self._next_task + num_new):
+            for task in range(self.next_task, self.next_task + num_new):
                 draw = draw_of(task)
                 groups.append((self._insert(task, "running", 1, **draw._asdict(), **run), task, draw, 1))
         return [
@@ -74,7 +69,7 @@ class Ledger(LedgerFile, LedgerReading):
 
     def settle(self, lease: Lease, ending: Ending, result: GroupResult, *, now: float) -> None:
         """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
-        with self._transaction():
+        with self.together():
             shown = ending != "ready" and self._is_shown(result)
             versions = json.dumps(dict(result.versions))
             self._end_with(lease, ending, result, now=now, shown=shown, versions=versions)
@@ -85,18 +80,18 @@ class Ledger(LedgerFile, LedgerReading):
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
         attempt = lease[1]
         state: State = "failed" if attempt >= max_attempts else "queued"
-        with self._transaction():
+        with self.together():
             self._end(lease, state, attempt=attempt + (state == "queued"), reason=reason)
         return state
 
     def run_again(self, lease: Lease) -> None:
         """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
-        with self._transaction():
+        with self.together():
             self._end(lease, "queued")
 
     def fail(self, lease: Lease, result: GroupResult, *, now: float) -> None:
         """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
-        with self._transaction():
+        with self.together():
             shown = self._is_shown(result)
             self._end_with(lease, "failed", result, now=now, shown=shown, reason=result.reason)
             if shown:
@@ -113,7 +108,7 @@ class Ledger(LedgerFile, LedgerReading):
 
     def expire(self, ordinal: int, reason: str) -> None:
         """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
-        with self._transaction():
+        with self.together():
             self._move(ordinal, "ready", "expired", reason=reason)
             self._drop(ordinal)
             query = "SELECT task, family, repeats, attempt FROM groups WHERE ordinal = ?"
@@ -123,7 +118,7 @@ class Ledger(LedgerFile, LedgerReading):
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
         wanted = list(ordinals)
-        with self._transaction():
+        with self.together():
             chosen = "ordinal IN (SELECT value FROM json_each(?))"
             num = self._move_all("ready", "in_batch", chosen, (json.dumps(wanted),), step=step)
             if num != len(wanted):
@@ -139,14 +134,14 @@ class Ledger(LedgerFile, LedgerReading):
     def mark_trained(self, step: int, *, refused: str | None = None) -> None:
         """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
         state: State = "trained" if refused is None else "refused"
-        with self._transaction():
+        with self.together():
             self._move_all("in_batch", state, "step <= ?", (step,), reason=refused)
 
     def rewind(self, step: int) -> None:
         """The policy is that of a checkpoint after `step`: batches that it knows are trained, later ones are ready
         again."""
         self.mark_trained(step)
-        with self._transaction():
+        with self.together():
             query = "SELECT ordinal, state, ordinal NOT IN (SELECT ordinal FROM payloads) FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
@@ -160,7 +155,7 @@ class Ledger(LedgerFile, LedgerReading):
 
     def publish(self, policy_version: int, step: int) -> None:
         """The weights after `step` have this number from now on."""
-        with self._transaction():
+        with self.together():
             self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (policy_version, step))
 
     def published(self) -> dict[int, int]:
@@ -173,7 +168,7 @@ class Ledger(LedgerFile, LedgerReading):
         ended = "state IN ('trained', 'refused') AND step <= ? OR shown AND reported_step <= ?"
         # The table of bytes is the shorter one: CROSS JOIN has SQLite begin with it.
         which = f"SELECT ordinal FROM payloads CROSS JOIN groups USING (ordinal) WHERE {ended} LIMIT ?"
-        with self._transaction():
+        with self.together():
             query = f"DELETE FROM payloads WHERE ordinal IN ({which})"
             return self._db.execute(query, (step, step, at_most)).rowcount
 
@@ -184,7 +179,7 @@ class Ledger(LedgerFile, LedgerReading):
         named = "" if of is None else f" AND ordinal IN ({', '.join(map(str, of))})"
         open_rounds = f"SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0{named}"
         undone = f"('ready', {_FILTERED}, 'running')"
-        with self._transaction():
+        with self.together():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
                 self._move(ordinal, state, "queued", **dict.fromkeys(BROUGHT))
@@ -228,7 +223,7 @@ class Ledger(LedgerFile, LedgerReading):
         unknown = [task for task in range(trained.next_task) if task not in known]
         if not (lost or other or unknown):
             return []
-        with self._transaction():
+        with self.together():
             for ordinal in lost:
                 self._mark(ordinal, *listed[ordinal])
             for ordinal in other:
@@ -252,7 +247,7 @@ class Ledger(LedgerFile, LedgerReading):
         query = f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {waiting}"
         broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload or b"")]
         if broken:
-            with self._transaction():
+            with self.together():
                 for ordinal in broken:
                     self._set(ordinal, state="failed", step=None, reason="its bytes changed on disk")
                     self._drop(ordinal)

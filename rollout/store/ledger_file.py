@@ -204,12 +204,12 @@ class LedgerReading:
 
 class LedgerFile:
     """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
-    life of a group allows. `path` None keeps it in memory. On a network file system one process has it for itself;
-    others read a copy."""
+    life of a group allows. `next_task`: the number after the highest that was ever drawn. `path` None keeps it in
+    memory. On a network file system one process has it for itself; others read a copy."""
 
     _counts: Counter[str]
     _next_ordinal: int
-    _next_task: int
+    next_task: int
     _rounds: int
 
     def __init__(self, path: Path | None = None) -> None:
@@ -270,11 +270,6 @@ class LedgerFile:
             raise LedgerError(f"the ledger does not add up: counted {found}, kept {kept}")
         return self.counts
 
-    @property
-    def next_task(self) -> int:
-        """The number after the highest that was ever drawn."""
-        return self._next_task
-
     async def aside(self, look: Callable[[], Found]) -> Found:
         """What this finds, in a thread where one may open the file beside the writer: neither in memory nor on a
         network file system."""
@@ -304,12 +299,13 @@ class LedgerFile:
             self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, in the file and in what is kept beside it. One within another is part of that."""
+    def together(self) -> Iterator[None]:
+        """The moves within are one transaction: all of it or nothing, in the file and in what is kept beside it. One
+        within another is part of that."""
         if self._db.in_transaction:
             yield
             return
-        kept = self._counts.copy(), self._next_ordinal, self._next_task, self._rounds
+        kept = self._counts.copy(), self._next_ordinal, self.next_task, self._rounds
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -318,7 +314,7 @@ class LedgerFile:
             # A full or broken disk has made SQLite roll back by itself.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._counts, self._next_ordinal, self._next_task, self._rounds = kept
+            self._counts, self._next_ordinal, self.next_task, self._rounds = kept
             if isinstance(error, sqlite3.DatabaseError):
                 raise self._cannot_write(error) from error
             raise
@@ -367,7 +363,7 @@ class LedgerFile:
         self._db.execute(f"INSERT INTO groups ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
         self._counts[state] += 1
         self._next_ordinal += 1
-        self._next_task = max(self._next_task, task + 1)
+        self.next_task = max(self.next_task, task + 1)
         return ordinal
 
     def _move(
@@ -411,7 +407,7 @@ class LedgerFile:
         """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
         self._counts = Counter(self._counted())
         self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
-        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self.next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
         self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
 
     def _counted(self, where: str = "") -> dict[str, int]:
