@@ -106,23 +106,23 @@ class RuleVerifier:
         return ("continue" if memory.answer is None else "stop"), None
 
 
+@dataclass(frozen=True, slots=True)
 class FrozenModel:
     """Asks the frozen base model, never the trained adapter."""
 
-    def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
-        self._engine = engine
-        self._chat = chat
-        self._max_tokens = max_tokens
+    engine: Engine
+    chat: Chat
+    max_tokens: int
 
     async def ask(
         self, role: Role, system: str, task: Task, memory: Memory, trajectory_id: str, *, grammar: str | None = None
     ) -> Turn:
-        prompt = self._chat.prompt(system, f"Task: {task.question}\n{memory.render()}")
-        completion = await self._engine.generate(
+        prompt = self.chat.prompt(system, f"Task: {task.question}\n{memory.render()}")
+        completion = await self.engine.generate(
             GenerationRequest(
                 trajectory_id=trajectory_id,
                 prompt_token_ids=prompt,
-                max_tokens=self._max_tokens,
+                max_tokens=self.max_tokens,
                 temperature=0.0,
                 grammar=grammar,
                 use_adapter=False,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollout.engines.base_weights import ExportedBase
-    from rollout.engines.vllm_parts import RequestOutput, Result, SamplingParams
+    from rollout.engines.vllm_parts import LoRARequest, RequestOutput, Result, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class PreparedAdapter:
 
     version: int
     digest: str
-    weights: Any
+    weights: "Iterator[tuple[str, Tensor]] | LoRARequest"
 
 
 FIRST = 0
