@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
+from envs.types import ToolCall
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import (
     AssistantMessage,
-    FunctionCall,
     Refused,
     Said,
     SaidRole,
@@ -94,7 +94,7 @@ def _said(message: Mapping[str, object], where: str) -> Said:
     )
 
 
-def _call(call: object, where: str) -> FunctionCall:
+def _call(call: object, where: str) -> ToolCall:
     match call:
         case {"function": {"name": name, "arguments": arguments}}:
             return call_of(name, arguments)

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NotRequired, TypedDict
 
+from envs.types import ToolCall
 from rollout.types import Message
 
 SaidRole = Literal["system", "user", "assistant", "tool"]
@@ -29,26 +30,20 @@ class Refused(Exception):
         self.param = param
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
-    """`arguments` is JSON text. Equal are calls with equal name and arguments, whatever the order of their keys."""
-
-    name: str
-    arguments: str
-
-    @property
-    def text(self) -> str:
-        return f'{OPEN}{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}}}{CLOSE}'
+def call_text(call: ToolCall) -> str:
+    """A call of a function whose arguments are JSON, as it stands in a text."""
+    return f'{OPEN}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CLOSE}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One message. Two that are equal mean the same: white space around an assistant's words, the ids of calls and the
-    order of keys in their arguments do not count. `call_ids` are those of its calls, or of the call that it answers."""
+    """One message; the arguments of its calls are JSON. Two that are equal mean the same: white space around an
+    assistant's words, the ids of calls and the order of keys in their arguments do not count. `call_ids` are those of
+    its calls, or of the call that it answers."""
 
     role: SaidRole
     content: str
-    calls: tuple[FunctionCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     call_ids: tuple[object, ...] = field(default=(), compare=False)
 
     @property
@@ -56,7 +51,7 @@ class Said:
         """As it stands in a prompt."""
         if self.role == "tool":
             return f"<tool_response>\n{self.content}\n</tool_response>"
-        return "\n".join(part for part in (self.content, *(call.text for call in self.calls)) if part)
+        return "\n".join(part for part in (self.content, *map(call_text, self.calls)) if part)
 
 
 def fields_of(value: object) -> Mapping[str, object]:
@@ -97,13 +92,13 @@ def _place(open_calls: tuple[object, ...], result: Said) -> int:
     return open_calls.index(result.call_ids[0])
 
 
-def call_of(name: object, arguments: object) -> FunctionCall:
+def call_of(name: object, arguments: object) -> ToolCall:
     """`arguments` is a value, or JSON text. The same have the same text; what is no JSON stays a JSON string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = arguments
-    return FunctionCall(name=str(name), arguments=json.dumps(value, ensure_ascii=False, sort_keys=True))
+    return ToolCall(name=str(name), arguments=json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
 def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Message]:
@@ -153,7 +148,7 @@ def read_reply(text: str) -> Said:
     return Said(role="assistant", content=_CALL.sub("", text).strip(), calls=calls)
 
 
-def _written_call(text: str) -> FunctionCall | None:
+def _written_call(text: str) -> ToolCall | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

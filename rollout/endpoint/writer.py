@@ -9,9 +9,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from configs.own import failure
-from envs.types import Task
+from envs.types import Task, ToolCall
 from rollout.chat import ChatFormat
-from rollout.endpoint.messages import FunctionCall, Said, openai_assistant
+from rollout.endpoint.messages import Said, call_text, openai_assistant
 from rollout.endpoint.request import Asked
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
@@ -236,7 +236,7 @@ def _call_text(call: object) -> str:
     match call:
         case {"function": {"name": str(name), "arguments": str(text)}}:
             with suppress(ValueError):
-                return FunctionCall(name=name, arguments=json.dumps(json.loads(text), ensure_ascii=False)).text
+                return call_text(ToolCall(name=name, arguments=json.dumps(json.loads(text), ensure_ascii=False)))
     raise ValueError("must call functions by a name and arguments as JSON")
 
 
