@@ -92,7 +92,7 @@ class GroupBuffer:
 
     # --- called for workers ----------------------------------------------------------------------
 
-    async def admit(self, status: WorkerStatus, *, patience_s: float = float("inf")) -> Admission:
+    async def admit(self, status: WorkerStatus, *, patience_s: float | None = None) -> Admission:
         """Permits for the capacity there is, at most for the worker's free places and those that become free.
 
         Work that the worker does not know of, because the answer to an earlier call was lost, is given out first. A
@@ -109,7 +109,7 @@ class GroupBuffer:
         waiter = self._queue.join(status)
         try:
             self._queue.serve()
-            async with asyncio.timeout(None if patience_s == float("inf") else patience_s):
+            async with asyncio.timeout(patience_s):
                 return await waiter.answer
         except TimeoutError:
             # It may have been given work in the very moment in which its patience ended.

@@ -229,10 +229,10 @@ def reply_text(reply: object) -> str:
     content = message.get("content") or ""
     if not isinstance(content, str):
         raise ValueError(f"must have a text as content, got a {type(content).__name__}")
-    return "\n".join(part for part in (content, *map(_call_text, message.get("tool_calls") or ())) if part)
+    return "\n".join(part for part in (content, *map(_replied_call, message.get("tool_calls") or ())) if part)
 
 
-def _call_text(call: object) -> str:
+def _replied_call(call: object) -> str:
     match call:
         case {"function": {"name": str(name), "arguments": str(text)}}:
             with suppress(ValueError):
