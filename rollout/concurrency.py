@@ -36,7 +36,8 @@ class ConcurrencyControl:
         `kv_usage`: share of the KV cache in use. `num_preemptions`: all that the engine ever counted; the first
         observation only sets the mark. `num_waiting`: requests queued in the engine. `running`: groups.
         """
-        preempted = self._preempted(num_preemptions)
+        before, self._num_preemptions = self._num_preemptions, num_preemptions
+        preempted = before is not None and num_preemptions > before
         # Preemptions happened between two observations, and by now the groups that caused them may have ended.
         loaded = max(running, self._was_running)
         self._was_running = running
@@ -50,13 +51,6 @@ class ConcurrencyControl:
         elif kv_usage < GROW_BELOW and num_waiting == 0 and running >= self.places:
             self._change(max(self.places + 1, int(self.places * GROWTH)))
         return self.places
-
-    def _preempted(self, num_preemptions: int) -> bool:
-        """Whether there were any since the last observation; a smaller count is that of a restarted engine."""
-        before, self._num_preemptions = self._num_preemptions, num_preemptions
-        if before is None:
-            return False
-        return num_preemptions > before or 0 < num_preemptions < before
 
     def _shrink(self, factor: float, loaded: int) -> None:
         """From what ran, since unused places press on nothing; not while the excess of an earlier change still ran,

@@ -77,15 +77,6 @@ def test_preemptions_from_before_the_first_observation_are_not_held_against_it()
     assert turnovers(control, 2, num_preemptions=1000) == [40, 40]
 
 
-def test_a_restarted_engine_counts_anew():
-    control = make_control(40)
-    assert turnovers(control, 1, num_preemptions=1000) == [40]
-    assert observe(control, num_preemptions=0) == 40
-    assert turnovers(control, 1, num_preemptions=1000) == [32]
-    assert turnovers(control, 1, kv_usage=0.7, num_preemptions=1000) == [32]
-    assert observe(control, kv_usage=0.7, num_preemptions=3) == 25
-
-
 def test_a_burst_of_preemptions_cuts_once():
     control = after_quiet_turnover(40)
     burst = [observe(control, kv_usage=0.7, num_preemptions=count) for count in range(1, TURNOVER + 1)]
