@@ -366,8 +366,6 @@ class VllmEngine:
         self._scheduler.update_from_output = counted
 
     def _stop(self) -> None:
-        if self._closing:
-            return
         self._drain()
         if self._native is not None:
             self._native.close()
