@@ -54,10 +54,12 @@ class Call:
     """A request that is sampled, or was. `conversation`: its messages and the reply, once that is there. `delivered`:
     its client has all of the answer. `left`: its client went away before."""
 
-    def __init__(self, asked: Asked, prompt: Prompt, answering: "asyncio.Task[Reply]") -> None:
+    answering: "asyncio.Task[Reply]"
+
+    def __init__(self, asked: Asked, prompt: Prompt, *, number: int) -> None:
         self.asked = asked
         self.prompt = prompt
-        self.answering = answering
+        self.number = number
         self.conversation: tuple[Said, ...] = ()
         self.delivered = False
         self.left = False
@@ -204,10 +206,8 @@ class Attempt:
         if prompt.parent is not None:
             self._continued(prompt.parent, prompt)
         self._goes_on()
-        number = len(self._calls)
-        call = Call(
-            asked, prompt, asyncio.ensure_future(self._sample(asked, prompt, min(room, asked.max_tokens), number))
-        )
+        call = Call(asked, prompt, number=len(self._calls))
+        call.answering = asyncio.ensure_future(self._sample(call, min(room, asked.max_tokens)))
         call.answering.add_done_callback(_seen)
         self._calls.append(call)
         self._num_written += 1
@@ -250,8 +250,8 @@ class Attempt:
         if results and parent.tool_result is None:
             parent.tool_result = ToolResult(text="\n".join(results))
 
-    async def _sample(self, asked: Asked, prompt: Prompt, max_tokens: int, number: int) -> Reply:
-        started = time.perf_counter()
+    async def _sample(self, call: Call, max_tokens: int) -> Reply:
+        started, asked, prompt = time.perf_counter(), call.asked, call.prompt
         try:
             with self.limit.paused():
                 completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
@@ -263,15 +263,14 @@ class Attempt:
         finally:
             self._num_written -= 1
             if not self._num_written:
-                self._rests = self._calls[number], time.perf_counter()
+                self._rests = call, time.perf_counter()
         said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
-        call = self._calls[number]
         call.generate_s = time.perf_counter() - started
         call.conversation = (*asked.messages, said)
         self._replied.append(call)
         return Reply(
             id=secrets.token_hex(12),
-            number=number,
+            number=call.number,
             created=int(time.time()),
             num_prompt_tokens=len(prompt.token_ids),
             completion=completion,
