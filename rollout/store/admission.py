@@ -110,7 +110,6 @@ class Admitter:
                     worker,
                     num,
                     num_new=max(0, available - self._ledger.counts.queued),
-                    min_version=self.min_version,
                     draw_of=self._draw_of,
                     only=suspects[:1] if self.tries_suspects(worker) else None,
                     without=suspects,

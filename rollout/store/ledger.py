@@ -32,7 +32,6 @@ class Ledger(LedgerFile, LedgerReading):
         num: int,
         *,
         num_new: int,
-        min_version: int,
         draw_of: DrawOf = nobody_chooses,
         only: Collection[int] | None = None,
         without: Collection[int] = (),
@@ -48,7 +47,7 @@ class Ledger(LedgerFile, LedgerReading):
             queued = self._db.execute(f"{query} LIMIT {num}").fetchall() if self._counts["queued"] else []
             num_new = min(num_new, num - len(queued)) if only is None else 0
             self._rounds += 1
-            run = {"worker": worker, "min_version": min_version, "round": self._rounds}
+            run = {"worker": worker, "round": self._rounds}
             groups = []
             for ordinal, task, family, repeats, attempt in queued:
                 draw = Draw(family, repeats) if family else draw_of(task)
@@ -58,7 +57,7 @@ class Ledger(LedgerFile, LedgerReading):
                 draw = draw_of(task)
                 groups.append((self._insert(task, "running", 1, **draw._asdict(), **run), task, draw, 1))
         return [
-            Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt, min_policy_version=min_version)
+            Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt)
             for ordinal, task, draw, attempt in groups
         ]
 
@@ -343,7 +342,6 @@ def _permit(row: sqlite3.Row) -> Permit:
         family=row["family"],
         repeats=row["repeats"],
         attempt=row["attempt"],
-        min_policy_version=row["min_version"],
     )
 
 

@@ -93,7 +93,8 @@ CREATE INDEX IF NOT EXISTS shown ON groups (reported_step) WHERE shown;
 CREATE INDEX IF NOT EXISTS outcomes ON groups (family, ordinal) WHERE num_scored > 0;
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
-"""The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes."""
+"""The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes.
+Nobody asks for `min_version`, but a ledger with other columns is of another release."""
 
 LARGEST_WAL_PAGES = 2**14
 """64 MiB. A longer -wal file goes into the main one within a commit, which then waits for the disk."""

@@ -52,16 +52,15 @@ def group_id(ordinal: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
-    """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th
-    time, with weights of at least this version. `family`: which family of tasks was chosen for that number; None where
-    nobody chose. `repeats`: the number of the earlier task that it asks again."""
+    """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th time.
+    `family`: which family of tasks was chosen for that number; None where nobody chose. `repeats`: the number of the
+    earlier task that it asks again."""
 
     ordinal: int
     task: int
     family: str | None = None
     repeats: int | None = None
     attempt: int
-    min_policy_version: int
 
     @property
     def made_of(self) -> int:

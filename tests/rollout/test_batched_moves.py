@@ -78,7 +78,7 @@ async def test_of_very_many_results_others_have_their_turn_between_the_transacti
 @given(wanted=st.permutations(range(4)), num=st.integers(0, 4))
 def test_cut_of_many_is_the_cut_of_each(wanted, num):
     ledger = Ledger()
-    for permit in ledger.lease(0, 4, num_new=4, min_version=0):
+    for permit in ledger.lease(0, 4, num_new=4):
         ledger.settle(permit.lease, "ready", GroupResult(ending="ready", payload=b"", versions={}, facts={}), now=0.0)
     ledger.cut(wanted[:num], 1)
     assert {ordinal for (ordinal, _), _ in ledger.ready()} == set(wanted[num:])

@@ -187,7 +187,7 @@ def lease(ledger, *families, worker=0):
 
 def lease_draws(ledger, *draws, worker=0):
     begin = ledger.next_task
-    return ledger.lease(worker, len(draws), num_new=len(draws), min_version=0, draw_of=lambda task: draws[task - begin])
+    return ledger.lease(worker, len(draws), num_new=len(draws), draw_of=lambda task: draws[task - begin])
 
 
 def of_another_family(task):
@@ -242,7 +242,7 @@ def test_group_that_is_played_again_counts_once_and_keeps_its_family():
     ledger.run_again(second.lease)
     ledger.undo_open_rounds()
     assert ledger.outcomes("lookup", 9) == []
-    again = ledger.lease(0, 2, num_new=0, min_version=0, draw_of=of_another_family)
+    again = ledger.lease(0, 2, num_new=0, draw_of=of_another_family)
     assert [permit.family for permit in again] == ["lookup", "lookup"]
 
 
@@ -251,7 +251,7 @@ def test_task_that_is_drawn_again_keeps_its_family():
     (permit,) = lease(ledger, "lookup")
     settle(ledger, permit, 4)
     ledger.expire(0, "too old")
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    (again,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family) == (1, 0, "lookup")
 
 
@@ -261,12 +261,12 @@ def test_repeated_task_is_made_of_the_first_ones_number_through_every_move():
     assert [(one.task, one.made_of) for one in (first, second)] == [(0, 0), (1, 0)]
     assert ledger.open_tasks() == {0}
     ledger.run_again(second.lease)
-    (queued,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    (queued,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert (queued.task, queued.family, queued.made_of) == (1, "lookup", 0)
     settle(ledger, queued, 4)
     assert ledger.outcomes("lookup", 9) == [outcome(0, 4, 8)]
     ledger.expire(1, "too old")
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    (again,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family, again.made_of) == (2, 1, "lookup", 0)
     assert [permit for _, permit in ledger.leases()] == [first, again]
 
@@ -282,10 +282,10 @@ def test_open_tasks_are_those_that_run_or_wait_to_run():
 def test_queued_group_of_which_no_family_is_known_gets_one_when_it_is_given_out():
     """As after a power cut took its row."""
     ledger = Ledger()
-    (permit,) = ledger.lease(0, 1, num_new=1, min_version=0)
+    (permit,) = ledger.lease(0, 1, num_new=1)
     assert permit.family is None
     ledger.run_again(permit.lease)
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    (again,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert again.family == "chain"
     assert ledger.leases() == [(0, again)]
 

@@ -21,7 +21,7 @@ from rollout.store.lifecycle import GroupResult
 ledger = Ledger(Path(sys.argv[1]))
 result = GroupResult(ending="ready", payload=b"bytes", versions={0: 10}, facts={"groups": 1})
 while True:
-    for permit in ledger.lease(0, 4, num_new=4, min_version=0):
+    for permit in ledger.lease(0, 4, num_new=4):
         ledger.settle(permit.lease, "ready", result, now=0.0)
         print(permit.ordinal, flush=True)
 """
@@ -32,8 +32,8 @@ def make_result(payload=b"bytes", **changes):
     return GroupResult(**(values | changes))
 
 
-def lease_new(ledger, num, *, worker=0, min_version=0):
-    return ledger.lease(worker, num, num_new=num, min_version=min_version)
+def lease_new(ledger, num, *, worker=0):
+    return ledger.lease(worker, num, num_new=num)
 
 
 def run(ledger, *endings, now=1.0):
@@ -59,7 +59,7 @@ def make_ledger_with_groups_in_every_state(path):
     (failed,) = lease_new(ledger, 1)
     ledger.give_back(failed.lease, "worker lost", max_attempts=1)
     run(ledger, "ready")
-    ledger.lease(1, 1, num_new=1, min_version=4)
+    ledger.lease(1, 1, num_new=1)
     ledger.expire(6, "too old")
     return ledger
 
@@ -99,7 +99,7 @@ def path(tmp_path):
 def test_new_groups_are_of_the_next_tasks(path):
     ledger = Ledger(path)
     assert [(permit.ordinal, permit.task, permit.attempt) for permit in lease_new(ledger, 2)] == [(0, 0, 1), (1, 1, 1)]
-    assert [permit.task for permit in ledger.lease(0, 5, num_new=1, min_version=0)] == [2]
+    assert [permit.task for permit in ledger.lease(0, 5, num_new=1)] == [2]
     assert ledger.next_task == 3
 
 
@@ -108,12 +108,8 @@ def test_queued_groups_go_out_before_new_tasks_and_take_their_places():
     first, second = lease_new(ledger, 2)
     ledger.give_back(second.lease, "lost", max_attempts=3)
     ledger.give_back(first.lease, "lost", max_attempts=3)
-    permits = ledger.lease(1, 3, num_new=5, min_version=4)
-    assert [(permit.task, permit.attempt, permit.min_policy_version) for permit in permits] == [
-        (0, 2, 4),
-        (1, 2, 4),
-        (2, 1, 4),
-    ]
+    permits = ledger.lease(1, 3, num_new=5)
+    assert [(permit.task, permit.attempt) for permit in permits] == [(0, 2), (1, 2), (2, 1)]
 
 
 def test_queued_task_is_drawn_again_as_a_new_group_before_any_other():
@@ -140,7 +136,7 @@ def test_group_that_was_given_back_runs_as_its_next_attempt():
     ledger = Ledger()
     (first,) = lease_new(ledger, 1, worker=7)
     assert ledger.give_back(first.lease, "lost", max_attempts=2) == "queued"
-    (second,) = ledger.lease(8, 1, num_new=0, min_version=0)
+    (second,) = ledger.lease(8, 1, num_new=0)
     assert (first.lease, second.lease) == ((0, 1), (0, 2))
     assert ledger.leases() == [(8, second)]
 
@@ -151,7 +147,7 @@ def test_attempts_before_a_task_was_drawn_again_for_its_age_are_counted_once():
     (permit,) = lease_new(ledger, 1)
     ledger.give_back(permit.lease, "lost", max_attempts=9)
     for ordinal in range(3):
-        (permit,) = ledger.lease(0, 1, num_new=0, min_version=0)
+        (permit,) = ledger.lease(0, 1, num_new=0)
         ledger.settle(permit.lease, "ready", make_result(), now=ordinal + 1)
         if ordinal < 2:
             ledger.expire(ordinal, "too old")
@@ -164,7 +160,7 @@ def test_group_given_back_at_its_last_attempt_has_failed_with_the_reason():
     (permit,) = lease_new(ledger, 1)
     assert ledger.give_back(permit.lease, "worker lost", max_attempts=2) == "queued"
     assert ledger.num_requeued() == 1
-    (permit,) = ledger.lease(0, 1, num_new=0, min_version=0)
+    (permit,) = ledger.lease(0, 1, num_new=0)
     assert ledger.give_back(permit.lease, "out of memory", max_attempts=2) == "failed"
     assert ledger.verify() == GroupCounts(drawn=1, failed=1)
     assert ledger.reasons() == {"out of memory": 1}
@@ -388,13 +384,13 @@ def test_durations_are_of_the_groups_that_ended_last():
 def test_exactly_the_unfinished_rounds_are_played_again():
     ledger = Ledger()
     run(ledger, "ready", "all_wrong", "all_right")
-    ready, wrong, running = lease_new(ledger, 3, min_version=2)
+    ready, wrong, running = lease_new(ledger, 3)
     ledger.settle(ready.lease, "ready", make_result(), now=1)
     ledger.settle(wrong.lease, "all_wrong", make_result(), now=1)
     ledger.undo_open_rounds()
     assert ledger.verify() == GroupCounts(drawn=6, queued=3, ready=1, all_wrong=1, all_right=1)
     assert ledger.reported() == {"groups": 3}
-    assert ledger.lease(0, 9, num_new=0, min_version=2) == [ready, wrong, running]
+    assert ledger.lease(0, 9, num_new=0) == [ready, wrong, running]
 
 
 def test_round_that_ended_is_not_played_again():
@@ -420,7 +416,7 @@ def test_undone_rounds_stay_undone_when_they_are_cut_off_again(path):
     ledger.undo_open_rounds()
     ledger = closed(ledger, path)
     ledger.undo_open_rounds()
-    assert ledger.lease(0, 2, num_new=0, min_version=0) == first
+    assert ledger.lease(0, 2, num_new=0) == first
 
 
 def test_group_undone_and_played_again_is_reported_once():
@@ -428,7 +424,7 @@ def test_group_undone_and_played_again_is_reported_once():
     permits = lease_new(ledger, 2)
     ledger.settle(permits[0].lease, "ready", make_result(b"undone"), now=1)
     ledger.undo_open_rounds()
-    for permit in ledger.lease(0, 2, num_new=0, min_version=0):
+    for permit in ledger.lease(0, 2, num_new=0):
         ledger.settle(permit.lease, "ready", make_result(b"played again"), now=2)
     ledger.cut([0, 1], 1)
     assert ledger.batch(1) == [b"played again", b"played again"]
@@ -443,7 +439,7 @@ def test_facts_of_an_undone_group_are_reported_when_it_has_been_played_again():
     ledger.cut([0], 1)
     ledger.undo_open_rounds()
     assert ledger.reported(1) == {"groups": 1}
-    for permit in ledger.lease(0, 2, num_new=0, min_version=0):
+    for permit in ledger.lease(0, 2, num_new=0):
         ledger.settle(permit.lease, "ready", make_result(), now=2)
     ledger.cut([1, 2], 2)
     assert (ledger.reported(1), ledger.reported(2)) == ({"groups": 1}, {"groups": 2})
@@ -507,7 +503,7 @@ def test_everything_is_as_it_was_after_reopening(path, reopened):
     ledger = reopened(ledger, path)
     assert ledger.verify() == expected
     assert (ledger.leases(), ledger.batch(2), ledger.ready()) == (leases, batch, ready)
-    assert [(worker, permit.ordinal, permit.min_policy_version) for worker, permit in leases] == [(1, 7, 4)]
+    assert [(worker, permit.ordinal) for worker, permit in leases] == [(1, 7)]
     assert batch == [b"2"]
     assert ledger.reasons() == {"worker lost": 1, "too old": 1}
     assert ledger.reported(1) == {"groups": 2}
@@ -613,7 +609,7 @@ def test_lease_that_was_given_back_cannot_end_the_groups_next_attempt():
     ledger = Ledger()
     (old,) = lease_new(ledger, 1)
     ledger.give_back(old.lease, "lost", max_attempts=3)
-    ledger.lease(1, 1, num_new=0, min_version=0)
+    ledger.lease(1, 1, num_new=0)
     with pytest.raises(LedgerError):
         ledger.settle(old.lease, "ready", make_result(), now=1)
 
