@@ -354,15 +354,11 @@ class GroupBuffer:
 
     def _settle(self, lease: Lease, result: GroupResult) -> bool:
         """Returns whether the group has ended; else another attempt at it follows."""
-        ending = result.ending
-        if ending is not None:
-            self._ledger.settle(lease, ending, result, now=self._clock())
-        elif lease[1] < self._max_attempts(lease):
+        if result.ending is None and lease[1] < self._max_attempts(lease):
             self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
             return False
-        else:
-            self._ledger.fail(lease, result, now=self._clock())
-        if ending == "ready":
+        self._ledger.settle(lease, result.ending, result, now=self._clock())
+        if result.ending == "ready":
             self._expire_if_stale(lease, result.versions)
         return True
 

@@ -66,12 +66,30 @@ class Ledger(LedgerFile, LedgerReading):
         rows = self._db.execute("SELECT * FROM groups WHERE state = 'running'")
         return [(row["worker"], _permit(row)) for row in rows]
 
-    def settle(self, lease: Lease, ending: Ending, result: GroupResult, *, now: float) -> None:
-        """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
+    def settle(self, lease: Lease, ending: Ending | None, result: GroupResult, *, now: float) -> None:
+        """A running group ended; with None it failed for good, and its last attempt left numbers behind. Its bytes are
+        kept where it will be trained, and for a few that will not be."""
+        columns = {"reason": result.reason} if ending is None else {"versions": json.dumps(dict(result.versions))}
         with self.together():
-            shown = ending != "ready" and self._is_shown(result)
-            versions = json.dumps(dict(result.versions))
-            self._end_with(lease, ending, result, now=now, shown=shown, versions=versions)
+            shown = (
+                ending != "ready"
+                and bool(result.payload)
+                and self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown") < SHOWN_UNTRAINED
+            )
+            latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
+            self._end(
+                lease,
+                ending or "failed",
+                # Later than all before it: the order must outlive a clock that is set back.
+                settled_at=now if latest is None or now > latest else latest + 1e-6,
+                duration_s=result.duration_s,
+                num_tokens=sum(result.versions.values()),
+                num_right=result.right,
+                num_scored=result.scored,
+                facts=json.dumps(dict(result.facts)),
+                shown=shown,
+                **columns,
+            )
             if shown or ending == "ready":
                 self._keep(lease[0], result.payload)
 
@@ -87,14 +105,6 @@ class Ledger(LedgerFile, LedgerReading):
         """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
         with self.together():
             self._end(lease, "queued")
-
-    def fail(self, lease: Lease, result: GroupResult, *, now: float) -> None:
-        """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
-        with self.together():
-            shown = self._is_shown(result)
-            self._end_with(lease, "failed", result, now=now, shown=shown, reason=result.reason)
-            if shown:
-                self._keep(lease[0], result.payload)
 
     # --- training --------------------------------------------------------------------------------
 
@@ -297,32 +307,6 @@ class Ledger(LedgerFile, LedgerReading):
     def _set(self, ordinal: int, **columns: object) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
         self._db.execute(f"UPDATE groups SET {names} WHERE ordinal = ?", (*columns.values(), ordinal))
-
-    def _after_the_last(self, now: float) -> float:
-        """The time at which a group ends, later than all before it: the order must outlive a clock that is set back."""
-        latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
-        return now if latest is None or now > latest else float(latest) + 1e-6
-
-    def _is_shown(self, result: GroupResult) -> bool:
-        """Whether to keep the bytes of a group that is not trained: not where there are enough since the last batch."""
-        num = self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown")
-        return bool(result.payload) and num < SHOWN_UNTRAINED
-
-    def _end_with(
-        self, lease: Lease, after: State, result: GroupResult, *, now: float, shown: bool, **columns: object
-    ) -> None:
-        self._end(
-            lease,
-            after,
-            settled_at=self._after_the_last(now),
-            duration_s=result.duration_s,
-            num_tokens=sum(result.versions.values()),
-            num_right=result.right,
-            num_scored=result.scored,
-            facts=json.dumps(dict(result.facts)),
-            shown=shown,
-            **columns,
-        )
 
     def _end(self, lease: Lease, after: State, **columns: object) -> None:
         """The end of this attempt and of no later one."""

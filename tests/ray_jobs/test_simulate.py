@@ -56,7 +56,7 @@ def make_run(folder, *, groups, steps=(), latencies=()):
     for permit, (ending, seconds) in zip(permits, groups, strict=True):
         result = GroupResult(ending=None, payload=b"", versions={0: 5}, duration_s=seconds, facts={})
         if ending == "failed":
-            ledger.fail(permit.lease, result, now=1.0)
+            ledger.settle(permit.lease, None, result, now=1.0)
         else:
             ledger.settle(permit.lease, ending, result, now=1.0)
     ledger.close()

@@ -220,8 +220,8 @@ def test_outcomes_stand_in_the_order_of_drawing_whoever_ended_first():
 def test_group_that_ended_without_a_score_says_nothing_of_its_family():
     ledger = Ledger()
     permits = lease(ledger, "lookup", "lookup", "lookup")
-    ledger.fail(permits[0].lease, make_result(0, scored=0), now=1.0)
-    ledger.fail(permits[1].lease, make_result(1, scored=1), now=1.0)
+    ledger.settle(permits[0].lease, None, make_result(0, scored=0), now=1.0)
+    ledger.settle(permits[1].lease, None, make_result(1, scored=1), now=1.0)
     ledger.give_back(permits[2].lease, "worker lost", max_attempts=1)
     assert ledger.outcomes("lookup", 9) == [outcome(1, 1, 1)]
 

@@ -345,7 +345,7 @@ def test_group_that_failed_for_good_leaves_its_numbers_behind():
     ledger = Ledger()
     run(ledger, "ready")
     (permit,) = lease_new(ledger, 1)
-    ledger.fail(permit.lease, make_result(ending=None, reason="judge down"), now=1)
+    ledger.settle(permit.lease, None, make_result(ending=None, reason="judge down"), now=1)
     ledger.cut([0], 1)
     assert ledger.reported(1) == {"groups": 2}
     assert ledger.reasons() == {"judge down": 1}
@@ -374,7 +374,7 @@ def test_durations_are_of_the_groups_that_ended_last():
         ledger.settle(permit.lease, "ready", make_result(duration_s=10.0 + now, versions={0: 2, 1: now}), now=now)
     ledger.cut([1], 1)
     (failed,) = lease_new(ledger, 1)
-    ledger.fail(failed.lease, make_result(), now=9)
+    ledger.settle(failed.lease, None, make_result(), now=9)
     assert ledger.durations(2) == [("failed", 1.0, 10), ("ready", 12.0, 4)]
 
 
@@ -453,7 +453,7 @@ FORBIDDEN = {
     "settle an unknown group": lambda ledger: ledger.settle((99, 1), "ready", make_result(), now=1),
     "train a running group": lambda ledger: ledger.settle((7, 1), "trained", make_result(), now=1),
     "give a trained group back": lambda ledger: ledger.give_back((0, 1), "lost", max_attempts=3),
-    "fail a queued group": lambda ledger: ledger.fail((8, 1), make_result(), now=1),
+    "fail a queued group": lambda ledger: ledger.settle((8, 1), None, make_result(), now=1),
     "expire a batch's group": lambda ledger: ledger.expire(2, "too old"),
     "expire a queued group": lambda ledger: ledger.expire(8, "too old"),
     "cut a filtered group": lambda ledger: ledger.cut([4], 3),
