@@ -13,6 +13,7 @@ from rollout.store.choice import Draw, DrawOf, nobody_chooses
 from rollout.store.ledger_file import SHOWN_UNTRAINED, LedgerError, LedgerFile, LedgerReading
 from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, State, TrainedGroups, TrainedStep, group_id
 
+_PERMIT = "ordinal, task, family, repeats, attempt"
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
 _IN_A_BATCH = "('in_batch', 'trained', 'refused')"
 BROUGHT = ("worker", "settled_at", "num_right", "num_scored", "facts", "shown", "versions", "reported_step")
@@ -42,29 +43,29 @@ class Ledger(LedgerFile, LedgerReading):
         named = ", ".join(map(str, without if only is None else only))
         which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
         with self.together():
-            columns = "ordinal, task, family, repeats, attempt"
-            query = f"SELECT {columns} FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
+            query = f"SELECT {_PERMIT} FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
             queued = self._db.execute(f"{query} LIMIT {num}").fetchall() if self._counts["queued"] else []
             num_new = min(num_new, num - len(queued)) if only is None else 0
             self._rounds += 1
             run = {"worker": worker, "round": self._rounds}
-            groups = []
+            permits = []
             for ordinal, task, family, repeats, attempt in queued:
                 draw = Draw(family, repeats) if family else draw_of(task)
                 self._move(ordinal, "queued", "running", **draw._asdict(), **run)
-                groups.append((ordinal, task, draw, attempt))
+                permits.append(Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt))
             for task in range(self.next_task, self.next_task + num_new):
                 draw = draw_of(task)
-                groups.append((self._insert(task, "running", 1, **draw._asdict(), **run), task, draw, 1))
-        return [
-            Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt)
-            for ordinal, task, draw, attempt in groups
-        ]
+                ordinal = self._insert(task, "running", 1, **draw._asdict(), **run)
+                permits.append(Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=1))
+        return permits
 
     def leases(self) -> list[tuple[int, Permit]]:
         """Everything that is believed to run, each with the worker that runs it."""
-        rows = self._db.execute("SELECT * FROM groups WHERE state = 'running'")
-        return [(row["worker"], _permit(row)) for row in rows]
+        rows = self._db.execute(f"SELECT worker, {_PERMIT} FROM groups WHERE state = 'running'")
+        return [
+            (worker, Permit(ordinal=ordinal, task=task, family=family, repeats=repeats, attempt=attempt))
+            for worker, ordinal, task, family, repeats, attempt in rows
+        ]
 
     def settle(self, lease: Lease, ending: Ending | None, result: GroupResult, *, now: float) -> None:
         """A running group ended; with None it failed for good, and its last attempt left numbers behind. Its bytes are
@@ -317,16 +318,6 @@ class Ledger(LedgerFile, LedgerReading):
 def _versions(text: str) -> Mapping[int, int]:
     """A ready group is looked at with every batch and every version; it is parsed once."""
     return {int(version): num for version, num in json.loads(text).items()}
-
-
-def _permit(row: sqlite3.Row) -> Permit:
-    return Permit(
-        ordinal=row["ordinal"],
-        task=row["task"],
-        family=row["family"],
-        repeats=row["repeats"],
-        attempt=row["attempt"],
-    )
 
 
 def _agrees(row: sqlite3.Row, one: TrainedStep) -> bool:
