@@ -257,7 +257,7 @@ class _Episode:
                 # Degraded: the step is spent without a tool call, the planner knows why.
                 continue
             if await self._execute(step, reply) == "stop":
-                return await self._finish()
+                break
         return await self._finish()
 
     async def _decide(self, step: int) -> PlannerReply | None:
