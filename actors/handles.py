@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     import ray
 
     from actors.base_weights import BaseWeightsActor
-    from actors.learner import LearnerCalls
-    from actors.learner_group import LearnerRank
+    from actors.learner import LearnerCalls, LearnerRank
     from actors.prm import PrmActor
     from actors.rollout_worker import RolloutWorkerActor
     from actors.store import StoreActor

@@ -103,7 +103,6 @@ class StoreActor:
         self._turns = Turns()
         self._behind_since: dict[int, float] = {}
         self._checkpoint: asyncio.Task[None] | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return "Store"
@@ -115,8 +114,6 @@ class StoreActor:
     # --- groups ----------------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus) -> Admission:
-        if self._closed:
-            return Admission(closed=True)
         patience_s = max(PATIENCE_S, self._buffer.num_workers / MAX_ASKED_AGAIN_PER_S)
         admission = await self._buffer.admit(status, patience_s=patience_s)
         await self._turns.turn()
@@ -172,7 +169,6 @@ class StoreActor:
         return self._ledger.verify(), self._ledger.reported(), troubles
 
     async def close(self) -> None:
-        self._closed = True
         await self._buffer.close()
 
     # --- adapters --------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ class Parts:
 
     async def _complete(self, permit: Any) -> None:
         assert self._first_version is not None
-        self._worker.engine.policy_version = max(permit.min_policy_version, self._first_version)
+        oldest = self.store.target._buffer._admitter.min_version
+        self._worker.engine.policy_version = max(oldest, self._first_version)
         task, name = self._tasks.task(permit.task, permit.family), group_id(permit.ordinal)
         group = await self._worker.run_group(task, name, self._config.rollout.group_size)
         result = group_result(await self._judge.judge(group), duration_s=0.0)

@@ -8,11 +8,11 @@ from benchmarks import clerk
 from benchmarks.trl_environment import trl_settings
 from configs.run import RunConfig
 from envs.datasets.sampler import training_tasks
-from envs.types import Task
+from envs.types import Task, ToolCall
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.agent import build_chat
 from rollout.chat import ChatFormat
-from rollout.endpoint.messages import FunctionCall, Said, turns_of
+from rollout.endpoint.messages import Said, call_text, turns_of
 from rollout.types import Message
 
 JOBS = ("expressions", "clerk")
@@ -71,7 +71,7 @@ def _between(chat: ChatFormat) -> list[dict[str, Any]]:
     """After a look at each page, at one that is not there, with an error, and at two at once."""
     pages = [*clerk.PAGES.values(), clerk.UNKNOWN, clerk.result_of("find", "{}")]
     asked = _clerk_turns("?")
-    call = FunctionCall(name="look", arguments="{}").text
+    call = call_text(ToolCall(name="look", arguments="{}"))
 
     def between(results: list[str]) -> dict[str, Any]:
         told = turns_of([Said(role="tool", content=result) for result in results])

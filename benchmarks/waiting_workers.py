@@ -15,9 +15,8 @@ from typing import Any
 
 import ray
 
-from actors.courier import Courier
 from actors.learner import LearnerCalls
-from actors.weight_follower import WeightFollower
+from actors.rollout_worker import Courier, WeightFollower
 from benchmarks.simulated_parts import GroupShape, SimulatedEngine, SimulatedLearner, SimulatedWorker
 from configs.learner import LearnerConfig
 from configs.run import RunConfig

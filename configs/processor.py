@@ -19,20 +19,16 @@ def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
     """bfloat16 on a GPU, and on a processor that multiplies it in hardware at full speed: Intel's with AMX, AMD's with
     AVX-512. Elsewhere float32: measured at the sizes of the demo's layers, bfloat16 is 1.8 times as slow on an Intel
     with AVX-512 alone, and 5 to 40 times without AVX-512."""
-    return "bfloat16" if device == "cuda" else _of_processor()
+    said = _said(CPU_INFO)
+    flags = said.get("flags", "").split()
+    fast_amd = "AuthenticAMD" in said.get("vendor_id", "") and "avx512_bf16" in flags
+    return "bfloat16" if device == "cuda" or "amx_bf16" in flags or fast_amd else "float32"
 
 
 def lacks_avx512() -> bool:
     """True for an x86 processor without AVX-512; False for any other, and where nothing is known of it."""
     flags = _said(CPU_INFO).get("flags", "").split()
     return bool(flags) and "avx512f" not in flags
-
-
-def _of_processor() -> Precision:
-    said = _said(CPU_INFO)
-    flags = said.get("flags", "").split()
-    amd = "AuthenticAMD" in said.get("vendor_id", "")
-    return "bfloat16" if "amx_bf16" in flags or (amd and "avx512_bf16" in flags) else "float32"
 
 
 @lru_cache

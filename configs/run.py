@@ -9,7 +9,6 @@ from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config
 from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig, Mix
-from configs.judge import JudgeConfig
 from configs.learner import (
     BOUNDED_LOSSES,
     ColdStartConfig,
@@ -19,7 +18,7 @@ from configs.learner import (
     PlansConfig,
     TeacherConfig,
 )
-from configs.reward import CollectConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
+from configs.reward import CollectConfig, JudgeConfig, LabelConfig, PlanLabelConfig, PrmConfig, RewardConfig
 from configs.rollout import (
     AgentConfig,
     CommandAgentConfig,

@@ -18,7 +18,7 @@ import httpx
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set
 from configs.backend import ServedConfig
-from configs.judge import JudgeConfig
+from configs.reward import JudgeConfig
 from envs.types import ToolUnavailableError
 
 Answer = TypeVar("Answer")

@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 
-from configs.judge import JudgeConfig
+from configs.reward import JudgeConfig
 from envs.types import Task
 from reward.openai_chat import BudgetExceededError, ChatClient, ChatError, Message, as_data
 

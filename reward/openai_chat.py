@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from operator import add
 
 from configs.errors import UserError, whole_letters
-from configs.judge import JudgeConfig
+from configs.reward import JudgeConfig
 from envs.http import HttpError, RefusedError, Sleep, UnreachableError, chat_advice, chat_completion, chat_service
 
 CHARS_PER_TOKEN = 4

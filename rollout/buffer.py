@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.store.admission import Admission, AdmissionQueue, Admitter, BufferSettings, WorkerStatus
@@ -16,7 +15,7 @@ from rollout.store.admission import admission_capacity as admission_capacity
 from rollout.store.casualties import Loss
 from rollout.store.choice import TaskChoice
 from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, ReadyGroup, State, TrainedGroups
+from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, State, TrainedGroups
 from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 BIAS_WINDOW = 1000
@@ -93,7 +92,7 @@ class GroupBuffer:
 
     # --- called for workers ----------------------------------------------------------------------
 
-    async def admit(self, status: WorkerStatus, *, patience_s: float = float("inf")) -> Admission:
+    async def admit(self, status: WorkerStatus, *, patience_s: float | None = None) -> Admission:
         """Permits for the capacity there is, at most for the worker's free places and those that become free.
 
         Work that the worker does not know of, because the answer to an earlier call was lost, is given out first. A
@@ -110,7 +109,7 @@ class GroupBuffer:
         waiter = self._queue.join(status)
         try:
             self._queue.serve()
-            async with asyncio.timeout(None if patience_s == float("inf") else patience_s):
+            async with asyncio.timeout(patience_s):
                 return await waiter.answer
         except TimeoutError:
             # It may have been given work in the very moment in which its patience ended.
@@ -185,7 +184,8 @@ class GroupBuffer:
                 if self._ended():
                     return None
                 raise StarvedError(self._diagnosis())
-            self._ledger.cut([one.ordinal for one in self._ledger.ready()][: self._settings.batch_groups], step)
+            oldest = self._ledger.ready()[: self._settings.batch_groups]
+            self._ledger.cut([ordinal for (ordinal, _), _ in oldest], step)
         return await self._read(step)
 
     async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
@@ -218,22 +218,25 @@ class GroupBuffer:
         """The batch that was cut for this step. While its bytes are read other calls go on."""
         ages, counts = self._version_ages, self._ledger.verify_live()
         warning = self._diagnosis() if self._guard.warns else None
-        read = partial(self._ledger.read_cut, step, num_durations=BIAS_WINDOW, num_lately=LATELY)
-        cut = await self._ledger.aside(read)
-        if not cut.payloads:  # a rewind took it back meanwhile
-            return await self.next_batch(step)
-        return Batch(
-            step=step,
-            payloads=cut.payloads,
-            untrained=cut.untrained,
-            version_ages=ages,
-            facts=cut.facts,
-            families=dict.fromkeys(self._families, 0) | cut.families,
-            solved=cut.solved,
-            bias=bias_metrics(cut.durations),
-            counts=counts,
-            warning=warning,
-        )
+
+        def read() -> Batch:
+            with self._ledger.reading() as ledger:
+                return Batch(
+                    step=step,
+                    payloads=tuple(ledger.batch(step)),
+                    untrained=tuple(ledger.untrained(step)),
+                    version_ages=ages,
+                    facts=ledger.reported(step),
+                    families=dict.fromkeys(self._families, 0) | ledger.families(step),
+                    solved=ledger.solved(step, LATELY),
+                    bias=bias_metrics(ledger.durations(BIAS_WINDOW)),
+                    counts=counts,
+                    warning=warning,
+                )
+
+        batch = await self._ledger.aside(read)
+        # Without bytes where a rewind took it back meanwhile.
+        return batch if batch.payloads else await self.next_batch(step)
 
     # --- rules -----------------------------------------------------------------------------------
 
@@ -311,8 +314,8 @@ class GroupBuffer:
         self._look_at_versions()
         self._admitter.policy_version = max(policy_version, self._admitter.policy_version)
         with self._ledger.together():
-            for group in self._ledger.ready():
-                self._expire_if_stale(group)
+            for lease, versions in self._ledger.ready():
+                self._expire_if_stale(lease, versions)
         self._tell()
 
     def _write_some(self) -> None:
@@ -351,34 +354,21 @@ class GroupBuffer:
 
     def _settle(self, lease: Lease, result: GroupResult) -> bool:
         """Returns whether the group has ended; else another attempt at it follows."""
-        ending = result.ending
-        if ending is not None:
-            self._ledger.settle(lease, ending, result, now=self._clock())
-        elif lease[1] < self._max_attempts(lease):
+        if result.ending is None and lease[1] < self._max_attempts(lease):
             self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
             return False
-        else:
-            self._ledger.fail(lease, result, now=self._clock())
-        if ending == "ready":
-            permit = self._admitter.permit(lease)
-            self._expire_if_stale(
-                ReadyGroup(
-                    ordinal=permit.ordinal,
-                    task=permit.task,
-                    family=permit.family,
-                    repeats=permit.repeats,
-                    attempt=permit.attempt,
-                    versions=result.versions,
-                )
-            )
+        self._ledger.settle(lease, result.ending, result, now=self._clock())
+        if result.ending == "ready":
+            self._expire_if_stale(lease, result.versions)
         return True
 
-    def _expire_if_stale(self, group: ReadyGroup) -> None:
+    def _expire_if_stale(self, lease: Lease, versions: Mapping[int, int]) -> None:
         """Asked when a group becomes ready, and of all that are when the policy moves on: between, none gets older."""
-        stale = fresh_share(group.versions, fresh=self._version_ages) < LEAST_FRESH_SHARE
+        ordinal, attempt = lease
+        stale = fresh_share(versions, fresh=self._version_ages) < LEAST_FRESH_SHARE
         # A task that takes longer than S versions each time is trained on what is left of it in the end.
-        if stale and group.attempt < self._settings.max_attempts:
-            self._ledger.expire(group, f"older than version {self._oldest_version}")
+        if stale and attempt < self._settings.max_attempts:
+            self._ledger.expire(ordinal, f"older than version {self._oldest_version}")
 
 
 @dataclass(frozen=True, slots=True)

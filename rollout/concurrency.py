@@ -15,33 +15,20 @@ CUT_ABOVE = 0.9
 GROWTH = 1.25
 TRIM = 0.9
 CUT = 0.8
-TURNOVER = 6
-"""Observations from one change to the next, in which the first shows its effect: right where a group takes about as
-long as six observations. Who observes whenever a group starts or ends passes about twice the places instead."""
 
 
 class ConcurrencyControl:
-    """A pure state machine, for one engine; between `min_places` and `max_places` whatever it is told."""
+    """A pure state machine, for one engine; `places` are between `min_places` and `max_places` whatever it is told.
+    `turnover`: observations from one change to the next, in which the first shows its effect."""
 
-    def __init__(
-        self, max_places: int, min_places: int = 1, start: int | None = None, *, turnover: int = TURNOVER
-    ) -> None:
-        start = max_places if start is None else start
-        if not 1 <= min_places <= start <= max_places:
-            raise ValueError(
-                f"places must have 1 <= min <= start <= max, got min {min_places}, start {start}, max {max_places}"
-            )
+    def __init__(self, max_places: int, *, min_places: int, turnover: int) -> None:
         self._min_places = min_places
         self._max_places = max_places
-        self._places = start
+        self.places = max_places
         self._turnover = turnover
         self._since_change = turnover
         self._num_preemptions: int | None = None
         self._was_running = 0
-
-    @property
-    def places(self) -> int:
-        return self._places
 
     def observe(self, *, kv_usage: float, num_preemptions: int, num_waiting: int, running: int) -> int:
         """The number of places from now on.
@@ -49,38 +36,32 @@ class ConcurrencyControl:
         `kv_usage`: share of the KV cache in use. `num_preemptions`: all that the engine ever counted; the first
         observation only sets the mark. `num_waiting`: requests queued in the engine. `running`: groups.
         """
-        preempted = self._preempted(num_preemptions)
+        before, self._num_preemptions = self._num_preemptions, num_preemptions
+        preempted = before is not None and num_preemptions > before
         # Preemptions happened between two observations, and by now the groups that caused them may have ended.
         loaded = max(running, self._was_running)
         self._was_running = running
         self._since_change += 1
         if self._since_change < self._turnover:
-            return self._places
+            return self.places
         if preempted or kv_usage > CUT_ABOVE:
             self._shrink(CUT, loaded)
         elif kv_usage > TRIM_ABOVE:
             self._shrink(TRIM, loaded)
-        elif kv_usage < GROW_BELOW and num_waiting == 0 and running >= self._places:
-            self._change(max(self._places + 1, int(self._places * GROWTH)))
-        return self._places
-
-    def _preempted(self, num_preemptions: int) -> bool:
-        """Whether there were any since the last observation; a smaller count is that of a restarted engine."""
-        before, self._num_preemptions = self._num_preemptions, num_preemptions
-        if before is None:
-            return False
-        return num_preemptions > before or 0 < num_preemptions < before
+        elif kv_usage < GROW_BELOW and num_waiting == 0 and running >= self.places:
+            self._change(max(self.places + 1, int(self.places * GROWTH)))
+        return self.places
 
     def _shrink(self, factor: float, loaded: int) -> None:
         """From what ran, since unused places press on nothing; not while the excess of an earlier change still ran,
         nor where no group can have caused the pressure."""
-        if 0 < loaded <= self._places:
-            self._change(min(self._places - 1, int(loaded * factor)))
+        if 0 < loaded <= self.places:
+            self._change(min(self.places - 1, int(loaded * factor)))
 
     def _change(self, places: int) -> None:
         places = min(self._max_places, max(self._min_places, places))
-        if places != self._places:
-            self._places = places
+        if places != self.places:
+            self.places = places
             self._since_change = 0
 
 
@@ -113,7 +94,7 @@ class Workload:
         most = max(1, 2 * config.engine.max_num_seqs // config.group_size)
         least = most if pipeline_depth == 0 else 1
         # Asked about twice per group, so a turnover of all places is about so many questions.
-        self._control = ConcurrencyControl(most, least, turnover=2 * most)
+        self._control = ConcurrencyControl(most, min_places=least, turnover=2 * most)
         self._read_at = time.monotonic()
         self._before = NOTHING_DONE
         self._waited_s = 0.0

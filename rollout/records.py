@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NotRequired, TypeAlias, TypedDict
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -176,21 +176,19 @@ def trajectory_of(record: TrajectoryRecord) -> Trajectory:
         turns.append(turn)
         if turn.role == "planner":
             so_far = turn.prompt_token_ids + turn.completion.token_ids
+    task = Task(id=record["task_id"], dataset=record["dataset"], question=record["question"], answer=record["gold"])
+    if scoring := record.get("scoring"):
+        task = replace(task, **scoring)
     return Trajectory(
         id=record["id"],
         group_id=record["group_id"],
-        task=_task_of(record),
+        task=task,
         turns=tuple(turns),
         answer=record["answer"],
         stop_reason=record["stop_reason"],
         # Records of earlier runs do not have the field: nobody knew.
         failure=record.get("failure"),
     )
-
-
-def _task_of(record: TrajectoryRecord) -> Task:
-    task = Task(id=record["task_id"], dataset=record["dataset"], question=record["question"], answer=record["gold"])
-    return replace(task, **scoring) if (scoring := record.get("scoring")) else task
 
 
 def readable(record: dict[str, Any]) -> dict[str, Any]:
@@ -270,9 +268,11 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
     """One line, flushed before it returns. A line that a crash cut off before is taken away first, so that the new
     one does not become its end. Raises OSError, which names the file."""
     with named(path), path.open("ab+") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size and not _ends_a_line(file, size):
-            file.truncate(_end_of_last_line(file, size))
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read(size).rfind(b"\n") + 1)
         file.write(line_of(record))
 
 
@@ -287,16 +287,6 @@ def whole_lines(path: Path) -> Iterator[bytes]:
         yield from (line for line in lines if line.endswith(b"\n"))
 
 
-def _ends_a_line(file: BinaryIO, size: int) -> bool:
-    file.seek(size - 1)
-    return file.read(1) == b"\n"
-
-
-def _end_of_last_line(file: BinaryIO, size: int) -> int:
-    file.seek(0)
-    return file.read(size).rfind(b"\n") + 1
-
-
 def _planner_turns_before(trajectory: Trajectory) -> Iterator[tuple[int, ...]]:
     """For each turn, the tokens up to the end of the planner turn before it."""
     so_far: tuple[int, ...] = ()
@@ -309,6 +299,9 @@ def _planner_turns_before(trajectory: Trajectory) -> Iterator[tuple[int, ...]]:
 def _turn_record(turn: Turn, before: tuple[int, ...]) -> TurnRecord:
     """`before` is left out of the prompt where the prompt continues it; most do, and a record stays short."""
     call, result, completion = turn.tool_call, turn.tool_result, turn.completion
+    served: Served | None = None
+    if isinstance(completion, TextCompletion):
+        served = {"num_prompt_tokens": completion.num_prompt_tokens, "num_tokens": completion.num_tokens}
     continues = turn.role == "planner" and turn.prompt_token_ids[: len(before)] == before
     return {
         "role": turn.role,
@@ -333,7 +326,7 @@ def _turn_record(turn: Turn, before: tuple[int, ...]) -> TurnRecord:
         "prompt_token_ids": packed(turn.prompt_token_ids[len(before) if continues else 0 :]),
         "token_ids": packed(completion.token_ids),
         "logprobs": packed(completion.logprobs),
-        "served": _counts(completion) if isinstance(completion, TextCompletion) else None,
+        "served": served,
     }
 
 
@@ -362,10 +355,6 @@ def _turn_of(row: TurnRecord, before: tuple[int, ...]) -> Turn:
 
 def _whole(numbers: Numbers) -> tuple[int, ...]:
     return tuple(unpacked(numbers).astype(np.int64).tolist())
-
-
-def _counts(completion: TextCompletion) -> Served:
-    return {"num_prompt_tokens": completion.num_prompt_tokens, "num_tokens": completion.num_tokens}
 
 
 def _completion_of(row: TurnRecord) -> Completion:

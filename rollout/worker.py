@@ -1,23 +1,34 @@
-"""A rollout worker: it runs the attempts of a group side by side."""
+"""Who runs attempts: a solver, at tasks over any engine, and a rollout worker, at groups over one that is trained."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.learner import FileConfig, PlansConfig, TeacherConfig
-from configs.rollout import NoRestartsConfig, PlannerAgentConfig
+from configs.learner import FileConfig, TeacherConfig
+from configs.rollout import NoMemoryConfig, NoRestartsConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask
+from envs.tools.actions import AskModel
+from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import Agent, AnyAgent, build_chat
+from rollout.agent.agent import (
+    Agent,
+    AnyAgent,
+    RuleGenerator,
+    RuleVerifier,
+    TurnListener,
+    build_agent,
+    build_chat,
+)
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
-from rollout.agent.modules import RuleGenerator, RuleVerifier
-from rollout.agent.own import rules_of
-from rollout.endpoint.writer import ReplayWriter, TeacherWriter, engine_writers
+from rollout.agent.own import OwnAgent, build_solving, rules_of
+from rollout.chat import Chat, ChatFormat
+from rollout.endpoint.server import Endpoint
+from rollout.endpoint.writer import ReplayWriter, TeacherWriter, Writer, engine_writers
 from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
@@ -26,16 +37,19 @@ from rollout.engines.wrappers import (
     GroupEngine,
     LockstepEngine,
     ReplayEngine,
+    SeededEngine,
     demonstrated_plans,
     engine_seed,
 )
-from rollout.memory.episodic import MemoryUnavailableError
+from rollout.memory import EpisodicMemory, MemoryUnavailableError
 from rollout.restarts import Anchor, as_fork, repeats
-from rollout.solver import Solver
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from envs.sandbox import SandboxState
     from rollout.engines.base_weights import ExportedBase
+
+_log = logging.getLogger(__name__)
 
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
@@ -50,7 +64,82 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
     return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
 
 
-_log = logging.getLogger(__name__)
+class Solver:
+    """Owns a toolbox, or the model endpoint of an agent of one's own. More than `max_open` attempts at a time only
+    wait; `own_model` asks the frozen base model, where the engine has one."""
+
+    def __init__(
+        self, config: RunConfig, engine: Engine, chat: Chat, *, max_open: int, own_model: AskModel | None = None
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._chat = chat
+        self._toolbox: Toolbox | None = None
+        self._endpoint = Endpoint()
+        if isinstance(config.agent, PlannerAgentConfig):
+            self._toolbox = Toolbox(config.envs, own_model=own_model)
+        else:
+            self._solving = build_solving(config.agent, config.code_path)
+        self._memory = None if isinstance(config.memory, NoMemoryConfig) else EpisodicMemory(config.memory)
+        self.max_open = max_open
+
+    @property
+    def sandbox(self) -> "SandboxState | None":
+        """The walls around what the policy's code tool runs; None where it has none."""
+        return self._toolbox.sandbox if self._toolbox else None
+
+    def close(self) -> None:
+        self._endpoint.close()
+        if self._toolbox is not None:
+            self._toolbox.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    async def attempt(
+        self,
+        task: Task,
+        trajectory_id: str,
+        *,
+        group_id: str,
+        temperature: float,
+        seed: int,
+        on_turn: TurnListener | None = None,
+    ) -> Trajectory:
+        """One try at a task, with random numbers of its own: what runs beside it does not change them. `on_turn` is
+        told of every turn as it happens."""
+        agent = self._build_agent(SeededEngine(self._engine, seed), temperature)
+        return await agent.run(
+            task, trajectory_id=trajectory_id, group_id=group_id, on_turn=on_turn, hints=await self._hints(task)
+        )
+
+    async def _hints(self, task: Task) -> str:
+        """What an evaluation shows of earlier successes: nothing, unless the recipe asks for it. Raises
+        MemoryUnavailableError, because an evaluation that sometimes has hints compares with nothing."""
+        if self._memory is None or not self._memory.in_evaluation:
+            return ""
+        return await self._memory.hints(task)
+
+    def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
+        if self._toolbox is None:
+            return self._build_own_agent(engine_writers(engine, temperature))
+        return build_agent(
+            self._config,
+            engine=engine,
+            chat=self._chat,
+            tools_for_episode=self._toolbox.episode,
+            temperature=temperature,
+        )
+
+    def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> OwnAgent:
+        assert isinstance(self._chat, ChatFormat)
+        return OwnAgent(
+            self._solving,
+            self._endpoint,
+            writer=writer,
+            chat=self._chat,
+            rules=rules_of(self._config),
+            timeout_s=self._config.rollout.episode_timeout_s,
+        )
 
 
 class Worker(Solver):
@@ -175,15 +264,15 @@ class Worker(Solver):
             async with places:
                 return await agent.run(task, trajectory_id=OWN_ID.format(index), group_id=GROUP_ID)
 
-        agents = self._taught(settings, tasks) if isinstance(settings, TeacherConfig) else self._played(settings, tasks)
+        if isinstance(settings, TeacherConfig):
+            agents = self._taught(settings, tasks)
+        else:
+            plans = demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)
+            agents = [self._playing(plan) for plan in plans]
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return list(await asyncio.gather(*played))
 
-    def _played(self, settings: PlansConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
-        """A share of the plans is replaced by plausible wrong ones."""
-        return [self._playing(plan) for plan in demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)]
-
-    def _playing(self, plan: Sequence[PlanStep]) -> Agent:
+    def _playing(self, plan: Sequence[PlanStep]) -> AnyAgent:
         """The planner has a plan; a model that verifies or generates has none, so rules stand in for it."""
         agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
         assert isinstance(agent, Agent)

@@ -30,7 +30,7 @@ from envs.types import Task
 from reward import answer_judge, scorers
 from reward.scorers import game24, math, text
 from rollout import chat
-from rollout.agent import agent, modules, planner
+from rollout.agent import agent, planner
 from rollout.agent.program import Program
 from rollout.engines.served import ChatServer
 
@@ -224,7 +224,7 @@ def _module(config: ModuleConfig, base_digest: str | None) -> object:
     return {
         "kind": config.type,
         "max_tokens": config.max_tokens if isinstance(config, FrozenModelConfig) else None,
-        "code": _code_digest(modules),
+        "code": _code_digest(agent),
         "weights": base_digest if asks else None,
     }
 
@@ -264,7 +264,7 @@ def _agent(config: RunConfig) -> str:
     settings = config.agent.model_dump(mode="json")
     match config.agent:
         case PlannerAgentConfig():
-            return _code_digest(agent, chat, planner, modules)
+            return _code_digest(agent, chat, planner)
         case FunctionAgentConfig(function=function):
             return digest_of([settings, _source_digest(function, "agent.function")])
         case CommandAgentConfig(command=command):

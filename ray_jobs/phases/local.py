@@ -20,13 +20,12 @@ from ray_jobs.run.model_folder import prm_base, resolve_model
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
 from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
-from rollout.solver import Solver
+from rollout.worker import Solver, Worker
 
 if TYPE_CHECKING:
     from envs.types import Task
     from reward.prm.training import LabelledStep
     from rollout.types import Trajectory, TrajectoryGroup
-    from rollout.worker import Worker
 
 
 @contextmanager
@@ -143,7 +142,7 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
 
 
 @contextmanager
-def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
+def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
     """A worker that samples by itself, with a checkpoint's adapter or with the base model; what it samples can be
     trained on. Raises CheckpointError and BackendError before an engine is loaded."""
     from actors.cluster import QUIET
@@ -157,8 +156,6 @@ def open_policy(config: RunConfig, adapter: Path | None) -> "Iterator[Worker]":
     model_path = resolve_model(config.model.path)
     trained = _read_adapter(config, model_path, adapter) if adapter else None
     with quiet_loading():
-        from rollout.worker import Worker
-
         worker = Worker(config, model_path, index=0)
     try:
         if trained:

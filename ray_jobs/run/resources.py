@@ -8,8 +8,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.base_weights import BaseWeightsActor
-from actors.learner import LearnerActor
-from actors.learner_group import LearnerGroupActor
+from actors.learner import LearnerActor, LearnerGroupActor
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.run import RunConfig
 

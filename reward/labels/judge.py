@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from configs.errors import whole_letters
-from configs.judge import StepJudgeConfig
+from configs.reward import StepJudgeConfig
 from reward.labels import LabelError, StepLabel
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message, as_data
 from reward.prm.step_text import StepText

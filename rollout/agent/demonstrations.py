@@ -15,8 +15,8 @@ from envs.types import Task
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read, said_of
-from rollout.endpoint.messages import MessageError
-from rollout.endpoint.request import Refused, Rules
+from rollout.endpoint.messages import Refused
+from rollout.endpoint.request import Rules
 from rollout.endpoint.writer import RecordedWriter, Teach
 from rollout.types import Trajectory
 
@@ -65,7 +65,7 @@ def _conversation(line: str, place: str) -> Conversation:
         row = json.loads(line)
         messages, tools = row["messages"], row.get("tools") or []
         said = said_of(messages)
-    except (ValueError, TypeError, KeyError, AttributeError, MessageError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, Refused) as error:
         raise RecordingError(f"{place}: must be an object with 'messages': {error}") from None
     if not any(_is_imitated(one) for one in messages):
         raise RecordingError(
@@ -106,15 +106,12 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
         turns = await attempt.end()
     imitated = [_is_imitated(messages[index]) for index in places]
     answer = turns[-1].completion.text
+    question = next((str(one["content"]) for one in messages if one["role"] == "user"), "")
     return Trajectory(
         id=OWN_ID.format(number),
         group_id=GROUP_ID,
-        task=Task(id=conversation.place, dataset="recorded", question=_first_words(messages), answer=answer),
+        task=Task(id=conversation.place, dataset="recorded", question=question, answer=answer),
         turns=tuple(replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
         answer=answer,
         stop_reason="answered",
     )
-
-
-def _first_words(messages: Sequence[Mapping[str, Any]]) -> str:
-    return next((str(one["content"]) for one in messages if one["role"] == "user"), "")

@@ -55,7 +55,7 @@ class FunctionSolving:
 
     def __init__(self, config: FunctionAgentConfig) -> None:
         """Raises OwnCodeError."""
-        self._function = load_agent(config)
+        self._function = own_function(config.function, key="agent.function", takes="task, client")
         self._is_async = inspect.iscoroutinefunction(self._function)
         self._name = config.function
         self._clients: tuple[str, Clients] | None = None
@@ -97,25 +97,25 @@ def _clients(base_url: str, *, is_async: bool) -> Clients:
     return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=waiting)
 
 
+@dataclass(frozen=True, slots=True)
 class CommandSolving:
     """Starts a program for each attempt. One that has posted its answer is not waited for."""
 
-    def __init__(self, program: Program, model: str) -> None:
-        self._program = program
-        self._model = model
+    program: Program
+    model: str
 
     async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
         door = {
             "OPENAI_BASE_URL": endpoint.base_url,
             "OPENAI_API_KEY": attempt.key,
-            "OPENAI_MODEL": self._model,
+            "OPENAI_MODEL": self.model,
             # Anthropic's clients add the version to the path themselves.
             "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": attempt.key,
         }
         wrong = "the agent printed nothing and posted no answer"
         try:
-            printed = await _until(attempt.answered, self._program.run(asdict(task), door, mark=attempt.key))
+            printed = await _until(attempt.answered, self.program.run(asdict(task), door, mark=attempt.key))
         except ProgramError as error:
             printed, wrong = None, str(error)
         except OSError as error:
@@ -139,40 +139,31 @@ async def _until(event: asyncio.Event, work: Coroutine[Any, Any, str]) -> str | 
     return None if running.cancelled() else running.result()
 
 
+@dataclass(frozen=True, slots=True)
 class OwnAgent:
-    """Gives each attempt a key, runs the agent with it, and makes a trajectory of its calls."""
+    """Gives each attempt a key, runs the agent with it, and makes a trajectory of its calls. `writer`: by its task and
+    its trajectory's id, whoever replies in an attempt."""
 
-    def __init__(
-        self,
-        solving: Solving,
-        endpoint: Endpoint,
-        *,
-        writer: Callable[[Task, str], Writer],
-        chat: ChatFormat,
-        rules: Rules,
-        timeout_s: float,
-    ) -> None:
-        """`writer` gives each attempt, by its task and its trajectory's id, whoever replies in it."""
-        self._solving = solving
-        self._endpoint = endpoint
-        self._writer = writer
-        self._chat = chat
-        self._rules = rules
-        self._timeout_s = timeout_s
+    solving: Solving
+    endpoint: Endpoint
+    writer: Callable[[Task, str], Writer]
+    chat: ChatFormat
+    rules: Rules
+    timeout_s: float
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
         """One attempt to its end. An agent that fails, or is not done in time, leaves it unscored."""
-        attempt = Attempt(self._writer(task, trajectory_id), self._chat, self._rules, timeout_s=self._timeout_s)
-        await self._endpoint.admit(attempt)
+        attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, timeout_s=self.timeout_s)
+        await self.endpoint.admit(attempt)
         answer, wrong = None, None
         try:
             answer = await self._in_time(task, attempt)
         except AgentError as error:
             wrong = str(error)
         finally:
-            self._endpoint.dismiss(attempt)
+            self.endpoint.dismiss(attempt)
             turns = await attempt.end()
         if on_turn:
             for turn in turns:
@@ -196,12 +187,12 @@ class OwnAgent:
     async def _in_time(self, task: Task, attempt: Attempt) -> str:
         """Raises AgentError. Whatever the agent does about its cancellation, this ends."""
         given = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
-        solving = asyncio.ensure_future(self._solving.answer(given, attempt, self._endpoint))
+        solving = asyncio.ensure_future(self.solving.answer(given, attempt, self.endpoint))
         try:
             async with attempt.limit:
                 await asyncio.wait((solving,))
         except TimeoutError:
-            raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self._timeout_s:g}") from None
+            raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self.timeout_s:g}") from None
         finally:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)
@@ -211,31 +202,12 @@ class OwnAgent:
         return solving.result()
 
 
-def load_agent(config: FunctionAgentConfig) -> Callable[..., Any]:
-    """Raises OwnCodeError."""
-    return own_function(config.function, key="agent.function", takes="task, client")
-
-
 def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
     """Raises OwnCodeError and ProgramError."""
     assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
         return CommandSolving(Program(config.command, code_path), config.model)
     return FunctionSolving(config)
-
-
-def build_own_agent(
-    config: RunConfig, solving: Solving, endpoint: Endpoint, *, writer: Callable[[Task, str], Writer], chat: ChatFormat
-) -> OwnAgent:
-    """The agent that a run's configuration names, with `writer` to reply in each of its attempts."""
-    return OwnAgent(
-        solving,
-        endpoint,
-        writer=writer,
-        chat=chat,
-        rules=rules_of(config),
-        timeout_s=config.rollout.episode_timeout_s,
-    )
 
 
 def rules_of(config: RunConfig) -> Rules:

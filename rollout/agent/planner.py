@@ -121,7 +121,10 @@ def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas
         raise FormatError(f"not a JSON object with exactly the fields {', '.join(FIELDS)}")
     decision = Decision(**value)
     if decision.action in actions and decision.action in schemas:
-        _check_object(decision)
+        if not isinstance(decision.thought, str):
+            raise FormatError("thought must be a string")
+        if not isinstance(decision.action_input, dict):
+            raise FormatError(f"action_input of {decision.action} must be an object")
         return decision
     if not all(isinstance(value[field], str) for field in FIELDS):
         raise FormatError("every field must be a string")
@@ -130,13 +133,6 @@ def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas
     if decision.action != "think" and not decision.arguments.strip():
         raise FormatError("action_input is empty")
     return decision
-
-
-def _check_object(decision: Decision) -> None:
-    if not isinstance(decision.thought, str):
-        raise FormatError("thought must be a string")
-    if not isinstance(decision.action_input, dict):
-        raise FormatError(f"action_input of {decision.action} must be an object")
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

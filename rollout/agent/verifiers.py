@@ -132,9 +132,8 @@ def _config(taskset: str, arguments: Mapping[str, object], environment: Mapping[
         config = vf.resolve_env_config(table)
         vf.import_taskset(taskset)
     except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
-        raise OwnCodeError(
-            f"verifiers has no taskset '{taskset}' that takes {dict(arguments)}: {_line(error.__cause__ or error)}"
-        ) from error
+        said = " ".join(str(error.__cause__ or error).split())[:300]
+        raise OwnCodeError(f"verifiers has no taskset '{taskset}' that takes {dict(arguments)}: {said}") from error
     seats = config.agent_harnesses()
     if len(seats) > 1:
         raise OwnCodeError(f"{config.env_id} has {len(seats)} agents ({', '.join(seats)}); one can be trained")
@@ -157,7 +156,3 @@ def _check_confined(seat: str, harness: vf.Harness, runtime: object) -> None:
             f"environment.{seat}: the harness '{harness.config.id}' runs the model's code, here without a wall around "
             "it; give the seat a runtime of type docker, or the harness 'null'"
         )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -4,16 +4,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.dialect import Dialect, named_event
-from rollout.endpoint.messages import MessageError, Said, call_of, fields_of, in_call_order, plain_text
+from rollout.endpoint.messages import Refused, Said, call_of, fields_of, in_call_order, plain_text
 from rollout.endpoint.request import (
     Asked,
     Choice,
-    Refused,
-    check_fixed,
-    check_sampling,
+    Fields,
     fingerprint,
-    functions_of,
+    named_event,
     read_fields,
     schema_grammar,
     texts,
@@ -22,16 +19,15 @@ from rollout.endpoint.request import (
     whole_number,
 )
 
-NEUTRAL: Mapping[str, object] = {"top_p": 1, "top_k": 0}
-"""What else a request may say of the sampling: these values, which change nothing."""
-
-FIXED: Mapping[str, object] = {"thinking": {"type": "disabled"}}
-IDLE = ("metadata", "service_tier", "cache_control")
-"""Fields that have no effect on what is sampled."""
-
-READ = (
-    *("model", "messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences", "stream"),
-    *("temperature", "output_config"),
+PATH = "/v1/messages"
+FIELDS = Fields(
+    read=(
+        *("model", "messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences", "stream"),
+        *("temperature", "output_config"),
+    ),
+    idle=("metadata", "service_tier", "cache_control"),
+    fixed={"thinking": {"type": "disabled"}},
+    neutral={"top_p": 1, "top_k": 0},
 )
 FUNCTION = ("type", "name", "description", "input_schema", "strict", "cache_control")
 """Fields of a tool that is a function of the client's."""
@@ -42,13 +38,11 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
 def read(body: object, attempt: Attempt) -> Asked:
     """Raises Refused."""
     rules = attempt.rules
-    given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
-    check_fixed(given, FIXED)
-    check_sampling(given, rules, NEUTRAL)
+    given = read_fields(body, rules, FIELDS)
     limit = whole_number(given, "max_tokens", 1)
     if limit is None:
         raise Refused("max_tokens must be given", param="max_tokens")
-    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), rules, lambda: _form(given))
+    tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     return Asked(
         fingerprint=fingerprint("messages", given),
         messages=_messages(given),
@@ -62,17 +56,12 @@ def read(body: object, attempt: Attempt) -> Asked:
 
 def _messages(given: Mapping[str, object]) -> tuple[Said, ...]:
     messages = given.get("messages")
-    try:
-        if not isinstance(messages, list) or not messages:
-            raise MessageError("messages must be a list with at least one message")
-        said = [
-            one for index, message in enumerate(messages) for one in _said(fields_of(message), f"messages[{index}]")
-        ]
-        if said and said[-1].role == "assistant":
-            raise MessageError("the last message is the assistant's; the beginning of a reply cannot be given")
-        system = plain_text(given.get("system"), "system")
-    except MessageError as error:
-        raise Refused(str(error), param="messages") from None
+    if not isinstance(messages, list) or not messages:
+        raise Refused("messages must be a list with at least one message")
+    said = [one for index, message in enumerate(messages) for one in _said(fields_of(message), f"messages[{index}]")]
+    if said and said[-1].role == "assistant":
+        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
+    system = plain_text(given.get("system"), "system")
     return (*([Said(role="system", content=system)] if system else []), *in_call_order(said))
 
 
@@ -80,7 +69,7 @@ def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
     """Each result of a tool is a message of its own."""
     role = message.get("role")
     if role not in ("system", "user", "assistant"):
-        raise MessageError(f"{where}.role must be one of system, user, assistant")
+        raise Refused(f"{where}.role must be one of system, user, assistant")
     blocks = _blocks(message.get("content"), f"{where}.content")
     if role == "assistant":
         yield _assistant(blocks, where)
@@ -103,7 +92,7 @@ def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
 def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> Said:
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     if not all("name" in use and "input" in use for use in uses):
-        raise MessageError(f"{where}.content has a tool_use without a name or an input")
+        raise Refused(f"{where}.content has a tool_use without a name or an input")
     words = plain_text([block for block in blocks if block.get("type") != "tool_use"], f"{where}.content")
     calls = tuple(call_of(use["name"], json.dumps(use["input"])) for use in uses)
     return Said(role="assistant", content=words.strip(), calls=calls, call_ids=tuple(use.get("id") for use in uses))
@@ -113,7 +102,7 @@ def _blocks(content: object, where: str) -> list[Mapping[str, object]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
-        raise MessageError(f"{where} must be a text or a list of blocks")
+        raise Refused(f"{where} must be a text or a list of blocks")
     return content
 
 
@@ -219,11 +208,5 @@ def refusal(error: Refused) -> dict[str, object]:
     return {"type": "error", "error": {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}}
 
 
-MESSAGES = Dialect(
-    path="/v1/messages",
-    read=read,
-    whole=whole,
-    events=events,
-    refusal=refusal,
-    refusal_event=lambda error: named_event(refusal(error)),
-)
+def refusal_event(error: Refused) -> str:
+    return named_event(refusal(error))

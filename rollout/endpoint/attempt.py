@@ -8,14 +8,26 @@ from dataclasses import dataclass, replace
 
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
-from rollout.endpoint.conversation import Conversations, Prompt, Recorded
-from rollout.endpoint.messages import Said, read_reply, turns_of
-from rollout.endpoint.request import Asked, Refused, Rules
+from rollout.endpoint.messages import Refused, Said, read_reply, turns_of
+from rollout.endpoint.request import Asked, Rules
 from rollout.endpoint.writer import Writer, WriterError
 from rollout.time_limit import TimeLimit
 from rollout.types import Completion, Turn
 
-ENDED = "this attempt has ended and was judged; a call after that cannot count"
+
+def ended() -> Refused:
+    return Refused(
+        "this attempt has ended and was judged; a call after that cannot count", status=403, code="attempt_ended"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """`parent`: the call whose reply it goes on from; `tail`: the messages since."""
+
+    token_ids: tuple[int, ...]
+    parent: "Call | None"
+    tail: tuple[Said, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +51,16 @@ class Reply:
 
 
 class Call:
-    """A request that is sampled, or was. `delivered`: its client has all of the answer. `left`: its client went away
-    before."""
+    """A request that is sampled, or was. `conversation`: its messages and the reply, once that is there. `delivered`:
+    its client has all of the answer. `left`: its client went away before."""
 
-    def __init__(self, asked: Asked, prompt: Prompt, answering: "asyncio.Task[Reply]") -> None:
+    answering: "asyncio.Task[Reply]"
+
+    def __init__(self, asked: Asked, prompt: Prompt, *, number: int) -> None:
         self.asked = asked
         self.prompt = prompt
-        self.answering = answering
+        self.number = number
+        self.conversation: tuple[Said, ...] = ()
         self.delivered = False
         self.left = False
         self.tool_result: ToolResult | None = None
@@ -58,7 +73,7 @@ class Call:
             return await asyncio.shield(self.answering)
         except asyncio.CancelledError:
             if self.answering.cancelled():
-                raise Refused(ENDED, status=403, code="attempt_ended") from None
+                raise ended() from None
             raise
 
     def answered(self) -> Reply | None:
@@ -111,8 +126,9 @@ class Attempt:
         self.broken: str | None = None
         self._writer = writer
         self._chat = chat
-        self._conversations = Conversations(chat)
         self._calls: list[Call] = []
+        self._replied: list[Call] = []
+        """In the order in which the replies came."""
         self._by_name: dict[str, Call] = {}
         self._num_written = 0
         self._rests: tuple[Call, float] | None = None
@@ -122,7 +138,8 @@ class Attempt:
     def call(self, asked: Asked, *, name: str | None = None, is_retry: bool = False) -> Call:
         """A new call, or the one that this request asks for again: the same idempotency key, a client that says that it
         retries, or an equal request whose answer did not reach its client. Raises Refused."""
-        self.check_open()
+        if self._ended:
+            raise ended()
         known = self._by_name.get(name) if name else None
         if known is not None and known.asked.fingerprint != asked.fingerprint:
             raise Refused("this idempotency key was used for another request", status=422, code="idempotency_error")
@@ -141,20 +158,14 @@ class Attempt:
             self.posted = answer
         self.answered.set()
 
-    def check_open(self) -> None:
-        """Raises Refused."""
-        if self._ended:
-            raise Refused(ENDED, status=403, code="attempt_ended")
-
     def said_until(self, reply_id: str, call_id: Callable[[str], str]) -> tuple[Said, ...] | None:
         """All that was said up to a reply and with it, but for its request's instructions. None for a reply that is not
         this attempt's. `call_id`: how a dialect calls a call of this name."""
         for call in self._calls:
             reply = call.answered()
             if reply is not None and reply.id == reply_id:
-                call_ids = tuple(map(call_id, reply.call_names))
-                said = replace(reply.said, content=reply.said.content.strip(), call_ids=call_ids)
-                return (*call.asked.messages[call.asked.num_instructions :], said)
+                *before, said = call.conversation[call.asked.num_instructions :]
+                return (*before, replace(said, call_ids=tuple(map(call_id, reply.call_names))))
         return None
 
     async def end(self) -> list[Turn]:
@@ -169,7 +180,8 @@ class Attempt:
         return [turn for call in self._calls if (turn := call.turn()) is not None]
 
     def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
-        equal = [call for call in self._calls if call.asked.fingerprint == fingerprint and not _failed(call)]
+        alike = (call for call in self._calls if call.asked.fingerprint == fingerprint)
+        equal = [call for call in alike if call.answered() or not call.answering.done()]
         unread = [call for call in equal if not call.delivered]
         left = next((call for call in unread if call.left), None)
         # A retry may be here before the news that its client had left.
@@ -177,7 +189,7 @@ class Attempt:
 
     def _begin(self, asked: Asked) -> Call:
         try:
-            prompt = self._conversations.prompt(asked.messages, asked.tools)
+            prompt = self._prompt(asked)
         except ChatTemplateError as error:
             raise Refused(f"this model's chat template cannot hold these messages: {error}", param="messages") from None
         room = self.rules.max_context_tokens - len(prompt.token_ids)
@@ -192,16 +204,38 @@ class Attempt:
         # Whoever goes on with fewer words has not ended over them.
         self.out_of_context = False
         if prompt.parent is not None:
-            self._continued(self._calls[prompt.parent.call], prompt)
+            self._continued(prompt.parent, prompt)
         self._goes_on()
-        number = len(self._calls)
-        call = Call(
-            asked, prompt, asyncio.ensure_future(self._sample(asked, prompt, min(room, asked.max_tokens), number))
-        )
+        call = Call(asked, prompt, number=len(self._calls))
+        call.answering = asyncio.ensure_future(self._sample(call, min(room, asked.max_tokens)))
         call.answering.add_done_callback(_seen)
         self._calls.append(call)
         self._num_written += 1
         return call
+
+    def _prompt(self, asked: Asked) -> Prompt:
+        """An assistant's message that was sampled in this attempt is never tokenised again. A request whose messages
+        begin with a conversation goes on from the ids of its prompt and its sampled reply, and renders only what
+        follows. One that edits the history begins a branch at the last reply that it leaves as it was. Raises
+        ChatTemplateError."""
+        turns = turns_of(asked.messages, asked.tools)
+        repeated = (
+            call
+            for call in reversed(self._replied)
+            if call.asked.tools == asked.tools and asked.messages[: len(call.conversation)] == call.conversation
+        )
+        # Of two that say the same, the later.
+        parent = max(repeated, key=lambda call: len(call.conversation), default=None)
+        reply = parent.answered() if parent else None
+        if parent is None or reply is None:
+            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=asked.messages)
+        sampled = reply.completion.token_ids
+        later = self._chat.continuation(turns, len(turns_of(parent.conversation, asked.tools)), sampled)
+        return Prompt(
+            token_ids=parent.prompt.token_ids + sampled + later,
+            parent=parent,
+            tail=asked.messages[len(parent.conversation) :],
+        )
 
     def _goes_on(self) -> None:
         """The agent asks again, or ends: until now it was busy with its tools."""
@@ -216,8 +250,8 @@ class Attempt:
         if results and parent.tool_result is None:
             parent.tool_result = ToolResult(text="\n".join(results))
 
-    async def _sample(self, asked: Asked, prompt: Prompt, max_tokens: int, number: int) -> Reply:
-        started = time.perf_counter()
+    async def _sample(self, call: Call, max_tokens: int) -> Reply:
+        started, asked, prompt = time.perf_counter(), call.asked, call.prompt
         try:
             with self.limit.paused():
                 completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
@@ -229,21 +263,14 @@ class Attempt:
         finally:
             self._num_written -= 1
             if not self._num_written:
-                self._rests = self._calls[number], time.perf_counter()
+                self._rests = call, time.perf_counter()
         said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
-        self._calls[number].generate_s = time.perf_counter() - started
-        self._conversations.record(
-            Recorded(
-                call=number,
-                messages=(*asked.messages, said),
-                tools=asked.tools,
-                prompt_token_ids=prompt.token_ids,
-                sampled=completion.token_ids,
-            )
-        )
+        call.generate_s = time.perf_counter() - started
+        call.conversation = (*asked.messages, said)
+        self._replied.append(call)
         return Reply(
             id=secrets.token_hex(12),
-            number=number,
+            number=call.number,
             created=int(time.time()),
             num_prompt_tokens=len(prompt.token_ids),
             completion=completion,
@@ -257,10 +284,6 @@ class Attempt:
             return None
         rest = self._chat.text(completion.token_ids)[len(completion.text) :]
         return next((text for text in stop if rest.startswith(text)), None)
-
-
-def _failed(call: Call) -> bool:
-    return call.answering.done() and (call.answering.cancelled() or call.answering.exception() is not None)
 
 
 def _seen(answering: "asyncio.Task[Reply]") -> None:

@@ -1,14 +1,12 @@
 """OpenAI's Chat Completions: its requests read, its replies written."""
 
-import json
 from collections.abc import Iterator, Mapping
 
+from envs.types import ToolCall
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.dialect import Dialect
 from rollout.endpoint.messages import (
     AssistantMessage,
-    FunctionCall,
-    MessageError,
+    Refused,
     Said,
     SaidRole,
     call_of,
@@ -18,13 +16,11 @@ from rollout.endpoint.messages import (
     plain_text,
 )
 from rollout.endpoint.request import (
-    ANY_LENGTH,
     Asked,
     Choice,
-    Refused,
-    check_sampling,
+    Fields,
+    event,
     fingerprint,
-    functions_of,
     object_grammar,
     read_fields,
     schema_grammar,
@@ -33,6 +29,7 @@ from rollout.endpoint.request import (
     whole_number,
 )
 
+PATH = "/v1/chat/completions"
 ROLES: Mapping[str, SaidRole] = {
     "system": "system",
     "developer": "system",
@@ -40,38 +37,31 @@ ROLES: Mapping[str, SaidRole] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-NEUTRAL: Mapping[str, object] = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
-"""What else a request may say of the sampling: these values, which change nothing."""
-
-IDLE = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Fields that have no effect on what is sampled."""
-
-READ = (
-    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
-    *("stream_options", "seed", "temperature", "max_tokens", "max_completion_tokens", "stop", "n"),
+FIELDS = Fields(
+    read=(
+        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
+        *("stream_options", "seed", "temperature", "max_tokens", "max_completion_tokens", "stop", "n"),
+    ),
+    idle=("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    neutral={"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}},
 )
 
 
 def read(body: object, attempt: Attempt) -> Asked:
     """Raises Refused."""
     rules = attempt.rules
-    given = read_fields(body, rules, (*READ, *NEUTRAL, *IDLE))
+    given = read_fields(body, rules, FIELDS)
     if given.get("n", 1) != 1:
         raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
-    check_sampling(given, rules, NEUTRAL)
-    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), rules, lambda: _form(given))
-    try:
-        messages = said_of(given.get("messages"))
-    except MessageError as error:
-        raise Refused(str(error), param="messages") from None
-    limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1) or ANY_LENGTH
+    tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
+    limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1)
     options = given.get("stream_options", {})
     return Asked(
         fingerprint=fingerprint("chat", given),
-        messages=messages,
+        messages=said_of(given.get("messages")),
         tools=tools,
         grammar=grammar,
-        max_tokens=min(limit, rules.max_tokens),
+        max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
         seed=whole_number(given, "seed"),
         stop=texts(given, "stop"),
         stream=given.get("stream") is True,
@@ -80,21 +70,22 @@ def read(body: object, attempt: Attempt) -> Asked:
 
 
 def said_of(messages: object) -> tuple[Said, ...]:
-    """Raises MessageError."""
+    """Raises Refused."""
     if not isinstance(messages, list) or not messages:
-        raise MessageError("messages must be a list with at least one message")
+        raise Refused("messages must be a list with at least one message", param="messages")
     return in_call_order(_said(fields_of(message), f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def _said(message: Mapping[str, object], where: str) -> Said:
     role = ROLES.get(str(message.get("role")))
     if role is None:
-        raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}")
+        raise Refused(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
     content = plain_text(message.get("content"), f"{where}.content")
     if role != "assistant":
         return Said(role=role, content=content, call_ids=(message.get("tool_call_id"),) if role == "tool" else ())
     if message.get("function_call") is not None:
-        raise MessageError(f"{where}.function_call is of an older form of this protocol; write tool_calls")
+        said = f"{where}.function_call is of an older form of this protocol; write tool_calls"
+        raise Refused(said, param="messages")
     given = message.get("tool_calls") or []
     calls = given if isinstance(given, list) else [given]
     made = tuple(_call(call, where) for call in calls)
@@ -103,11 +94,12 @@ def _said(message: Mapping[str, object], where: str) -> Said:
     )
 
 
-def _call(call: object, where: str) -> FunctionCall:
+def _call(call: object, where: str) -> ToolCall:
     match call:
         case {"function": {"name": name, "arguments": arguments}}:
             return call_of(name, arguments)
-    raise MessageError(f"{where}.tool_calls must be calls of functions, each with a name and arguments")
+    said = f"{where}.tool_calls must be calls of functions, each with a name and arguments"
+    raise Refused(said, param="messages")
 
 
 def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, object]:
@@ -161,9 +153,9 @@ def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
     head = _head(reply, "chat.completion.chunk", model)
     for delta, finish_reason in _deltas(reply):
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        yield _event(head | {"choices": [choice]})
+        yield event(head | {"choices": [choice]})
     if asked.with_usage:
-        yield _event(head | {"choices": [], "usage": _usage(reply)})
+        yield event(head | {"choices": [], "usage": _usage(reply)})
     yield "data: [DONE]\n\n"
 
 
@@ -175,10 +167,6 @@ def _deltas(reply: Reply) -> Iterator[tuple[dict[str, object], str | None]]:
     for index, call in enumerate(message.get("tool_calls", [])):
         yield {"tool_calls": [{"index": index, **call}]}, None
     yield {}, _finish_reason(reply)
-
-
-def _event(value: Mapping[str, object]) -> str:
-    return f"data: {json.dumps(value)}\n\n"
 
 
 def _head(reply: Reply, kind: str, model: str) -> dict[str, object]:
@@ -205,11 +193,5 @@ def refusal(error: Refused) -> dict[str, object]:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-CHAT_COMPLETIONS = Dialect(
-    path="/v1/chat/completions",
-    read=read,
-    whole=whole,
-    events=events,
-    refusal=refusal,
-    refusal_event=lambda error: _event(refusal(error)),
-)
+def refusal_event(error: Refused) -> str:
+    return event(refusal(error))

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NotRequired, TypedDict
 
+from envs.types import ToolCall
 from rollout.types import Message
 
 SaidRole = Literal["system", "user", "assistant", "tool"]
@@ -19,30 +20,30 @@ OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
-class MessageError(ValueError):
-    """A message that cannot be rendered; the text says which and why."""
+class Refused(Exception):
+    """A request that is not answered; `code` and `param` as OpenAI's clients read them."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
-    """`arguments` is JSON text. Equal are calls with equal name and arguments, whatever the order of their keys."""
-
-    name: str
-    arguments: str
-
-    @property
-    def text(self) -> str:
-        return f'{OPEN}{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}}}{CLOSE}'
+def call_text(call: ToolCall) -> str:
+    """A call of a function whose arguments are JSON, as it stands in a text."""
+    return f'{OPEN}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CLOSE}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One message. Two that are equal mean the same: white space around an assistant's words, the ids of calls and the
-    order of keys in their arguments do not count. `call_ids` are those of its calls, or of the call that it answers."""
+    """One message; the arguments of its calls are JSON. Two that are equal mean the same: white space around an
+    assistant's words, the ids of calls and the order of keys in their arguments do not count. `call_ids` are those of
+    its calls, or of the call that it answers."""
 
     role: SaidRole
     content: str
-    calls: tuple[FunctionCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     call_ids: tuple[object, ...] = field(default=(), compare=False)
 
     @property
@@ -50,7 +51,7 @@ class Said:
         """As it stands in a prompt."""
         if self.role == "tool":
             return f"<tool_response>\n{self.content}\n</tool_response>"
-        return "\n".join(part for part in (self.content, *(call.text for call in self.calls)) if part)
+        return "\n".join(part for part in (self.content, *map(call_text, self.calls)) if part)
 
 
 def fields_of(value: object) -> Mapping[str, object]:
@@ -59,7 +60,7 @@ def fields_of(value: object) -> Mapping[str, object]:
 
 
 def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
-    """Of a text, or of parts of these kinds. Raises MessageError."""
+    """Of a text, or of parts of these kinds. Raises Refused; `where` begins with the request's field."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -67,7 +68,8 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") in kinds else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise MessageError(f"{where} holds something other than text, which this model cannot read")
+        field_name = where.partition("[")[0]
+        raise Refused(f"{where} holds something other than text, which this model cannot read", param=field_name)
     return "".join(map(str, texts))
 
 
@@ -90,23 +92,18 @@ def _place(open_calls: tuple[object, ...], result: Said) -> int:
     return open_calls.index(result.call_ids[0])
 
 
-def call_of(name: object, arguments: object) -> FunctionCall:
-    """`arguments` is a value, or JSON text."""
-    return FunctionCall(name=str(name), arguments=_same_arguments(arguments))
-
-
-def _same_arguments(arguments: object) -> str:
-    """The same text for the same arguments; what is no JSON stays a JSON string."""
+def call_of(name: object, arguments: object) -> ToolCall:
+    """`arguments` is a value, or JSON text. The same have the same text; what is no JSON stays a JSON string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = arguments
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return ToolCall(name=str(name), arguments=json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
 def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Message]:
     """As a chat template takes them: results of tools are the user's words, several in a row one message; the functions
-    that may be called stand in the system's words."""
+    that may be called, each given as JSON, stand in the system's words."""
     turns: list[Message] = []
     for is_result, group in groupby(messages, lambda one: one.role == "tool"):
         if is_result:
@@ -115,16 +112,11 @@ def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Messag
             turns += [Message(role=one.role, content=one.text) for one in group if one.role != "tool"]
     if not tools:
         return turns
-    described = tools_text(tools)
+    form = f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}'
+    described = "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
     if turns and turns[0].role == "system":
         return [Message(role="system", content=f"{turns[0].content}\n\n{described}"), *turns[1:]]
     return [Message(role="system", content=described), *turns]
-
-
-def tools_text(tools: Sequence[str]) -> str:
-    """What the model is told of functions that it may call, each given as JSON."""
-    form = f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}'
-    return "\n".join(("Functions that you can call:", *tools, "Call one by writing:", form))
 
 
 class AssistantMessage(TypedDict):
@@ -156,7 +148,7 @@ def read_reply(text: str) -> Said:
     return Said(role="assistant", content=_CALL.sub("", text).strip(), calls=calls)
 
 
-def _written_call(text: str) -> FunctionCall | None:
+def _written_call(text: str) -> ToolCall | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -164,13 +156,9 @@ def _written_call(text: str) -> FunctionCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     call = call_of(value["name"], value.get("arguments", {}))
-    return call if call.arguments.startswith("{") and _can_be_sent(call) else None
-
-
-def _can_be_sent(call: FunctionCall) -> bool:
-    """Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold."""
     try:
+        # Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold.
         json.dumps([call.name, json.loads(call.arguments)], ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
-        return False
-    return True
+        return None
+    return call if call.arguments.startswith("{") else None

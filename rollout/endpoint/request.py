@@ -1,14 +1,14 @@
-"""What a request asks, whichever protocol it came in, or why it is refused."""
+"""What a request asks, whichever protocol it came in, or why it is refused; and the form of the events of a reply."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from rollout.endpoint.messages import CLOSE, OPEN, Said, fields_of
+from rollout.endpoint.messages import CLOSE, OPEN, Refused, Said, fields_of
 
 if TYPE_CHECKING:
     from xgrammar import Grammar
@@ -18,17 +18,6 @@ Function: TypeAlias = Mapping[str, object]
 
 MAX_PARALLEL_CALLS = 4
 """Of a turn that must call functions; one that may is free text."""
-ANY_LENGTH = 2**31
-
-
-class Refused(Exception):
-    """A request that is not answered; `code` and `param` as OpenAI's clients read them."""
-
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +51,21 @@ class Asked:
     echo: Mapping[str, object] = field(default_factory=dict)
 
 
-def read_fields(body: object, rules: Rules, known: Collection[str]) -> dict[str, object]:
-    """The fields that are not null, all known, and for our model. Raises Refused."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What the requests of a protocol may hold: `read` are looked at elsewhere; `idle` have no effect on what is
+    sampled; `fixed` can only have these values; `neutral` are the values of what else may be said of the sampling that
+    change nothing."""
+
+    read: tuple[str, ...]
+    idle: tuple[str, ...]
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    neutral: Mapping[str, object]
+
+
+def read_fields(body: object, rules: Rules, fields: Fields) -> dict[str, object]:
+    """The fields that are not null: all known, for our model, and with nothing that would sample otherwise than the
+    recipe, where it is not to override that. Raises Refused."""
     if not isinstance(body, Mapping):
         raise Refused("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
@@ -75,34 +77,24 @@ def read_fields(body: object, rules: Rules, known: Collection[str]) -> dict[str,
             param="model",
         )
     for name in given:
-        if name not in known:
+        if name not in (*fields.read, *fields.idle, *fields.fixed, *fields.neutral):
             raise unsupported(name)
-    return given
-
-
-def unsupported(name: str) -> Refused:
-    return Refused(f"'{name}' is not supported", code="unsupported_parameter", param=name)
-
-
-def check_fixed(given: Mapping[str, object], fixed: Mapping[str, object]) -> None:
-    """Raises Refused for a field that has another value than the only one there is."""
-    for name, value in fixed.items():
+    for name, value in fields.fixed.items():
         if given.get(name, value) != value:
             raise Refused(f"{name} can only be {json.dumps(value)}", code="unsupported_value", param=name)
-
-
-def check_sampling(given: Mapping[str, object], rules: Rules, neutral: Mapping[str, object]) -> None:
-    """`neutral` are values of fields that change nothing. Raises Refused where the recipe is not to override others."""
-    if rules.override:
-        return
-    for name, value in {"temperature": rules.temperature, **neutral}.items():
-        if name in given and given[name] != value:
+    for name, value in {"temperature": rules.temperature, **fields.neutral}.items():
+        if name in given and given[name] != value and not rules.override:
             raise Refused(
                 f"{name} = {given[name]!r} is not what the recipe samples with ({value!r}), and what is trained must "
                 "be; leave it out, or set agent.sampling = 'override' to sample as the recipe says all the same",
                 code="unsupported_value",
                 param=name,
             )
+    return given
+
+
+def unsupported(name: str) -> Refused:
+    return Refused(f"'{name}' is not supported", code="unsupported_parameter", param=name)
 
 
 def fingerprint(protocol: str, given: Mapping[str, object]) -> str:
@@ -119,11 +111,13 @@ class Choice:
     single: str | None = None
 
 
-def functions_of(
-    given: Mapping[str, object], parts_of: Callable[[Mapping[str, object], str], tuple[object, object, object]]
-) -> dict[str, Function]:
+PartsOf: TypeAlias = Callable[[Mapping[str, object], str], tuple[object, object, object]]
+"""Name, description and parameters of a tool; it is told the tool's place."""
+
+
+def _functions_of(given: Mapping[str, object], parts_of: PartsOf) -> dict[str, Function]:
     """The functions of `tools` by their names, in one form, so that the same one reads the same in every protocol.
-    `parts_of` reads the name, the description and the parameters of a tool, and is told its place. Raises Refused."""
+    Raises Refused."""
     found: dict[str, Function] = {}
     tools = given.get("tools", [])
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
@@ -132,15 +126,21 @@ def functions_of(
         if not isinstance(name, str):
             raise Refused(f"{where} must be a function with a name", param="tools")
         fields = {"name": name, "description": description, "parameters": parameters}
-        found[name] = {field: value for field, value in fields.items() if value is not None}
+        found[name] = {part: value for part, value in fields.items() if value is not None}
     return found
 
 
 def tools_and_grammar(
-    functions: Mapping[str, Function], choice: Choice, rules: Rules, form: Callable[[], str | None]
+    given: Mapping[str, object],
+    rules: Rules,
+    *,
+    parts_of: PartsOf,
+    choice_of: Callable[[Mapping[str, object]], Choice],
+    form_of: Callable[[Mapping[str, object]], str | None],
 ) -> tuple[tuple[str, ...], str | None]:
     """The functions that may be called, as JSON, and the grammar of the reply: of calls where they are required, else
-    of words in the grammar that `form` gives or calls. None where any words may be said. Raises Refused."""
+    of words in the grammar that `form_of` gives or calls. None where any words may be said. Raises Refused."""
+    functions, choice = _functions_of(given, parts_of), choice_of(given)
     if choice.kind == "none":
         functions = {}
     if choice.single and choice.kind == "auto" and functions and not rules.override:
@@ -159,7 +159,7 @@ def tools_and_grammar(
     most = 1 if choice.single else MAX_PARALLEL_CALLS
     if choice.kind == "required":
         return tools, calls_grammar([*functions.values()], most)
-    words = form()
+    words = form_of(given)
     if words is None or not functions:
         return tools, words
     return tools, _either(words, calls_grammar([*functions.values()], most))
@@ -244,3 +244,13 @@ def _call_grammar(function: Function) -> "Grammar":
     closing = json.dumps(f"}}{CLOSE}")
     arguments = Grammar.from_json_schema(json.dumps(parameters), any_whitespace=False)
     return Grammar.concat(Grammar.from_ebnf(f"root ::= {opening}"), arguments, Grammar.from_ebnf(f"root ::= {closing}"))
+
+
+def event(value: Mapping[str, object]) -> str:
+    """A server-sent one."""
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def named_event(value: Mapping[str, object]) -> str:
+    """One that bears the name of its type."""
+    return f"event: {value['type']}\n{event(value)}"

@@ -2,19 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
+from rollout.endpoint import chat_completions
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.chat_completions import choice_by_word, refusal
-from rollout.endpoint.dialect import Dialect, named_event
-from rollout.endpoint.messages import MessageError, Said, SaidRole, call_of, fields_of, in_call_order, plain_text
+from rollout.endpoint.messages import Refused, Said, SaidRole, call_of, fields_of, in_call_order, plain_text
 from rollout.endpoint.request import (
-    ANY_LENGTH,
     Asked,
     Choice,
-    Refused,
-    check_fixed,
-    check_sampling,
+    Fields,
     fingerprint,
-    functions_of,
+    named_event,
     object_grammar,
     read_fields,
     schema_grammar,
@@ -23,6 +19,7 @@ from rollout.endpoint.request import (
     whole_number,
 )
 
+PATH = "/v1/responses"
 ROLES: Mapping[str, SaidRole] = {
     "system": "system",
     "developer": "system",
@@ -30,19 +27,17 @@ ROLES: Mapping[str, SaidRole] = {
     "assistant": "assistant",
 }
 TEXTS = ("input_text", "output_text", "text")
-NEUTRAL: Mapping[str, object] = {"top_p": 1}
-"""What else a request may say of the sampling: these values, which change nothing."""
-
-FIXED: Mapping[str, object] = {"truncation": "disabled", "background": False, "top_logprobs": 0, "include": []}
-IDLE = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prompt_cache_options", "stream_options"),
-)
-"""Fields that have no effect on what is sampled."""
-
-READ = (
-    *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
-    *("text", "stream", "temperature", "max_output_tokens"),
+FIELDS = Fields(
+    read=(
+        *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
+        *("text", "stream", "temperature", "max_output_tokens"),
+    ),
+    idle=(
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prompt_cache_options", "stream_options"),
+    ),
+    fixed={"truncation": "disabled", "background": False, "top_logprobs": 0, "include": []},
+    neutral={"top_p": 1},
 )
 ECHOED: Mapping[str, object] = {
     "instructions": None,
@@ -61,17 +56,16 @@ Events = Iterator[tuple[str, Mapping[str, object]]]
 def read(body: object, attempt: Attempt) -> Asked:
     """Raises Refused."""
     rules = attempt.rules
-    given = read_fields(body, rules, (*READ, *NEUTRAL, *FIXED, *IDLE))
-    check_fixed(given, FIXED)
-    check_sampling(given, rules, NEUTRAL)
-    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), rules, lambda: _form(given))
+    given = read_fields(body, rules, FIELDS)
+    tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     instructions = _instructions(given)
+    limit = whole_number(given, "max_output_tokens", 1)
     return Asked(
         fingerprint=fingerprint("responses", given),
         messages=in_call_order((*instructions, *_before(given, attempt), *_input(given))),
         tools=tools,
         grammar=grammar,
-        max_tokens=min(whole_number(given, "max_output_tokens", 1) or ANY_LENGTH, rules.max_tokens),
+        max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
         stream=given.get("stream") is True,
         num_instructions=len(instructions),
         echo={name: given.get(name, absent) for name, absent in ECHOED.items()},
@@ -102,14 +96,11 @@ def _input(given: Mapping[str, object]) -> tuple[Said, ...]:
     items = given.get("input")
     if isinstance(items, str):
         return (Said(role="user", content=items),)
-    try:
-        if not isinstance(items, list) or not items:
-            raise MessageError("input must be a text or a list with at least one item")
-        said: list[Said] = []
-        for index, item in enumerate(items):
-            _take(fields_of(item), f"input[{index}]", said)
-    except MessageError as error:
-        raise Refused(str(error), param="input") from None
+    if not isinstance(items, list) or not items:
+        raise Refused("input must be a text or a list with at least one item", param="input")
+    said: list[Said] = []
+    for index, item in enumerate(items):
+        _take(fields_of(item), f"input[{index}]", said)
     return tuple(said)
 
 
@@ -128,8 +119,9 @@ def _take(item: Mapping[str, object], where: str, said: list[Said]) -> None:
         output = plain_text(item.get("output"), f"{where}.output", TEXTS)
         said.append(Said(role="tool", content=output, call_ids=(item.get("call_id"),)))
     else:
-        raise MessageError(
-            f"{where} must be a message, a function_call with name and arguments, or a function_call_output"
+        raise Refused(
+            f"{where} must be a message, a function_call with name and arguments, or a function_call_output",
+            param="input",
         )
 
 
@@ -143,7 +135,7 @@ def _choice(given: Mapping[str, object]) -> Choice:
     match given.get("tool_choice"):
         case {"type": "function", "name": name}:
             return Choice(kind="named", name=name)
-    return choice_by_word(given)
+    return chat_completions.choice_by_word(given)
 
 
 def _form(given: Mapping[str, object]) -> str | None:
@@ -251,11 +243,11 @@ def _call(item: Mapping[str, object], where: Mapping[str, object]) -> Events:
     yield "function_call_arguments.done", {**where, "name": item["name"], "arguments": item["arguments"]}
 
 
-def _refusal_event(error: Refused) -> str:
+def refusal(error: Refused) -> dict[str, object]:
+    """As in OpenAI's other protocol."""
+    return chat_completions.refusal(error)
+
+
+def refusal_event(error: Refused) -> str:
     told = {"message": str(error), "code": error.code, "param": error.param}
     return named_event({"type": "error", "sequence_number": 0, **told})
-
-
-RESPONSES = Dialect(
-    path="/v1/responses", read=read, whole=whole, events=events, refusal=refusal, refusal_event=_refusal_event
-)

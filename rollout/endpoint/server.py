@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,18 +15,38 @@ from starlette.routing import Route
 
 from configs.errors import whole_letters
 from envs.serving import LOOPBACK, listen
-from rollout.endpoint.anthropic_messages import MESSAGES
-from rollout.endpoint.attempt import ENDED, Attempt, Call
-from rollout.endpoint.chat_completions import CHAT_COMPLETIONS
-from rollout.endpoint.dialect import Dialect
-from rollout.endpoint.request import Refused
-from rollout.endpoint.responses import RESPONSES
+from rollout.endpoint import anthropic_messages, chat_completions, responses
+from rollout.endpoint.attempt import Attempt, Call, Reply, ended
+from rollout.endpoint.messages import Refused
+from rollout.endpoint.request import Asked
 
 _log = logging.getLogger(__name__)
 MAX_ENDED = 10_000
 """Keys of attempts that have ended which are still told from foreign ones."""
 CLIENT_LEFT = 499
-DIALECTS = {one.path: one for one in (CHAT_COMPLETIONS, MESSAGES, RESPONSES)}
+
+
+class Dialect(Protocol):
+    """A module that knows a protocol: how its requests are read and its replies are written. Of the `events` of a
+    stream the last one ends it; `refusal_event` is written where a stream cannot go on."""
+
+    PATH: str
+
+    def read(self, body: object, attempt: Attempt) -> Asked:
+        """Raises Refused."""
+        ...
+
+    def whole(self, reply: Reply, asked: Asked, model: str) -> Mapping[str, object]: ...
+
+    def events(self, reply: Reply, asked: Asked, model: str) -> Iterator[str]: ...
+
+    def refusal(self, error: Refused) -> Mapping[str, object]: ...
+
+    def refusal_event(self, error: Refused) -> str: ...
+
+
+KNOWN: tuple[Dialect, ...] = (chat_completions, anthropic_messages, responses)
+DIALECTS = {one.PATH: one for one in KNOWN}
 
 
 class Endpoint:
@@ -85,7 +106,7 @@ class Endpoint:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = request.headers.get("x-api-key", bearer).strip()
         if key in self._ended:
-            raise Refused(ENDED, status=403, code="attempt_ended")
+            raise ended()
         if key not in self._attempts:
             raise Refused("this key is of no attempt here", status=401, code="invalid_api_key")
         return self._attempts[key]
@@ -146,7 +167,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     if error.status in (401, 403):
         _log.warning("a call of the model endpoint was refused: %s", error)
-    dialect = DIALECTS.get(request.url.path, CHAT_COMPLETIONS)
+    dialect: Dialect = DIALECTS.get(request.url.path, chat_completions)
     return JSONResponse(dialect.refusal(error), status_code=error.status)
 
 

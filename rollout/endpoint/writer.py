@@ -3,14 +3,15 @@
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from configs.own import failure
-from envs.types import Task
+from envs.types import Task, ToolCall
 from rollout.chat import ChatFormat
-from rollout.endpoint.messages import FunctionCall, Said, openai_assistant
+from rollout.endpoint.messages import Said, call_text, openai_assistant
 from rollout.endpoint.request import Asked
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
@@ -48,24 +49,24 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class EngineWriter:
     """Samples with the policy."""
 
-    def __init__(self, engine: Engine, *, trajectory_id: str, temperature: float) -> None:
-        self._engine = engine
-        self._trajectory_id = trajectory_id
-        self._temperature = temperature
+    engine: Engine
+    trajectory_id: str
+    temperature: float
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:
-            return await self._engine.generate(
+            return await self.engine.generate(
                 GenerationRequest(
-                    trajectory_id=self._trajectory_id,
+                    trajectory_id=self.trajectory_id,
                     prompt_token_ids=prompt_token_ids,
                     max_tokens=max_tokens,
-                    temperature=self._temperature,
+                    temperature=self.temperature,
                     grammar=asked.grammar,
-                    seed=None if asked.seed is None else stream_seed(self._trajectory_id, asked.seed),
+                    seed=None if asked.seed is None else stream_seed(self.trajectory_id, asked.seed),
                     stop=asked.stop,
                 )
             )
@@ -73,7 +74,7 @@ class EngineWriter:
             raise WriterError(f"the engine failed: {error}") from error
 
     def release(self) -> None:
-        self._engine.release(self._trajectory_id)
+        self.engine.release(self.trajectory_id)
 
 
 def engine_writers(engine: Engine, temperature: float) -> Callable[[Task, str], Writer]:
@@ -142,25 +143,25 @@ def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
+@dataclass(frozen=True, slots=True)
 class TeacherWriter:
     """Asks a function of one's own what the policy should say."""
 
-    def __init__(self, teach: Teach, name: str, task: Task, chat: ChatFormat) -> None:
-        self._teach = teach
-        self._name = name
-        self._task = task
-        self._chat = chat
+    teach: Teach
+    name: str
+    task: Task
+    chat: ChatFormat
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         tools: list[Message] = [{"type": "function", "function": json.loads(tool)} for tool in asked.tools]
         try:
-            reply = await self._teach(self._task, openai_messages(asked.messages), tools)
+            reply = await self.teach(self.task, openai_messages(asked.messages), tools)
         except Exception as error:
-            raise WriterError(f"the teacher '{self._name}' failed with {failure(error)}") from error
+            raise WriterError(f"the teacher '{self.name}' failed with {failure(error)}") from error
         try:
-            return completion_of(reply_text(reply), asked, self._chat, max_tokens)
+            return completion_of(reply_text(reply), asked, self.chat, max_tokens)
         except ValueError as error:
-            raise WriterError(f"what the teacher '{self._name}' replied to {self._task.id} {error}") from error
+            raise WriterError(f"what the teacher '{self.name}' replied to {self.task.id} {error}") from error
 
     def release(self) -> None:
         """A function keeps nothing for an attempt."""
@@ -228,14 +229,14 @@ def reply_text(reply: object) -> str:
     content = message.get("content") or ""
     if not isinstance(content, str):
         raise ValueError(f"must have a text as content, got a {type(content).__name__}")
-    return "\n".join(part for part in (content, *map(_call_text, message.get("tool_calls") or ())) if part)
+    return "\n".join(part for part in (content, *map(_replied_call, message.get("tool_calls") or ())) if part)
 
 
-def _call_text(call: object) -> str:
+def _replied_call(call: object) -> str:
     match call:
         case {"function": {"name": str(name), "arguments": str(text)}}:
             with suppress(ValueError):
-                return FunctionCall(name=name, arguments=json.dumps(json.loads(text), ensure_ascii=False)).text
+                return call_text(ToolCall(name=name, arguments=json.dumps(json.loads(text), ensure_ascii=False)))
     raise ValueError("must call functions by a name and arguments as JSON")
 
 

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,7 +13,7 @@ from configs.processor import Precision
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS, lora_request
-from rollout.memory.episodic import MemoryFolder
+from rollout.store.disk import MemoryFolder
 
 if TYPE_CHECKING:
     from safetensors import safe_open
@@ -123,20 +122,6 @@ def _stem(name: str) -> str:
     return _PREFIX + name.removesuffix(".weight")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenAdapter:
-    """An adapter that was checked, and lies where vLLM reads it; `number` is vLLM's for it."""
-
-    number: int
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    request: "LoRARequest"
-    folder: Path
-
-
 class NativeAdapters:
     """Each version has a name, a number and a folder of its own, none of which is ever used again: vLLM keys its prefix
     cache by name and folder, and takes a number that it knows for weights that it has."""
@@ -145,12 +130,12 @@ class NativeAdapters:
         self._llm = llm
         self._merger = merger
         self._places: list[MemoryFolder] = []
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, LoRARequest] = {}
         self._numbers = count(1)
 
-    def write(self, version: int, digest: str, adapter: bytes) -> WrittenAdapter:
-        """Write an adapter down; vLLM knows nothing of it yet. For a thread that may wait for it. Raises ValueError
-        where it is no adapter of this model, or where there is no room for it."""
+    def write(self, version: int, digest: str, adapter: bytes) -> "LoRARequest":
+        """Write an adapter down; vLLM knows nothing of it yet, but what it is called, and where it lies. For a thread
+        that may wait for it. Raises ValueError where it is no adapter of this model, or where there is no room."""
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
         if not self._places:
@@ -169,37 +154,37 @@ class NativeAdapters:
                     f"{self._places[-1].path.parents[1]}, {error.strerror}; give /dev/shm more room "
                     "(docker run --shm-size), or name a larger disk with TMPDIR"
                 ) from error
-        return WrittenAdapter(number=number, folder=folder)
+        return lora_request(name, number, folder)
 
-    def discard(self, written: WrittenAdapter) -> None:
-        """It is not loaded after all."""
-        shutil.rmtree(written.folder, ignore_errors=True)
+    def discard(self, written: "LoRARequest") -> None:
+        """It is not loaded, or not any more."""
+        shutil.rmtree(written.lora_path, ignore_errors=True)
 
-    def load(self, version: int, written: WrittenAdapter) -> None:
-        request = lora_request(written.folder.name, written.number, written.folder)
-        if not self._llm.add_lora(request):
+    def load(self, version: int, written: "LoRARequest") -> None:
+        if not self._llm.add_lora(written):
             raise RuntimeError(f"vLLM refused adapter version {version}")
-        self._held[version] = _Held(request=request, folder=written.folder)
+        self._held[version] = written
 
     def request(self, version: int) -> "LoRARequest | None":
         """What a request that samples with `version` is given; None for the base model, and for nothing else: an
         adapter that is missing is an error."""
-        return None if version == BASE_VERSION else self._held[version].request
+        return None if version == BASE_VERSION else self._held[version]
 
     def read_back(self, version: int) -> ReadBack:
         """What vLLM's slots hold as `version`."""
         if version == BASE_VERSION:
             return ReadBack(given="", held="")
         held = self._held[version]
-        read = partial(read_slots, number=held.request.lora_int_id, folder=held.folder, scale=self._merger.scale)
+        folder = Path(held.lora_path)
+        read = partial(read_slots, number=held.lora_int_id, folder=folder, scale=self._merger.scale)
         return together(self._llm.collective_rpc(read))
 
     def drop_unused(self, used: Set[int]) -> None:
         """Forget every version but these. One in use would be read from its folder again, in the middle of a step."""
         for version in self._held.keys() - used:
             held = self._held.pop(version)
-            self._llm.remove_lora(held.request.lora_int_id)
-            shutil.rmtree(held.folder, ignore_errors=True)
+            self._llm.remove_lora(held.lora_int_id)
+            self.discard(held)
 
     def close(self) -> None:
         for place in self._places:

@@ -10,13 +10,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
-from rollout.engines.commands import Commands
-from rollout.engines.engine import BASE_VERSION, EngineError, EngineLoad, GenerationRequest, Pulse
+from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import (
     OpenRequest,
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollout.engines.base_weights import ExportedBase
-    from rollout.engines.vllm_parts import RequestOutput, Result, SamplingParams
-
-MergedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
+    from rollout.engines.vllm_parts import LoRARequest, RequestOutput, Result, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class PreparedAdapter:
 
     version: int
     digest: str
-    weights: Any
+    weights: "Iterator[tuple[str, Tensor]] | LoRARequest"
 
 
 FIRST = 0
@@ -72,7 +69,7 @@ class _Dialogue:
 
 
 class VllmEngine:
-    """An `Engine` over vLLM, for a base model and the adapters trained on it.
+    """A `PolicyEngine` over vLLM, for a base model and the adapters trained on it.
 
     Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, computed from
     the untouched W0 every time); `native` gives each version a LoRA adapter of its own name. `in_lockstep`: every step
@@ -97,10 +94,12 @@ class VllmEngine:
         self._seed = seed
         self._in_lockstep = in_lockstep
         self._commands = Commands()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What stopped the engine; None while it works, and after `close`."""
         self._open: dict[str, OpenRequest] = {}
         self._next_id = 0
-        self._version = BASE_VERSION
+        self.policy_version = BASE_VERSION
+        """The one that the next request will sample with."""
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
         self._dialogues: dict[str, _Dialogue] = {}
@@ -115,16 +114,6 @@ class VllmEngine:
         self._commands.submit(lambda: None).result()
 
     # --- called from any thread -----------------------------------------------------------------
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What stopped the engine; None while it works, and after `close`."""
-        return self._failure
-
-    @property
-    def policy_version(self) -> int:
-        """The version that the next request will sample with."""
-        return self._version
 
     @property
     def load(self) -> EngineLoad:
@@ -160,20 +149,17 @@ class VllmEngine:
         await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """The log-prob of every token but the first under the newest weights, at temperature 1. Goes before everything
-        that waits."""
+        """Goes before everything that waits."""
         future: Future[list[float]] = Future()
         self._commands.submit(lambda: self._add_scoring(tuple(token_ids), future))
         return await asyncio.wrap_future(future)
 
     async def pulse(self) -> Pulse:
-        """Answered by the engine's thread, between two steps."""
         return await asyncio.wrap_future(
             self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
         )
 
     async def read_back(self) -> ReadBack:
-        """The newest weights as vLLM's memory holds them, beside what it was given."""
         return await asyncio.wrap_future(self._commands.submit(self._read_back))
 
     def release(self, trajectory_id: str) -> None:
@@ -255,7 +241,7 @@ class VllmEngine:
         entry = OpenRequest(
             trajectory_id=request.trajectory_id,
             future=future,
-            policy_version=self._version if request.use_adapter else BASE_VERSION,
+            policy_version=self.policy_version if request.use_adapter else BASE_VERSION,
             result=completion_of,
         )
         # Who began first goes first: the next turn of a dialogue finds its beginning in the cache, where it would be
@@ -264,7 +250,9 @@ class VllmEngine:
         self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry, priority=dialogue.number)
 
     def _add_scoring(self, token_ids: tuple[int, ...], future: Future[list[float]]) -> None:
-        entry = OpenRequest(trajectory_id="", future=future, policy_version=self._version, result=prompt_logprobs_of)
+        entry = OpenRequest(
+            trajectory_id="", future=future, policy_version=self.policy_version, result=prompt_logprobs_of
+        )
         self._open_request(token_ids, scoring_params, entry, priority=FIRST)
 
     def _open_request(
@@ -309,21 +297,21 @@ class VllmEngine:
 
     def _load(self, prepared: PreparedAdapter) -> str:
         version, weights = prepared.version, prepared.weights
-        if version <= self._version:
+        if version <= self.policy_version:
             if self._native is not None:
                 self._native.discard(weights)
-            raise ValueError(f"adapter version {version} is not newer than {self._version}, which is loaded")
+            raise ValueError(f"adapter version {version} is not newer than {self.policy_version}, which is loaded")
         if self._native is None:
             self._reload(weights, version)
         else:
             self._native.load(version, weights)
             self._native.drop_unused({version, *(entry.policy_version for entry in self._open.values())})
-        self._version = version
+        self.policy_version = version
         return prepared.digest
 
     def _read_back(self) -> ReadBack:
         if self._native is not None:
-            return self._native.read_back(self._version)
+            return self._native.read_back(self.policy_version)
         (found,) = self._llm.apply_model(self._merged.read)
         return found
 
@@ -333,9 +321,9 @@ class VllmEngine:
             self._reload(self._merger.base_weights(), BASE_VERSION)
         else:
             self._native.drop_unused(set())
-        self._version = BASE_VERSION
+        self.policy_version = BASE_VERSION
 
-    def _reload(self, weights: MergedWeights, version: int) -> None:
+    def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
         """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
         and the cache hold was computed with the old weights."""
         try:
@@ -378,8 +366,6 @@ class VllmEngine:
         self._scheduler.update_from_output = counted
 
     def _stop(self) -> None:
-        if self._closing:
-            return
         self._drain()
         if self._native is not None:
             self._native.close()
@@ -387,7 +373,7 @@ class VllmEngine:
 
     def _fail(self, error: BaseException) -> None:
         """Whoever learns of it finds `failure` set: its process is to end."""
-        self._failure = error
+        self.failure = error
         stopped = EngineError(f"the engine stopped: {error!r}")
         stopped.__cause__ = error
         for entry in self._open.values():

@@ -13,7 +13,7 @@ from envs.datasets.generated import GeneratedTask, wrong_plan
 from rollout.agent.planner import Decision
 from rollout.chat import Chat, ChatFormat
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
-from rollout.types import Completion, Message, Turn
+from rollout.types import Completion, Turn
 
 
 def stream_seed(*names: object) -> int:
@@ -189,7 +189,6 @@ class FrozenModel:
             max_tokens=self._max_tokens,
             temperature=0.0,
             use_adapter=False,
-            messages=(Message(role="system", content=SYSTEM), Message(role="user", content=prompt)),
         )
         try:
             return (await self._engine.generate(request)).text

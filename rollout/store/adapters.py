@@ -70,16 +70,15 @@ class AdapterStore:
         """What the learner said of the canary text, by version, the base model included."""
         return self._said
 
-    def publish(self, published: PublishedAdapter, data: bytes) -> bool:
-        """Write the bytes, then the version's line, both synced: a version that is listed is whole. False where the
-        very same was published already. Raises ValueError when the number is not new or the bytes are not what the
-        digest says."""
+    def publish(self, published: PublishedAdapter, data: bytes) -> None:
+        """Write the bytes, then the version's line, both synced: a version that is listed is whole. The very same may
+        be published again. Raises ValueError when the number is not new or the bytes are not what the digest says."""
         digest = hashlib.sha256(data).hexdigest()
         if digest != published.digest:
             raise ValueError(f"version {published.policy_version}: sha256 {digest[:12]} != {published.digest[:12]}")
         if self.newest and published.policy_version <= self.newest.policy_version:
             if published == self.newest:
-                return False
+                return
             raise ValueError(
                 f"version {published.policy_version} was published before; the next is {self.next_version}"
             )
@@ -103,7 +102,6 @@ class AdapterStore:
         self._said = {**self._said, **_said([published])}
         for old in self._published[:-KEPT]:
             self._file(old).unlink(missing_ok=True)
-        return True
 
     def read(self, published: PublishedAdapter) -> bytes:
         """The bytes of a version that is kept still. Raises AdapterMismatchError when they changed on disk, or are

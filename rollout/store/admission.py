@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from rollout.store.casualties import Casualties
 from rollout.store.choice import DrawOf, TaskChoice, nobody_chooses
-from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerError
 from rollout.store.lifecycle import Lease, Permit
 
 
@@ -109,7 +110,6 @@ class Admitter:
                     worker,
                     num,
                     num_new=max(0, available - self._ledger.counts.queued),
-                    min_version=self.min_version,
                     draw_of=self._draw_of,
                     only=suspects[:1] if self.tries_suspects(worker) else None,
                     without=suspects,
@@ -129,10 +129,6 @@ class Admitter:
         if not self._by_worker[worker]:
             del self._by_worker[worker]
         return worker
-
-    def permit(self, lease: Lease) -> Permit:
-        """That of a group that runs."""
-        return self._by_worker[self.runs[lease]][lease]
 
     def runs_of(self, worker: int | None) -> list[Lease]:
         """What this worker runs, with None what all run, in the order of drawing."""

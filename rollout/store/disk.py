@@ -1,39 +1,24 @@
-"""Files that survive a power cut: synced, written whole or not at all, on a file system that can keep them."""
+"""Files that survive a power cut: synced, written whole or not at all, on a file system that can keep them. And files
+in memory, that go with their process."""
 
 import errno
+import fcntl
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
 
-_NETWORK = frozenset(
-    {
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "virtiofs",
-    }
-)
-_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"})
+_NETWORK = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
+    *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
+}
+_LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,3 +146,60 @@ def sweep_partials(folder: Path, name: str = "*") -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+MEMORY = Path("/dev/shm")
+_LOCK = ".lock"
+_NAME = re.compile(r"agentflow-(\d+)-")
+
+
+class MemoryFolder:
+    """`path` is this process's own until `close`. It lies in memory where `needed` bytes are free there, else on disk.
+    What processes left that did not come to close theirs is deleted when the next one begins: it takes room that Ray's
+    objects need as well."""
+
+    def __init__(self, needed: int = 0) -> None:
+        disk = Path(tempfile.gettempdir())
+        for place in {MEMORY, disk}:
+            sweep(place)
+        self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
+        place = MEMORY if self.in_memory else disk
+        self._home = Path(tempfile.mkdtemp(prefix=f"agentflow-{os.getpid()}-", dir=place))
+        # The system lets go of it when the process ends, however it ends.
+        self._lock = (self._home / _LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = self._home / "files"
+        self.path.mkdir()
+
+    def close(self) -> None:
+        self._lock.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def sweep(place: Path) -> None:
+    """Delete the folders whose process has ended."""
+    for folder in place.glob("agentflow-*"):
+        if (named := _NAME.match(folder.name)) and folder.is_dir() and _is_left(folder, int(named[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path, pid: int) -> bool:
+    """Whether nobody holds the lock. A number alone proves nothing: containers may share the memory and not the
+    numbers."""
+    try:
+        with (folder / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return not _lives(pid)
+    except OSError:
+        return False
+    return True
+
+
+def _lives(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True

@@ -6,125 +6,24 @@ transaction, so a process may be killed at any moment.
 
 import json
 import sqlite3
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 
-from rollout.store.choice import Draw, DrawOf, Outcome, nobody_chooses
-from rollout.store.ledger_file import LedgerError as LedgerError
-from rollout.store.ledger_mending import BROUGHT, LedgerMending
-from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, ReadyGroup, State
+from rollout.store.choice import Draw, DrawOf, nobody_chooses
+from rollout.store.ledger_file import SHOWN_UNTRAINED, LedgerError, LedgerFile, LedgerReading
+from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, State, TrainedGroups, TrainedStep, group_id
 
-SHOWN_UNTRAINED = 4
-"""Of so many groups without signal per train step the bytes are kept, to be looked at."""
-
+_PERMIT = "ordinal, task, family, repeats, attempt"
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
+_IN_A_BATCH = "('in_batch', 'trained', 'refused')"
+BROUGHT = ("worker", "settled_at", "num_right", "num_scored", "facts", "shown", "versions", "reported_step")
+"""What an attempt brought; a group that is queued again has none of it."""
+_NAMED = 8
+"""So many groups are named in a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutBatch:
-    """The batch of a train step as it stands in the ledger: bytes of its groups; state, reason and bytes of some that
-    ended without signal since the batch before; facts added up over all that ended since then, and their number by
-    family; the solve rate of each family's last groups; and of those that ended last, batch or not, state, seconds and
-    tokens."""
-
-    payloads: tuple[bytes, ...]
-    untrained: tuple[tuple[State, str, bytes], ...]
-    facts: dict[str, float]
-    families: dict[str, int]
-    solved: dict[str, float]
-    durations: list[tuple[State, float, int]]
-
-
-class LedgerReading:
-    """What can be read through any connection to the ledger's file."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def batch(self, step: int) -> list[bytes]:
-        """The bytes of the batch in training; empty where none was cut for this step."""
-        rows = self._db.execute(
-            "SELECT data FROM groups JOIN payloads USING (ordinal) WHERE state = 'in_batch' AND step = ? "
-            "ORDER BY ordinal",
-            (step,),
-        )
-        return [row["data"] for row in rows]
-
-    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
-        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
-        rows = self._db.execute(
-            "SELECT state, reason, data FROM groups JOIN payloads USING (ordinal) WHERE reported_step = ? AND shown "
-            "ORDER BY ordinal LIMIT ?",
-            (step, SHOWN_UNTRAINED),
-        )
-        return [(row["state"], row["reason"] or "", row["data"]) for row in rows]
-
-    def reported(self, step: int | None = None) -> dict[str, float]:
-        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
-        with None over all groups that ever ended."""
-        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
-        totals: Counter[str] = Counter()
-        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
-            totals.update(json.loads(row["facts"] or "{}"))
-        return dict(totals)
-
-    def families(self, step: int) -> dict[str, int]:
-        """How many groups of each family ended before this step's batch was cut and after the one before."""
-        rows = self._db.execute(
-            "SELECT family, COUNT(*) AS num FROM groups WHERE reported_step = ? AND family IS NOT NULL GROUP BY family",
-            (step,),
-        )
-        return {row["family"]: row["num"] for row in rows}
-
-    def solved(self, step: int, last: int) -> dict[str, float]:
-        """Of each family, the solve rate of the groups that were drawn last: so many of those that ended before this
-        step's batch was cut. It takes no longer the more groups there are."""
-        rates = {}
-        for (family,) in self._db.execute("SELECT DISTINCT family FROM groups WHERE family IS NOT NULL").fetchall():
-            row = self._db.execute(
-                "SELECT SUM(num_right) / SUM(num_scored) AS rate FROM (SELECT num_right, num_scored FROM groups WHERE "
-                "family = ? AND num_scored > 0 AND reported_step <= ? ORDER BY ordinal DESC LIMIT ?)",
-                (family, step, last),
-            ).fetchone()
-            if row["rate"] is not None:
-                rates[family] = row["rate"]
-        return rates
-
-    def outcomes(self, family: str, last: int) -> list[Outcome]:
-        """What came of the family's groups that ended with a scored trajectory: of so many of those that were drawn
-        last, newest first. A repeated task has the number of the one that it repeats. It takes no longer the more
-        groups there are."""
-        rows = self._db.execute(
-            "SELECT COALESCE(repeats, task), num_right, num_scored, state NOT IN ('all_right', 'all_wrong', 'failed') "
-            "FROM groups WHERE family = ? AND num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
-            (family, last),
-        )
-        return [Outcome(task, right, scored, differed=bool(differed)) for task, right, scored, differed in rows]
-
-    def open_tasks(self) -> set[int]:
-        """The numbers of the tasks that groups play or wait to play; of one that is repeated, its first number."""
-        rows = self._db.execute("SELECT COALESCE(repeats, task) FROM groups WHERE state IN ('queued', 'running')")
-        return {task for (task,) in rows}
-
-    def durations(self, last: int) -> list[tuple[State, float, int]]:
-        """(state, seconds, tokens) of the groups that ended last."""
-        rows = self._db.execute(
-            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
-            "ORDER BY settled_at DESC LIMIT ?",
-            (last,),
-        )
-        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
-
-
-class Ledger(LedgerMending, LedgerReading):
+class Ledger(LedgerFile, LedgerReading):
     """All calls are short transactions, made from one thread; only those made for `aside` may come from another."""
-
-    def together(self) -> AbstractContextManager[None]:
-        """The moves within are one transaction."""
-        return self._transaction()
 
     # --- drawing and running ---------------------------------------------------------------------
 
@@ -134,7 +33,6 @@ class Ledger(LedgerMending, LedgerReading):
         num: int,
         *,
         num_new: int,
-        min_version: int,
         draw_of: DrawOf = nobody_chooses,
         only: Collection[int] | None = None,
         without: Collection[int] = (),
@@ -144,37 +42,55 @@ class Ledger(LedgerMending, LedgerReading):
         once, the first time that it is given out."""
         named = ", ".join(map(str, without if only is None else only))
         which = f"ordinal {'NOT IN' if only is None else 'IN'} ({named})"
-        with self._transaction():
-            columns = "ordinal, task, family, repeats, attempt"
-            query = f"SELECT {columns} FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
+        with self.together():
+            query = f"SELECT {_PERMIT} FROM groups WHERE state = 'queued' AND {which} ORDER BY task"
             queued = self._db.execute(f"{query} LIMIT {num}").fetchall() if self._counts["queued"] else []
             num_new = min(num_new, num - len(queued)) if only is None else 0
             self._rounds += 1
-            run = {"worker": worker, "min_version": min_version, "round": self._rounds}
-            groups = []
+            run = {"worker": worker, "round": self._rounds}
+            permits = []
             for ordinal, task, family, repeats, attempt in queued:
                 draw = Draw(family, repeats) if family else draw_of(task)
                 self._move(ordinal, "queued", "running", **draw._asdict(), **run)
-                groups.append((ordinal, task, draw, attempt))
-            for task in range(self._next_task, self._next_task + num_new):
+                permits.append(Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt))
+            for task in range(self.next_task, self.next_task + num_new):
                 draw = draw_of(task)
-                groups.append((self._insert(task, "running", 1, **draw._asdict(), **run), task, draw, 1))
-        return [
-            Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=attempt, min_policy_version=min_version)
-            for ordinal, task, draw, attempt in groups
-        ]
+                ordinal = self._insert(task, "running", 1, **draw._asdict(), **run)
+                permits.append(Permit(ordinal=ordinal, task=task, **draw._asdict(), attempt=1))
+        return permits
 
     def leases(self) -> list[tuple[int, Permit]]:
         """Everything that is believed to run, each with the worker that runs it."""
-        rows = self._db.execute("SELECT * FROM groups WHERE state = 'running'")
-        return [(row["worker"], _permit(row)) for row in rows]
+        rows = self._db.execute(f"SELECT worker, {_PERMIT} FROM groups WHERE state = 'running'")
+        return [
+            (worker, Permit(ordinal=ordinal, task=task, family=family, repeats=repeats, attempt=attempt))
+            for worker, ordinal, task, family, repeats, attempt in rows
+        ]
 
-    def settle(self, lease: Lease, ending: Ending, result: GroupResult, *, now: float) -> None:
-        """A running group ended; its bytes are kept where it will be trained, and for a few that will not be."""
-        with self._transaction():
-            shown = ending != "ready" and self._is_shown(result)
-            versions = json.dumps(dict(result.versions))
-            self._end_with(lease, ending, result, now=now, shown=shown, versions=versions)
+    def settle(self, lease: Lease, ending: Ending | None, result: GroupResult, *, now: float) -> None:
+        """A running group ended; with None it failed for good, and its last attempt left numbers behind. Its bytes are
+        kept where it will be trained, and for a few that will not be."""
+        columns = {"reason": result.reason} if ending is None else {"versions": json.dumps(dict(result.versions))}
+        with self.together():
+            shown = (
+                ending != "ready"
+                and bool(result.payload)
+                and self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown") < SHOWN_UNTRAINED
+            )
+            latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
+            self._end(
+                lease,
+                ending or "failed",
+                # Later than all before it: the order must outlive a clock that is set back.
+                settled_at=now if latest is None or now > latest else latest + 1e-6,
+                duration_s=result.duration_s,
+                num_tokens=sum(result.versions.values()),
+                num_right=result.right,
+                num_scored=result.scored,
+                facts=json.dumps(dict(result.facts)),
+                shown=shown,
+                **columns,
+            )
             if shown or ending == "ready":
                 self._keep(lease[0], result.payload)
 
@@ -182,55 +98,37 @@ class Ledger(LedgerMending, LedgerReading):
         """A running group came to nothing: it is queued again, or failed for good after `max_attempts`."""
         attempt = lease[1]
         state: State = "failed" if attempt >= max_attempts else "queued"
-        with self._transaction():
+        with self.together():
             self._end(lease, state, attempt=attempt + (state == "queued"), reason=reason)
         return state
 
     def run_again(self, lease: Lease) -> None:
         """The run was cut off: nobody runs this group any more, and that is no fault of the group."""
-        with self._transaction():
+        with self.together():
             self._end(lease, "queued")
-
-    def fail(self, lease: Lease, result: GroupResult, *, now: float) -> None:
-        """As `settle`, for a group that failed for good and whose last attempt left numbers behind."""
-        with self._transaction():
-            shown = self._is_shown(result)
-            self._end_with(lease, "failed", result, now=now, shown=shown, reason=result.reason)
-            if shown:
-                self._keep(lease[0], result.payload)
 
     # --- training --------------------------------------------------------------------------------
 
-    def ready(self) -> list[ReadyGroup]:
-        """The groups that wait for a batch, oldest weights first, then in the order of drawing."""
-        rows = self._db.execute(
-            "SELECT ordinal, task, family, repeats, attempt, versions FROM groups WHERE state = 'ready'"
-        )
-        groups = [
-            ReadyGroup(
-                ordinal=row["ordinal"],
-                task=row["task"],
-                family=row["family"],
-                repeats=row["repeats"],
-                attempt=row["attempt"],
-                versions=_versions(row["versions"]),
-            )
-            for row in rows
-        ]
-        return sorted(groups, key=lambda one: (min(one.versions, default=0), one.ordinal))
+    def ready(self) -> list[tuple[Lease, Mapping[int, int]]]:
+        """The groups that wait for a batch, each with the tokens that each version sampled of it: oldest weights first,
+        then in the order of drawing."""
+        rows = self._db.execute("SELECT ordinal, attempt, versions FROM groups WHERE state = 'ready'")
+        groups = [((row["ordinal"], row["attempt"]), _versions(row["versions"])) for row in rows]
+        return sorted(groups, key=lambda group: (min(group[1], default=0), group[0]))
 
-    def expire(self, group: ReadyGroup, reason: str) -> None:
+    def expire(self, ordinal: int, reason: str) -> None:
         """Too stale to train on: its task is drawn again as a new group, which runs before any other task is drawn."""
-        with self._transaction():
-            self._move(group.ordinal, "ready", "expired", reason=reason)
-            self._drop(group.ordinal)
-            again = Draw(group.family, group.repeats)
-            self._insert(group.task, "queued", group.attempt + 1, **again._asdict())
+        with self.together():
+            self._move(ordinal, "ready", "expired", reason=reason)
+            self._drop(ordinal)
+            query = "SELECT task, family, repeats, attempt FROM groups WHERE ordinal = ?"
+            task, family, repeats, attempt = self._db.execute(query, (ordinal,)).fetchone()
+            self._insert(task, "queued", attempt + 1, family=family, repeats=repeats)
 
     def cut(self, ordinals: Iterable[int], step: int) -> None:
         """These groups are the batch of this train step; all that ended since the last one is reported with it."""
         wanted = list(ordinals)
-        with self._transaction():
+        with self.together():
             chosen = "ordinal IN (SELECT value FROM json_each(?))"
             num = self._move_all("ready", "in_batch", chosen, (json.dumps(wanted),), step=step)
             if num != len(wanted):
@@ -239,23 +137,6 @@ class Ledger(LedgerMending, LedgerReading):
                 "UPDATE groups SET reported_step = ? WHERE reported_step IS NULL AND settled_at IS NOT NULL", (step,)
             )
 
-    def read_cut(self, step: int, *, num_durations: int, num_lately: int = 1) -> CutBatch:
-        """The batch in training; without payloads where none was cut for this step. Made for `aside`."""
-        with self._connection_beside() as db:
-            reading = LedgerReading(db)
-            db.execute("BEGIN")
-            try:
-                return CutBatch(
-                    payloads=tuple(reading.batch(step)),
-                    untrained=tuple(reading.untrained(step)),
-                    facts=reading.reported(step),
-                    families=reading.families(step),
-                    solved=reading.solved(step, num_lately),
-                    durations=reading.durations(num_durations),
-                )
-            finally:
-                db.execute("ROLLBACK")
-
     def is_cut(self, step: int) -> bool:
         """Whether a batch is in training for this step."""
         return bool(self._scalar("SELECT EXISTS (SELECT 1 FROM groups WHERE state = 'in_batch' AND step = ?)", (step,)))
@@ -263,14 +144,14 @@ class Ledger(LedgerMending, LedgerReading):
     def mark_trained(self, step: int, *, refused: str | None = None) -> None:
         """The batches up to this step are trained, or refused for the reason given. Their bytes stay until `forget`."""
         state: State = "trained" if refused is None else "refused"
-        with self._transaction():
+        with self.together():
             self._move_all("in_batch", state, "step <= ?", (step,), reason=refused)
 
     def rewind(self, step: int) -> None:
         """The policy is that of a checkpoint after `step`: batches that it knows are trained, later ones are ready
         again."""
         self.mark_trained(step)
-        with self._transaction():
+        with self.together():
             query = "SELECT ordinal, state, ordinal NOT IN (SELECT ordinal FROM payloads) FROM groups WHERE step > ?"
             for ordinal, state, forgotten in self._db.execute(query, (step,)).fetchall():
                 if forgotten:
@@ -284,7 +165,7 @@ class Ledger(LedgerMending, LedgerReading):
 
     def publish(self, policy_version: int, step: int) -> None:
         """The weights after `step` have this number from now on."""
-        with self._transaction():
+        with self.together():
             self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (policy_version, step))
 
     def published(self) -> dict[int, int]:
@@ -297,7 +178,7 @@ class Ledger(LedgerMending, LedgerReading):
         ended = "state IN ('trained', 'refused') AND step <= ? OR shown AND reported_step <= ?"
         # The table of bytes is the shorter one: CROSS JOIN has SQLite begin with it.
         which = f"SELECT ordinal FROM payloads CROSS JOIN groups USING (ordinal) WHERE {ended} LIMIT ?"
-        with self._transaction():
+        with self.together():
             query = f"DELETE FROM payloads WHERE ordinal IN ({which})"
             return self._db.execute(query, (step, step, at_most)).rowcount
 
@@ -308,11 +189,80 @@ class Ledger(LedgerMending, LedgerReading):
         named = "" if of is None else f" AND ordinal IN ({', '.join(map(str, of))})"
         open_rounds = f"SELECT round FROM groups WHERE state IN ('running', 'queued') AND round > 0{named}"
         undone = f"('ready', {_FILTERED}, 'running')"
-        with self._transaction():
+        with self.together():
             query = f"SELECT ordinal, state FROM groups WHERE round IN ({open_rounds}) AND state IN {undone}"
             for ordinal, state in self._db.execute(query).fetchall():
                 self._move(ordinal, state, "queued", **dict.fromkeys(BROUGHT))
                 self._drop(ordinal)
+
+    # --- beside a checkpoint, which says what its weights were trained on -------------------------
+
+    def trained_groups(self) -> TrainedGroups:
+        """Every batch that was cut so far, in the order of steps."""
+        steps: dict[int, list[tuple[int, int]]] = {}
+        refused: dict[int, str] = {}
+        query = f"SELECT step, ordinal, task, state, reason FROM groups WHERE state IN {_IN_A_BATCH} ORDER BY ordinal"
+        for step, ordinal, task, state, reason in self._db.execute(query):
+            steps.setdefault(step, []).append((ordinal, task))
+            if state == "refused":
+                refused[step] = reason
+        return TrainedGroups(
+            next_task=self.next_task,
+            steps=tuple(
+                TrainedStep(step=step, groups=tuple(steps[step]), refused=refused.get(step)) for step in sorted(steps)
+            ),
+        )
+
+    def follow(self, trained: TrainedGroups, step: int) -> list[str]:
+        """Make the ledger agree with the checkpoint after `step`, whose weights were `trained` on that. Changes nothing
+        where no power cut, copy or broken disk has changed the file. Returns what was mended, in sentences. Raises
+        LedgerError where it cannot be."""
+        rows = {row["ordinal"]: row for row in self._db.execute("SELECT ordinal, task, state, step FROM groups")}
+        listed = {ordinal: (one, task) for one in trained.steps for ordinal, task in one.groups}
+        for one in listed:
+            if one in rows and rows[one]["task"] != listed[one][1]:
+                raise LedgerError(
+                    f"{self._path} is not the ledger of the checkpoint after step {step}: group {group_id(one)} has "
+                    f"task {rows[one]['task']}, and task {listed[one][1]} there; put the run's own ledger back"
+                )
+        lost = [one for one in listed if not (one in rows and _agrees(rows[one], listed[one][0]))]
+        other = [
+            one for one, row in rows.items() if row["step"] is not None and row["step"] <= step and one not in listed
+        ]
+        known = {row["task"] for row in rows.values()} | {task for _, task in listed.values()}
+        unknown = [task for task in range(trained.next_task) if task not in known]
+        if not (lost or other or unknown):
+            return []
+        with self.together():
+            for ordinal in lost:
+                self._mark(ordinal, *listed[ordinal])
+            for ordinal in other:
+                self._undo(ordinal)
+            self._count_again()
+            for task in unknown:
+                self._insert(task, "queued", 1)
+        weights = f"the weights of the checkpoint after step {step}"
+        return [
+            *_told(lost, f"the ledger had lost that {weights} were trained on %s; it stands there again"),
+            *_told(
+                other, f"the ledger said that {weights} were trained on %s; they were not, and these are open again"
+            ),
+            *([f"the ledger had lost {len(unknown)} tasks that were drawn; they are drawn again"] if unknown else []),
+        ]
+
+    def fail_unreadable(self, is_readable: Callable[[bytes], bool]) -> list[str]:
+        """Groups that wait for training and whose bytes a broken disk has changed fail: cut into a batch they would end
+        the run, again at each resume. Returns what was done, in sentences."""
+        waiting = "state IN ('ready', 'in_batch')"
+        query = f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {waiting}"
+        broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload or b"")]
+        if broken:
+            with self.together():
+                for ordinal in broken:
+                    self._set(ordinal, state="failed", step=None, reason="its bytes changed on disk")
+                    self._drop(ordinal)
+                self._count_again()
+        return _told(broken, "the disk has changed the bytes of %s; they failed and are not trained")
 
     # --- what it all adds up to ------------------------------------------------------------------
 
@@ -340,31 +290,24 @@ class Ledger(LedgerMending, LedgerReading):
         """The task number of every trained group, sorted."""
         return sorted(row[0] for row in self._db.execute("SELECT task FROM groups WHERE state = 'trained'"))
 
-    def _after_the_last(self, now: float) -> float:
-        """The time at which a group ends, later than all before it: the order must outlive a clock that is set back."""
-        latest = self._db.execute("SELECT MAX(settled_at) FROM groups").fetchone()[0]
-        return now if latest is None or now > latest else float(latest) + 1e-6
-
-    def _is_shown(self, result: GroupResult) -> bool:
-        """Whether to keep the bytes of a group that is not trained: not where there are enough since the last batch."""
-        num = self._scalar("SELECT COUNT(*) FROM groups WHERE reported_step IS NULL AND shown")
-        return bool(result.payload) and num < SHOWN_UNTRAINED
-
-    def _end_with(
-        self, lease: Lease, after: State, result: GroupResult, *, now: float, shown: bool, **columns: object
-    ) -> None:
-        self._end(
-            lease,
-            after,
-            settled_at=self._after_the_last(now),
-            duration_s=result.duration_s,
-            num_tokens=sum(result.versions.values()),
-            num_right=result.right,
-            num_scored=result.scored,
-            facts=json.dumps(dict(result.facts)),
-            shown=shown,
-            **columns,
+    def _mark(self, ordinal: int, one: TrainedStep, task: int) -> None:
+        state: State = "trained" if one.refused is None else "refused"
+        self._db.execute(
+            "INSERT INTO groups (ordinal, task, state, step, reason) VALUES (?, ?, ?, ?, ?) ON CONFLICT (ordinal) "
+            "DO UPDATE SET state = excluded.state, step = excluded.step, reason = excluded.reason, worker = NULL",
+            (ordinal, task, state, one.step, one.refused),
         )
+
+    def _undo(self, ordinal: int) -> None:
+        """It waits for another batch where its bytes are there, else it runs again."""
+        if self._scalar("SELECT EXISTS (SELECT 1 FROM payloads WHERE ordinal = ?)", (ordinal,)):
+            self._set(ordinal, state="ready", step=None, reason=None)
+        else:
+            self._set(ordinal, state="queued", **dict.fromkeys((*BROUGHT, "step", "reason")))
+
+    def _set(self, ordinal: int, **columns: object) -> None:
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self._db.execute(f"UPDATE groups SET {names} WHERE ordinal = ?", (*columns.values(), ordinal))
 
     def _end(self, lease: Lease, after: State, **columns: object) -> None:
         """The end of this attempt and of no later one."""
@@ -377,12 +320,14 @@ def _versions(text: str) -> Mapping[int, int]:
     return {int(version): num for version, num in json.loads(text).items()}
 
 
-def _permit(row: sqlite3.Row) -> Permit:
-    return Permit(
-        ordinal=row["ordinal"],
-        task=row["task"],
-        family=row["family"],
-        repeats=row["repeats"],
-        attempt=row["attempt"],
-        min_policy_version=row["min_version"],
-    )
+def _agrees(row: sqlite3.Row, one: TrainedStep) -> bool:
+    state = "trained" if one.refused is None else "refused"
+    return row["step"] == one.step and row["state"] in (state, "in_batch")
+
+
+def _told(ordinals: Iterable[int], sentence: str) -> list[str]:
+    names = [group_id(one) for one in sorted(ordinals)]
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return [sentence % f"{len(names)} groups ({', '.join(names[:_NAMED])}{more})"]

@@ -1,6 +1,7 @@
 """The ledger's SQLite file: its tables, its moves, and ways to read it beside the writer."""
 
 import asyncio
+import json
 import os
 import shutil
 import sqlite3
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.errors import UserError
+from rollout.store.choice import Outcome
 from rollout.store.disk import file_system_of, sync
 from rollout.store.lifecycle import LIVE, MOVES, GroupCounts, State
 
@@ -91,7 +93,8 @@ CREATE INDEX IF NOT EXISTS shown ON groups (reported_step) WHERE shown;
 CREATE INDEX IF NOT EXISTS outcomes ON groups (family, ordinal) WHERE num_scored > 0;
 CREATE TABLE IF NOT EXISTS versions (policy_version INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 """
-"""The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes."""
+"""The bytes of a group stand in a table of their own: SQLite writes a row anew whenever one of its columns changes.
+Nobody asks for `min_version`, but a ledger with other columns is of another release."""
 
 LARGEST_WAL_PAGES = 2**14
 """64 MiB. A longer -wal file goes into the main one within a commit, which then waits for the disk."""
@@ -106,6 +109,9 @@ _NOT_THE_FILES_FAULT = {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_PROTOCOL,
 }
+SHOWN_UNTRAINED = 4
+"""Of so many groups without signal per train step the bytes are kept, to be looked at."""
+
 _LIVE = ", ".join(f"'{state}'" for state in LIVE)
 
 
@@ -116,14 +122,95 @@ class LedgerError(UserError):
 Found = TypeVar("Found")
 
 
+class LedgerReading:
+    """What can be read through any connection to the ledger's file."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def batch(self, step: int) -> list[bytes]:
+        """The bytes of the batch in training; empty where none was cut for this step."""
+        rows = self._db.execute(
+            "SELECT data FROM groups JOIN payloads USING (ordinal) WHERE state = 'in_batch' AND step = ? "
+            "ORDER BY ordinal",
+            (step,),
+        )
+        return [row["data"] for row in rows]
+
+    def untrained(self, step: int) -> list[tuple[State, str, bytes]]:
+        """State, reason and bytes of some groups that ended without signal before this step's batch was cut."""
+        rows = self._db.execute(
+            "SELECT state, reason, data FROM groups JOIN payloads USING (ordinal) WHERE reported_step = ? AND shown "
+            "ORDER BY ordinal LIMIT ?",
+            (step, SHOWN_UNTRAINED),
+        )
+        return [(row["state"], row["reason"] or "", row["data"]) for row in rows]
+
+    def reported(self, step: int | None = None) -> dict[str, float]:
+        """The facts added up over the groups that ended before this step's batch was cut and after the one before;
+        with None over all groups that ever ended."""
+        where, values = ("reported_step = ?", (step,)) if step is not None else ("facts IS NOT NULL", ())
+        totals: Counter[str] = Counter()
+        for row in self._db.execute(f"SELECT facts FROM groups WHERE {where}", values):
+            totals.update(json.loads(row["facts"] or "{}"))
+        return dict(totals)
+
+    def families(self, step: int) -> dict[str, int]:
+        """How many groups of each family ended before this step's batch was cut and after the one before."""
+        rows = self._db.execute(
+            "SELECT family, COUNT(*) AS num FROM groups WHERE reported_step = ? AND family IS NOT NULL GROUP BY family",
+            (step,),
+        )
+        return {row["family"]: row["num"] for row in rows}
+
+    def solved(self, step: int, last: int) -> dict[str, float]:
+        """Of each family, the solve rate of the groups that were drawn last: so many of those that ended before this
+        step's batch was cut. It takes no longer the more groups there are."""
+        rates = {}
+        for (family,) in self._db.execute("SELECT DISTINCT family FROM groups WHERE family IS NOT NULL").fetchall():
+            row = self._db.execute(
+                "SELECT SUM(num_right) / SUM(num_scored) AS rate FROM (SELECT num_right, num_scored FROM groups WHERE "
+                "family = ? AND num_scored > 0 AND reported_step <= ? ORDER BY ordinal DESC LIMIT ?)",
+                (family, step, last),
+            ).fetchone()
+            if row["rate"] is not None:
+                rates[family] = row["rate"]
+        return rates
+
+    def outcomes(self, family: str, last: int) -> list[Outcome]:
+        """What came of the family's groups that ended with a scored trajectory: of so many of those that were drawn
+        last, newest first. A repeated task has the number of the one that it repeats. It takes no longer the more
+        groups there are."""
+        rows = self._db.execute(
+            "SELECT COALESCE(repeats, task), num_right, num_scored, state NOT IN ('all_right', 'all_wrong', 'failed') "
+            "FROM groups WHERE family = ? AND num_scored > 0 ORDER BY ordinal DESC LIMIT ?",
+            (family, last),
+        )
+        return [Outcome(task, right, scored, differed=bool(differed)) for task, right, scored, differed in rows]
+
+    def open_tasks(self) -> set[int]:
+        """The numbers of the tasks that groups play or wait to play; of one that is repeated, its first number."""
+        rows = self._db.execute("SELECT COALESCE(repeats, task) FROM groups WHERE state IN ('queued', 'running')")
+        return {task for (task,) in rows}
+
+    def durations(self, last: int) -> list[tuple[State, float, int]]:
+        """(state, seconds, tokens) of the groups that ended last."""
+        rows = self._db.execute(
+            "SELECT state, duration_s, num_tokens FROM groups WHERE settled_at IS NOT NULL "
+            "ORDER BY settled_at DESC LIMIT ?",
+            (last,),
+        )
+        return [(row["state"], row["duration_s"], row["num_tokens"]) for row in rows]
+
+
 class LedgerFile:
     """The table of groups, the counts kept beside it, and the only two ways to write: a new group, and a move that the
-    life of a group allows. `path` None keeps it in memory. On a network file system one process has it for itself;
-    others read a copy."""
+    life of a group allows. `next_task`: the number after the highest that was ever drawn. `path` None keeps it in
+    memory. On a network file system one process has it for itself; others read a copy."""
 
     _counts: Counter[str]
     _next_ordinal: int
-    _next_task: int
+    next_task: int
     _rounds: int
 
     def __init__(self, path: Path | None = None) -> None:
@@ -184,11 +271,6 @@ class LedgerFile:
             raise LedgerError(f"the ledger does not add up: counted {found}, kept {kept}")
         return self.counts
 
-    @property
-    def next_task(self) -> int:
-        """The number after the highest that was ever drawn."""
-        return self._next_task
-
     async def aside(self, look: Callable[[], Found]) -> Found:
         """What this finds, in a thread where one may open the file beside the writer: neither in memory nor on a
         network file system."""
@@ -218,12 +300,13 @@ class LedgerFile:
             self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, in the file and in what is kept beside it. One within another is part of that."""
+    def together(self) -> Iterator[None]:
+        """The moves within are one transaction: all of it or nothing, in the file and in what is kept beside it. One
+        within another is part of that."""
         if self._db.in_transaction:
             yield
             return
-        kept = self._counts.copy(), self._next_ordinal, self._next_task, self._rounds
+        kept = self._counts.copy(), self._next_ordinal, self.next_task, self._rounds
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -232,7 +315,7 @@ class LedgerFile:
             # A full or broken disk has made SQLite roll back by itself.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._counts, self._next_ordinal, self._next_task, self._rounds = kept
+            self._counts, self._next_ordinal, self.next_task, self._rounds = kept
             if isinstance(error, sqlite3.DatabaseError):
                 raise self._cannot_write(error) from error
             raise
@@ -247,6 +330,16 @@ class LedgerFile:
         with closing(sqlite3.connect(str(self._path), timeout=BUSY_S, isolation_level=None)) as db:
             db.row_factory = sqlite3.Row
             yield db
+
+    @contextmanager
+    def reading(self) -> Iterator[LedgerReading]:
+        """One lasting state of the file, for one thread. Made for `aside`."""
+        with self._connection_beside() as db:
+            db.execute("BEGIN")
+            try:
+                yield LedgerReading(db)
+            finally:
+                db.execute("ROLLBACK")
 
     def _cannot_write(self, error: Exception) -> LedgerError:
         return LedgerError(f"cannot write the ledger {self._path}: {error}; free space on its disk")
@@ -271,7 +364,7 @@ class LedgerFile:
         self._db.execute(f"INSERT INTO groups ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
         self._counts[state] += 1
         self._next_ordinal += 1
-        self._next_task = max(self._next_task, task + 1)
+        self.next_task = max(self.next_task, task + 1)
         return ordinal
 
     def _move(
@@ -315,7 +408,7 @@ class LedgerFile:
         """What is kept beside the file, taken from the file. Numbers of groups that were lost are not used again."""
         self._counts = Counter(self._counted())
         self._next_ordinal = self._scalar("SELECT COALESCE(MAX(ordinal), -1) FROM groups") + 1
-        self._next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
+        self.next_task = self._scalar("SELECT COALESCE(MAX(task), -1) FROM groups") + 1
         self._rounds = self._scalar("SELECT COALESCE(MAX(round), 0) FROM groups")
 
     def _counted(self, where: str = "") -> dict[str, int]:

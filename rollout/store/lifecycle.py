@@ -52,16 +52,15 @@ def group_id(ordinal: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
-    """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th
-    time, with weights of at least this version. `family`: which family of tasks was chosen for that number; None where
-    nobody chose. `repeats`: the number of the earlier task that it asks again."""
+    """Leave to run one group: the `ordinal`-th ever drawn, of the task with number `task`, for the `attempt`-th time.
+    `family`: which family of tasks was chosen for that number; None where nobody chose. `repeats`: the number of the
+    earlier task that it asks again."""
 
     ordinal: int
     task: int
     family: str | None = None
     repeats: int | None = None
     attempt: int
-    min_policy_version: int
 
     @property
     def made_of(self) -> int:
@@ -89,18 +88,6 @@ class GroupResult:
     scored: int = 0
     facts: Mapping[str, float]
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyGroup:
-    """A scored group with signal that waits for its batch."""
-
-    ordinal: int
-    task: int
-    family: str | None = None
-    repeats: int | None = None
-    attempt: int
-    versions: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.courier import Courier
+from actors.rollout_worker import Courier
 
 
 class ScriptedStore:

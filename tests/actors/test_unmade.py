@@ -6,7 +6,7 @@ import pytest
 import ray
 from stage import make_config
 
-from actors.learner_group import LearnerGroupActor, LearnerRankActor
+from actors.learner import LearnerGroupActor, LearnerRankActor
 from actors.rollout_worker import RolloutWorkerActor
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]

@@ -12,9 +12,7 @@ from rollout.store.lifecycle import GroupResult
 def play(ledger, step, *groups):
     """Groups of this family with so many of four attempts right, 100 sampled tokens each; the last ones had forks."""
     first = ledger.next_task
-    permits = ledger.lease(
-        0, len(groups), num_new=len(groups), min_version=0, draw_of=lambda task: Draw(groups[task - first][0])
-    )
+    permits = ledger.lease(0, len(groups), num_new=len(groups), draw_of=lambda task: Draw(groups[task - first][0]))
     for permit, (_, right, fork_tokens) in zip(permits, groups, strict=True):
         facts = {"sampled_tokens": 100.0, "fork_tokens": fork_tokens}
         result = GroupResult(ending="ready", payload=b"", versions={}, right=right, scored=4, facts=facts)

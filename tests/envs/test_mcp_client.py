@@ -16,7 +16,7 @@ from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpLimits, McpTo
 from envs.tools.mcp_transports import BoundedStdio, _ending
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
-from rollout.agent.modules import Executor
+from rollout.agent.agent import Executor
 from rollout.agent.planner import Decision
 
 _FOREIGN = Path(__file__).parent / "foreign_mcp_server.py"

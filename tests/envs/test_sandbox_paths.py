@@ -75,7 +75,7 @@ def _by_agent(sandbox: Sandbox) -> Call:
         tool = PythonCodeTool(sandbox, timeout_s=timeout_s)
         written = Decision(thought="t", action="code", action_input=code).to_json()
         agent = make_agent([written, decision("answer", "done")], tools=[tool], timeout_s=120)
-        agent = replace(agent, settings=replace(agent.settings, max_result_chars=40_000))
+        agent = replace(agent, max_result_chars=40_000)
         try:
             trajectory = await run(agent)
         finally:

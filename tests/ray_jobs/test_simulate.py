@@ -52,11 +52,11 @@ def make_run(folder, *, groups, steps=(), latencies=()):
     """A run folder with groups of (ending, seconds) that have ended."""
     folder.mkdir()
     ledger = Ledger(folder / "ledger.sqlite")
-    permits = ledger.lease(0, len(groups), num_new=len(groups), min_version=0)
+    permits = ledger.lease(0, len(groups), num_new=len(groups))
     for permit, (ending, seconds) in zip(permits, groups, strict=True):
         result = GroupResult(ending=None, payload=b"", versions={0: 5}, duration_s=seconds, facts={})
         if ending == "failed":
-            ledger.fail(permit.lease, result, now=1.0)
+            ledger.settle(permit.lease, None, result, now=1.0)
         else:
             ledger.settle(permit.lease, ending, result, now=1.0)
     ledger.close()

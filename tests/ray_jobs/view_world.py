@@ -148,7 +148,7 @@ def make_run(folder: Path, *, num_steps=3) -> Path:
 
 def _write_ledger(folder: Path, num_steps: int) -> None:
     ledger = Ledger(folder / "ledger.sqlite")
-    permits = ledger.lease(0, num_steps + 3, num_new=num_steps + 3, min_version=0, draw_of=lambda task: Draw("lookup"))
+    permits = ledger.lease(0, num_steps + 3, num_new=num_steps + 3, draw_of=lambda task: Draw("lookup"))
     facts = {"groups": 1.0, "right": 1.0, "scored": 3.0, "trajectories": 3.0}
     result = GroupResult(
         ending="ready", payload=b"", versions={1: 4, 2: 4}, facts=facts, reason="2 of 2 infrastructure"
@@ -160,5 +160,5 @@ def _write_ledger(folder: Path, num_steps: int) -> None:
     ledger.settle(permits[-3].lease, "all_wrong", result, now=2.0)
     ledger.settle(permits[-2].lease, "ready", result, now=3.0)
     ledger.expire(ledger.ready()[0], "older than version 3")
-    ledger.fail(permits[-1].lease, result, now=4.0)
+    ledger.settle(permits[-1].lease, None, result, now=4.0)
     ledger.close()

@@ -1,6 +1,6 @@
 import pytest
 
-from configs.judge import JudgeConfig
+from configs.reward import JudgeConfig
 from envs.types import Task
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.openai_chat import Bill, BudgetExceededError, ChatError, ChatReply

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.api_keys import ApiKeyError
-from configs.judge import JudgeConfig, StepJudgeConfig
+from configs.reward import JudgeConfig, StepJudgeConfig
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
 
 KEY_VARIABLE = "TEST_JUDGE_KEY"

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.types import Task, ToolResult
-from rollout.agent.agent import Agent, AgentSettings
-from rollout.agent.modules import RuleGenerator, RuleVerifier
+from rollout.agent.agent import Agent, RuleGenerator, RuleVerifier
 from rollout.agent.planner import PlannerSettings
 from rollout.chat import ChatFormat
 from rollout.types import Completion
@@ -101,13 +100,11 @@ def make_agent(texts, *, tools=None, max_steps=3, format_retries=1, max_context_
     return Agent(
         engine=ScriptedEngine(texts),
         chat=ChatFormat(ScriptedTokenizer()),
-        settings=AgentSettings(
-            planner=planner,
-            format_retries=format_retries,
-            max_result_chars=200,
-            max_context_tokens=max_context_tokens,
-            timeout_s=timeout_s,
-        ),
+        planner=planner,
+        format_retries=format_retries,
+        max_result_chars=200,
+        max_context_tokens=max_context_tokens,
+        timeout_s=timeout_s,
         tools_for_episode=tools_for_episode,
         verifier=RuleVerifier(),
         generator=RuleGenerator(),

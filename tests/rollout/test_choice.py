@@ -187,7 +187,7 @@ def lease(ledger, *families, worker=0):
 
 def lease_draws(ledger, *draws, worker=0):
     begin = ledger.next_task
-    return ledger.lease(worker, len(draws), num_new=len(draws), min_version=0, draw_of=lambda task: draws[task - begin])
+    return ledger.lease(worker, len(draws), num_new=len(draws), draw_of=lambda task: draws[task - begin])
 
 
 def of_another_family(task):
@@ -220,8 +220,8 @@ def test_outcomes_stand_in_the_order_of_drawing_whoever_ended_first():
 def test_group_that_ended_without_a_score_says_nothing_of_its_family():
     ledger = Ledger()
     permits = lease(ledger, "lookup", "lookup", "lookup")
-    ledger.fail(permits[0].lease, make_result(0, scored=0), now=1.0)
-    ledger.fail(permits[1].lease, make_result(1, scored=1), now=1.0)
+    ledger.settle(permits[0].lease, None, make_result(0, scored=0), now=1.0)
+    ledger.settle(permits[1].lease, None, make_result(1, scored=1), now=1.0)
     ledger.give_back(permits[2].lease, "worker lost", max_attempts=1)
     assert ledger.outcomes("lookup", 9) == [outcome(1, 1, 1)]
 
@@ -242,7 +242,7 @@ def test_group_that_is_played_again_counts_once_and_keeps_its_family():
     ledger.run_again(second.lease)
     ledger.undo_open_rounds()
     assert ledger.outcomes("lookup", 9) == []
-    again = ledger.lease(0, 2, num_new=0, min_version=0, draw_of=of_another_family)
+    again = ledger.lease(0, 2, num_new=0, draw_of=of_another_family)
     assert [permit.family for permit in again] == ["lookup", "lookup"]
 
 
@@ -250,8 +250,8 @@ def test_task_that_is_drawn_again_keeps_its_family():
     ledger = Ledger()
     (permit,) = lease(ledger, "lookup")
     settle(ledger, permit, 4)
-    ledger.expire(ledger.ready()[0], "too old")
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    ledger.expire(0, "too old")
+    (again,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family) == (1, 0, "lookup")
 
 
@@ -261,12 +261,12 @@ def test_repeated_task_is_made_of_the_first_ones_number_through_every_move():
     assert [(one.task, one.made_of) for one in (first, second)] == [(0, 0), (1, 0)]
     assert ledger.open_tasks() == {0}
     ledger.run_again(second.lease)
-    (queued,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    (queued,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert (queued.task, queued.family, queued.made_of) == (1, "lookup", 0)
     settle(ledger, queued, 4)
     assert ledger.outcomes("lookup", 9) == [outcome(0, 4, 8)]
-    ledger.expire(ledger.ready()[0], "too old")
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    ledger.expire(1, "too old")
+    (again,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert (again.ordinal, again.task, again.family, again.made_of) == (2, 1, "lookup", 0)
     assert [permit for _, permit in ledger.leases()] == [first, again]
 
@@ -282,10 +282,10 @@ def test_open_tasks_are_those_that_run_or_wait_to_run():
 def test_queued_group_of_which_no_family_is_known_gets_one_when_it_is_given_out():
     """As after a power cut took its row."""
     ledger = Ledger()
-    (permit,) = ledger.lease(0, 1, num_new=1, min_version=0)
+    (permit,) = ledger.lease(0, 1, num_new=1)
     assert permit.family is None
     ledger.run_again(permit.lease)
-    (again,) = ledger.lease(0, 1, num_new=0, min_version=0, draw_of=of_another_family)
+    (again,) = ledger.lease(0, 1, num_new=0, draw_of=of_another_family)
     assert again.family == "chain"
     assert ledger.leases() == [(0, again)]
 
@@ -299,7 +299,7 @@ def test_groups_that_ended_since_the_last_batch_are_counted_by_family():
     settle(ledger, permits[3], 4)
     ledger.cut([3], 2)
     assert ledger.families(1) == {"lookup": 2, "chain": 1}
-    assert ledger.families(2) == ledger.read_cut(2, num_durations=1).families == {"chain": 1}
+    assert ledger.families(2) == {"chain": 1}
 
 
 def test_solve_rate_of_a_family_is_that_of_its_last_groups_before_the_cut():
@@ -313,7 +313,7 @@ def test_solve_rate_of_a_family_is_that_of_its_last_groups_before_the_cut():
     assert ledger.solved(1, last=2) == {"lookup": 12 / 16, "chain": 0.0}
     assert ledger.solved(1, last=1) == {"lookup": 1.0, "chain": 0.0}
     ledger.cut([3], 2)
-    assert ledger.read_cut(2, num_durations=1, num_lately=2).solved == {"lookup": 10 / 16, "chain": 0.0}
+    assert ledger.solved(2, last=2) == {"lookup": 10 / 16, "chain": 0.0}
 
 
 def test_what_is_believed_of_a_family_outlives_a_kill(path):

@@ -3,8 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollout.engines.commands import Commands
-from rollout.engines.engine import EngineError
+from rollout.engines.engine import Commands, EngineError
 from rollout.engines.vllm import VllmEngine
 
 

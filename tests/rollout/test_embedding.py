@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from rollout.memory.episodic import DIMENSIONS, WordEmbedder
+from rollout.memory import DIMENSIONS, WordEmbedder
 
 _UNRELATED = (
     "Find the number of primes below 100.",
@@ -47,11 +47,6 @@ def test_any_text_is_a_finite_vector_of_length_one_or_zero(embedder, text):
 
 def test_the_package_is_read_and_never_imported():
     """Its import configures the logging of the whole process, and its loader downloads."""
-    code = (
-        "import sys\n"
-        "from rollout.memory.episodic import WordEmbedder\n"
-        "WordEmbedder()\n"
-        "print('wordllama' in sys.modules)"
-    )
+    code = "import sys\nfrom rollout.memory import WordEmbedder\nWordEmbedder()\nprint('wordllama' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

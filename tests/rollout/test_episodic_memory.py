@@ -16,11 +16,9 @@ from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
 from rollout.agent.planner import CLOSING, OPENING, Decision
 from rollout.chat import ChatFormat
-from rollout.memory.episodic import EpisodicMemory, MemoryUnavailableError, shared_embedder
-from rollout.memory.hints import HEADING, experience_of
-from rollout.solver import Solver
+from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, experience_of, shared_embedder
 from rollout.types import Completion, Trajectory, Turn
-from rollout.worker import run_group
+from rollout.worker import Solver, run_group
 
 ROOT = Path(__file__).parents[2]
 WOOL = "A truck carries 35 crates of wool locks. What is the load in kg?"

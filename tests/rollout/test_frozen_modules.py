@@ -4,7 +4,7 @@ from scripted import ScriptedEngine, ScriptedTokenizer, make_task
 from configs.loading import load_run_config
 from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask
-from rollout.agent.modules import Memory, ModelGenerator, ModelVerifier
+from rollout.agent.agent import Memory, ModelGenerator, ModelVerifier
 from rollout.chat import ChatFormat
 from rollout.worker import Worker
 

@@ -4,13 +4,13 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollout.store.ledger import Ledger, LedgerError
-from rollout.store.lifecycle import MOVES, GroupCounts, GroupResult, ReadyGroup
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerError
+from rollout.store.lifecycle import MOVES, GroupCounts, GroupResult
 
 KILLED_WRITER = """
 import sys
@@ -21,7 +21,7 @@ from rollout.store.lifecycle import GroupResult
 ledger = Ledger(Path(sys.argv[1]))
 result = GroupResult(ending="ready", payload=b"bytes", versions={0: 10}, facts={"groups": 1})
 while True:
-    for permit in ledger.lease(0, 4, num_new=4, min_version=0):
+    for permit in ledger.lease(0, 4, num_new=4):
         ledger.settle(permit.lease, "ready", result, now=0.0)
         print(permit.ordinal, flush=True)
 """
@@ -32,12 +32,8 @@ def make_result(payload=b"bytes", **changes):
     return GroupResult(**(values | changes))
 
 
-def make_ready(ordinal, *, task=0):
-    return ReadyGroup(ordinal=ordinal, task=task, attempt=1, versions={})
-
-
-def lease_new(ledger, num, *, worker=0, min_version=0):
-    return ledger.lease(worker, num, num_new=num, min_version=min_version)
+def lease_new(ledger, num, *, worker=0):
+    return ledger.lease(worker, num, num_new=num)
 
 
 def run(ledger, *endings, now=1.0):
@@ -49,12 +45,8 @@ def run(ledger, *endings, now=1.0):
 def train(ledger, step, *, num=2):
     """Draw the step's batch and train it."""
     run(ledger, *["ready"] * num)
-    ledger.cut([group.ordinal for group in ledger.ready()], step)
+    ledger.cut([ordinal for (ordinal, _), _ in ledger.ready()], step)
     ledger.mark_trained(step)
-
-
-def expire(ledger, ordinal, *, task):
-    ledger.expire(make_ready(ordinal, task=task), "too old")
 
 
 def make_ledger_with_groups_in_every_state(path):
@@ -67,8 +59,8 @@ def make_ledger_with_groups_in_every_state(path):
     (failed,) = lease_new(ledger, 1)
     ledger.give_back(failed.lease, "worker lost", max_attempts=1)
     run(ledger, "ready")
-    ledger.lease(1, 1, num_new=1, min_version=4)
-    expire(ledger, 6, task=6)
+    ledger.lease(1, 1, num_new=1)
+    ledger.expire(6, "too old")
     return ledger
 
 
@@ -107,7 +99,7 @@ def path(tmp_path):
 def test_new_groups_are_of_the_next_tasks(path):
     ledger = Ledger(path)
     assert [(permit.ordinal, permit.task, permit.attempt) for permit in lease_new(ledger, 2)] == [(0, 0, 1), (1, 1, 1)]
-    assert [permit.task for permit in ledger.lease(0, 5, num_new=1, min_version=0)] == [2]
+    assert [permit.task for permit in ledger.lease(0, 5, num_new=1)] == [2]
     assert ledger.next_task == 3
 
 
@@ -116,18 +108,14 @@ def test_queued_groups_go_out_before_new_tasks_and_take_their_places():
     first, second = lease_new(ledger, 2)
     ledger.give_back(second.lease, "lost", max_attempts=3)
     ledger.give_back(first.lease, "lost", max_attempts=3)
-    permits = ledger.lease(1, 3, num_new=5, min_version=4)
-    assert [(permit.task, permit.attempt, permit.min_policy_version) for permit in permits] == [
-        (0, 2, 4),
-        (1, 2, 4),
-        (2, 1, 4),
-    ]
+    permits = ledger.lease(1, 3, num_new=5)
+    assert [(permit.task, permit.attempt) for permit in permits] == [(0, 2), (1, 2), (2, 1)]
 
 
 def test_queued_task_is_drawn_again_as_a_new_group_before_any_other():
     ledger = Ledger()
     run(ledger, "ready", "ready")
-    expire(ledger, 0, task=0)
+    ledger.expire(0, "too old")
     permits = lease_new(ledger, 2)
     assert [(permit.ordinal, permit.task, permit.attempt) for permit in permits] == [(2, 0, 2), (3, 2, 1)]
     assert ledger.next_task == 3
@@ -148,7 +136,7 @@ def test_group_that_was_given_back_runs_as_its_next_attempt():
     ledger = Ledger()
     (first,) = lease_new(ledger, 1, worker=7)
     assert ledger.give_back(first.lease, "lost", max_attempts=2) == "queued"
-    (second,) = ledger.lease(8, 1, num_new=0, min_version=0)
+    (second,) = ledger.lease(8, 1, num_new=0)
     assert (first.lease, second.lease) == ((0, 1), (0, 2))
     assert ledger.leases() == [(8, second)]
 
@@ -159,10 +147,10 @@ def test_attempts_before_a_task_was_drawn_again_for_its_age_are_counted_once():
     (permit,) = lease_new(ledger, 1)
     ledger.give_back(permit.lease, "lost", max_attempts=9)
     for ordinal in range(3):
-        (permit,) = ledger.lease(0, 1, num_new=0, min_version=0)
+        (permit,) = ledger.lease(0, 1, num_new=0)
         ledger.settle(permit.lease, "ready", make_result(), now=ordinal + 1)
         if ordinal < 2:
-            ledger.expire(replace(make_ready(ordinal), attempt=permit.attempt), "too old")
+            ledger.expire(ordinal, "too old")
     assert permit.attempt == 4
     assert ledger.num_requeued() == 3
 
@@ -172,7 +160,7 @@ def test_group_given_back_at_its_last_attempt_has_failed_with_the_reason():
     (permit,) = lease_new(ledger, 1)
     assert ledger.give_back(permit.lease, "worker lost", max_attempts=2) == "queued"
     assert ledger.num_requeued() == 1
-    (permit,) = ledger.lease(0, 1, num_new=0, min_version=0)
+    (permit,) = ledger.lease(0, 1, num_new=0)
     assert ledger.give_back(permit.lease, "out of memory", max_attempts=2) == "failed"
     assert ledger.verify() == GroupCounts(drawn=1, failed=1)
     assert ledger.reasons() == {"out of memory": 1}
@@ -219,8 +207,8 @@ def test_ready_groups_come_oldest_weights_first_then_in_the_order_of_drawing():
     versions = [{5: 1}, {3: 1, 6: 9}, {5: 4}, {4: 2}, {}]
     for permit, sampled in zip(lease_new(ledger, 5), versions, strict=True):
         ledger.settle(permit.lease, "ready", make_result(versions=sampled), now=1)
-    assert [group.ordinal for group in ledger.ready()] == [4, 1, 3, 0, 2]
-    assert ledger.ready()[1].versions == {3: 1, 6: 9}
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [4, 1, 3, 0, 2]
+    assert ledger.ready()[1][1] == {3: 1, 6: 9}
 
 
 def test_batch_is_the_bytes_of_its_groups_until_it_is_trained():
@@ -243,7 +231,7 @@ def test_rewinding_makes_later_batches_ready_again_with_their_bytes_and_trains_e
     run(ledger, "ready", "ready")
     ledger.cut([4], 3)
     ledger.rewind(1)
-    assert [group.ordinal for group in ledger.ready()] == [2, 3, 4, 5]
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [2, 3, 4, 5]
     assert ledger.trained_tasks() == [0, 1]
     ledger.cut([2, 3, 4, 5], 2)
     assert ledger.batch(2) == [b"2", b"3", b"4", b"5"]
@@ -327,7 +315,7 @@ def test_rewinding_beyond_forgotten_bytes_is_an_error_and_changes_nothing(path):
     assert in_file(path) == before
     assert ledger.verify() == GroupCounts(drawn=3, trained=3)
     ledger.rewind(2)
-    assert [group.ordinal for group in ledger.ready()] == [2]
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [2]
 
 
 # Facts.
@@ -357,7 +345,7 @@ def test_group_that_failed_for_good_leaves_its_numbers_behind():
     ledger = Ledger()
     run(ledger, "ready")
     (permit,) = lease_new(ledger, 1)
-    ledger.fail(permit.lease, make_result(ending=None, reason="judge down"), now=1)
+    ledger.settle(permit.lease, None, make_result(ending=None, reason="judge down"), now=1)
     ledger.cut([0], 1)
     assert ledger.reported(1) == {"groups": 2}
     assert ledger.reasons() == {"judge down": 1}
@@ -367,7 +355,7 @@ def test_facts_are_neither_lost_nor_counted_twice_by_rewinding(path):
     ledger = Ledger(path)
     for step, endings in ((1, ["ready", "all_wrong"]), (2, ["ready"]), (3, ["ready", "all_right", "all_right"])):
         run(ledger, *endings)
-        ledger.cut([group.ordinal for group in ledger.ready()], step)
+        ledger.cut([ordinal for (ordinal, _), _ in ledger.ready()], step)
         ledger.mark_trained(step)
     assert [ledger.reported(step)["groups"] for step in (1, 2, 3)] == [2, 1, 3]
     ledger.rewind(1)
@@ -386,7 +374,7 @@ def test_durations_are_of_the_groups_that_ended_last():
         ledger.settle(permit.lease, "ready", make_result(duration_s=10.0 + now, versions={0: 2, 1: now}), now=now)
     ledger.cut([1], 1)
     (failed,) = lease_new(ledger, 1)
-    ledger.fail(failed.lease, make_result(), now=9)
+    ledger.settle(failed.lease, None, make_result(), now=9)
     assert ledger.durations(2) == [("failed", 1.0, 10), ("ready", 12.0, 4)]
 
 
@@ -396,13 +384,13 @@ def test_durations_are_of_the_groups_that_ended_last():
 def test_exactly_the_unfinished_rounds_are_played_again():
     ledger = Ledger()
     run(ledger, "ready", "all_wrong", "all_right")
-    ready, wrong, running = lease_new(ledger, 3, min_version=2)
+    ready, wrong, running = lease_new(ledger, 3)
     ledger.settle(ready.lease, "ready", make_result(), now=1)
     ledger.settle(wrong.lease, "all_wrong", make_result(), now=1)
     ledger.undo_open_rounds()
     assert ledger.verify() == GroupCounts(drawn=6, queued=3, ready=1, all_wrong=1, all_right=1)
     assert ledger.reported() == {"groups": 3}
-    assert ledger.lease(0, 9, num_new=0, min_version=2) == [ready, wrong, running]
+    assert ledger.lease(0, 9, num_new=0) == [ready, wrong, running]
 
 
 def test_round_that_ended_is_not_played_again():
@@ -428,7 +416,7 @@ def test_undone_rounds_stay_undone_when_they_are_cut_off_again(path):
     ledger.undo_open_rounds()
     ledger = closed(ledger, path)
     ledger.undo_open_rounds()
-    assert ledger.lease(0, 2, num_new=0, min_version=0) == first
+    assert ledger.lease(0, 2, num_new=0) == first
 
 
 def test_group_undone_and_played_again_is_reported_once():
@@ -436,7 +424,7 @@ def test_group_undone_and_played_again_is_reported_once():
     permits = lease_new(ledger, 2)
     ledger.settle(permits[0].lease, "ready", make_result(b"undone"), now=1)
     ledger.undo_open_rounds()
-    for permit in ledger.lease(0, 2, num_new=0, min_version=0):
+    for permit in ledger.lease(0, 2, num_new=0):
         ledger.settle(permit.lease, "ready", make_result(b"played again"), now=2)
     ledger.cut([0, 1], 1)
     assert ledger.batch(1) == [b"played again", b"played again"]
@@ -451,7 +439,7 @@ def test_facts_of_an_undone_group_are_reported_when_it_has_been_played_again():
     ledger.cut([0], 1)
     ledger.undo_open_rounds()
     assert ledger.reported(1) == {"groups": 1}
-    for permit in ledger.lease(0, 2, num_new=0, min_version=0):
+    for permit in ledger.lease(0, 2, num_new=0):
         ledger.settle(permit.lease, "ready", make_result(), now=2)
     ledger.cut([1, 2], 2)
     assert (ledger.reported(1), ledger.reported(2)) == ({"groups": 1}, {"groups": 2})
@@ -465,9 +453,9 @@ FORBIDDEN = {
     "settle an unknown group": lambda ledger: ledger.settle((99, 1), "ready", make_result(), now=1),
     "train a running group": lambda ledger: ledger.settle((7, 1), "trained", make_result(), now=1),
     "give a trained group back": lambda ledger: ledger.give_back((0, 1), "lost", max_attempts=3),
-    "fail a queued group": lambda ledger: ledger.fail((8, 1), make_result(), now=1),
-    "expire a batch's group": lambda ledger: ledger.expire(make_ready(2), "too old"),
-    "expire a queued group": lambda ledger: ledger.expire(make_ready(8), "too old"),
+    "fail a queued group": lambda ledger: ledger.settle((8, 1), None, make_result(), now=1),
+    "expire a batch's group": lambda ledger: ledger.expire(2, "too old"),
+    "expire a queued group": lambda ledger: ledger.expire(8, "too old"),
     "cut a filtered group": lambda ledger: ledger.cut([4], 3),
     "cut a ready and a running group": lambda ledger: ledger.cut([3, 7], 3),
     "cut a group twice": lambda ledger: ledger.cut([3, 3], 3),
@@ -491,7 +479,7 @@ def test_error_says_what_was_asked_for():
     with pytest.raises(LedgerError, match=r"^group 0 is ready, not running$"):
         ledger.settle((0, 1), "ready", make_result(), now=1)
     with pytest.raises(LedgerError, match=r"^group 5 is unknown, not ready$"):
-        ledger.expire(make_ready(5), "too old")
+        ledger.expire(5, "too old")
 
 
 def test_every_state_can_be_reached_and_live_ones_can_be_left():
@@ -515,7 +503,7 @@ def test_everything_is_as_it_was_after_reopening(path, reopened):
     ledger = reopened(ledger, path)
     assert ledger.verify() == expected
     assert (ledger.leases(), ledger.batch(2), ledger.ready()) == (leases, batch, ready)
-    assert [(worker, permit.ordinal, permit.min_policy_version) for worker, permit in leases] == [(1, 7, 4)]
+    assert [(worker, permit.ordinal) for worker, permit in leases] == [(1, 7)]
     assert batch == [b"2"]
     assert ledger.reasons() == {"worker lost": 1, "too old": 1}
     assert ledger.reported(1) == {"groups": 2}
@@ -534,7 +522,7 @@ def test_rewinding_and_forgetting_survive_reopening(path, reopened):
     with pytest.raises(LedgerError, match=r"group 0\b.* is lost"):
         ledger.rewind(0)
     ledger.rewind(1)
-    assert [group.ordinal for group in ledger.ready()] == [1, 2]
+    assert [ordinal for (ordinal, _), _ in ledger.ready()] == [1, 2]
 
 
 @pytest.mark.parametrize("reopened", [closed, killed])
@@ -556,7 +544,7 @@ def test_everything_acknowledged_is_there_after_kill_9(path):
     acknowledged += map(int, process.communicate()[0].split())
     ledger = Ledger(path)
     assert ledger.verify().balanced
-    assert {group.ordinal for group in ledger.ready()} >= set(acknowledged)
+    assert {ordinal for (ordinal, _), _ in ledger.ready()} >= set(acknowledged)
     assert ledger.counts.ready <= len(acknowledged) + 1
 
 
@@ -611,7 +599,7 @@ def test_numbers_survive_reopening_to_the_last_bit(path):
     ledger.settle(permit.lease, "ready", make_result(facts={"reward": 1 / 3}, versions={12: 7}), now=1)
     ledger = closed(ledger, path)
     assert ledger.reported() == {"reward": 1 / 3}
-    assert ledger.ready()[0].versions == {12: 7}
+    assert ledger.ready()[0][1] == {12: 7}
 
 
 # Faults that were there once.
@@ -621,7 +609,7 @@ def test_lease_that_was_given_back_cannot_end_the_groups_next_attempt():
     ledger = Ledger()
     (old,) = lease_new(ledger, 1)
     ledger.give_back(old.lease, "lost", max_attempts=3)
-    ledger.lease(1, 1, num_new=0, min_version=0)
+    ledger.lease(1, 1, num_new=0)
     with pytest.raises(LedgerError):
         ledger.settle(old.lease, "ready", make_result(), now=1)
 

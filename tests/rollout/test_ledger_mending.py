@@ -5,7 +5,8 @@ import shutil
 import pytest
 from test_ledger import lease_new, run, train
 
-from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerError
 from rollout.store.lifecycle import NOTHING_TRAINED, GroupCounts, TrainedGroups, TrainedStep
 
 

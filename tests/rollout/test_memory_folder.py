@@ -3,15 +3,15 @@ import sys
 
 import pytest
 
-from rollout.memory import episodic as memory_folder
-from rollout.memory.episodic import MemoryFolder
+from rollout.store import disk
+from rollout.store.disk import MemoryFolder
 
 DIES = """
 import os, sys
 from pathlib import Path
-from rollout.memory import episodic as memory_folder
-memory_folder.MEMORY = Path(sys.argv[1])
-folder = memory_folder.MemoryFolder()
+from rollout.store import disk
+disk.MEMORY = Path(sys.argv[1])
+folder = disk.MemoryFolder()
 (folder.path / "v1").mkdir()
 (folder.path / "v1" / "adapter.safetensors").write_bytes(bytes(100))
 os._exit(1)
@@ -20,7 +20,7 @@ os._exit(1)
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(disk, "MEMORY", tmp_path)
     return tmp_path
 
 

@@ -1,6 +1,7 @@
 """Which adapters vLLM holds, with a scripted vLLM."""
 
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ class ScriptedLlm:
         self.refuses = False
 
     def add_lora(self, request):
-        assert (request.folder / "adapter").exists()
+        assert (Path(request.lora_path) / "adapter").exists()
         if not self.refuses:
             self.held[request.lora_int_id] = request.name
         return not self.refuses
@@ -38,7 +39,7 @@ def llm():
 def adapters(llm, monkeypatch):
     monkeypatch.setattr(
         "rollout.engines.adapters.lora_request",
-        lambda name, number, folder: SimpleNamespace(name=name, lora_int_id=number, folder=folder),
+        lambda name, number, folder: SimpleNamespace(name=name, lora_int_id=number, lora_path=folder),
     )
     adapters = NativeAdapters(llm, ScriptedMerger())
     yield adapters
@@ -98,7 +99,7 @@ def test_two_engines_of_one_process_do_not_share_folders_and_leave_none(llm, ada
     other = NativeAdapters(ScriptedLlm(), ScriptedMerger())
     for one in (adapters, other):
         load(one, 0, b"")
-    assert adapters.request(0).folder != other.request(0).folder
+    assert adapters.request(0).lora_path != other.request(0).lora_path
     other.close()
     assert not any(place.path.exists() for place in other._places)
     assert folders(adapters) == ["v0-1-abcdef01"]
@@ -120,9 +121,9 @@ def shm(tmp_path, monkeypatch):
     place.mkdir()
     disk.mkdir()
     usage = SimpleNamespace(free=0)
-    monkeypatch.setattr("rollout.memory.episodic.MEMORY", place)
-    monkeypatch.setattr("rollout.memory.episodic.tempfile.gettempdir", lambda: str(disk))
-    monkeypatch.setattr("rollout.memory.episodic.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("rollout.store.disk.MEMORY", place)
+    monkeypatch.setattr("rollout.store.disk.tempfile.gettempdir", lambda: str(disk))
+    monkeypatch.setattr("rollout.store.disk.shutil.disk_usage", lambda path: usage)
     return usage
 
 

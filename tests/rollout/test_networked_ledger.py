@@ -11,7 +11,8 @@ from ray_jobs.viewer import ledger as view_ledger
 from ray_jobs.viewer.ledger import LedgerRows
 from rollout.store import ledger_file
 from rollout.store.disk import FileSystem
-from rollout.store.ledger import Ledger, LedgerError
+from rollout.store.ledger import Ledger
+from rollout.store.ledger_file import LedgerError
 from rollout.store.lifecycle import GroupCounts
 
 

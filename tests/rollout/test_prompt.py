@@ -44,7 +44,7 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
         system, user = opening(tools, task, config.rollout.max_steps, GOLDEN["hints"], config.rollout.prompt)
         settings = build_agent(
             config, engine=None, chat=chat, tools_for_episode=toolbox.episode, temperature=1.0
-        ).settings.planner
+        ).planner
         dialogue = PlannerDialogue(None, chat, settings, task, tools, "g/0", GOLDEN["hints"])
     assert (system, user) == (GOLDEN["system"], GOLDEN["user"])
     assert list(dialogue._context) == GOLDEN["token_ids"]

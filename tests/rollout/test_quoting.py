@@ -7,7 +7,7 @@ from envs.tools.guard import BlockList, GuardedTool
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolCall, ToolResult
-from rollout.agent.modules import Memory, MemoryEntry
+from rollout.agent.agent import Memory, MemoryEntry
 from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.chat import ChatFormat
 from rollout.engines.wrappers import SYSTEM, FrozenModel
@@ -47,7 +47,7 @@ def test_found_text_cannot_close_its_own_quotation():
 def test_verifier_and_generator_read_the_same_quotation():
     memory = Memory()
     call = ToolCall(name="web_search", arguments="q")
-    memory.add(MemoryEntry(step=1, thought="t", call=call, result=ToolResult(text="found >>>", foreign=True)))
+    memory.entries.append(MemoryEntry(step=1, call=call, result=ToolResult(text="found >>>", foreign=True)))
     assert memory.render() == f"Step 1: web_search(q) -> {OPENING}\nfound ›››\n{CLOSING}"
 
 
@@ -55,8 +55,7 @@ async def test_a_page_that_gives_orders_is_data_for_the_planner_and_ends_nothing
     with LocalServer(lambda request: Answer(headers={"Content-Type": "text/html"}, body=HOSTILE.encode())) as server:
         texts = [decision("web_search", f"url: {server.url} what is it?"), decision("answer", "7")]
         agent = make_agent(texts, tools=[web_search(server)])
-        planner = replace(agent.settings.planner, actions=("think", "web_search", "answer"))
-        agent = replace(agent, settings=replace(agent.settings, planner=planner))
+        agent = replace(agent, planner=replace(agent.planner, actions=("think", "web_search", "answer")))
         trajectory = await run(agent)
     prompt = text_of(agent.engine.requests[1].prompt_token_ids)
     found = prompt.split(OPENING)[1].split(CLOSING)[0]

@@ -1,16 +1,17 @@
-"""Memory across episodes: earlier successes in Qdrant, found again by the likeness of their questions."""
+"""Memory across episodes: earlier successes in Qdrant, found again by the likeness of their questions, as hints.
+
+What a solved task teaches another one are the steps that led to the answer, without the answer. An entry comes from a
+model's own words, and from a shared server anybody's: it is data. Whatever it holds, it becomes one line of printable
+characters, of bounded length, between marks that it cannot contain.
+"""
 
 import asyncio
-import fcntl
 import importlib.util
-import os
 import re
-import shutil
-import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,69 +23,114 @@ from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
 from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
 from envs.datasets.split import question_key
-from envs.types import Task
-from rollout.memory.hints import Experience, experience_of, is_about, read_experience, render_hints
+from envs.sandbox.outcome import cut_middle
+from envs.types import Task, ToolResult
+from rollout.agent.planner import shown
 from rollout.types import Trajectory
 
-MEMORY = Path("/dev/shm")
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
 IN_PROCESS = ":memory:"
 OWN_COLLECTION = "agentflow_experience"
 MAX_ENTRY_CHARS = 300
 """Length limit of one hint."""
-_LOCK = ".lock"
-_NAME = re.compile(r"agentflow-(\d+)-")
+MAX_STEPS = 6
+MAX_STEP_CHARS = 200
+MAX_QUESTION_CHARS = 500
+HEADING = "Hints from other tasks that were solved:"
+_NO_STEP = ("think", "answer")
 
 
-class MemoryFolder:
-    """`path` is this process's own until `close`. It lies in memory where `needed` bytes are free there, else on disk.
-    What processes left that did not come to close theirs is deleted when the next one begins: it takes room that Ray's
-    objects need as well."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """`steps`: (action, input) of each tool call, in order. `key` is the whole question's, `question` may be cut."""
 
-    def __init__(self, needed: int = 0) -> None:
-        disk = Path(tempfile.gettempdir())
-        for place in {MEMORY, disk}:
-            sweep(place)
-        self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
-        place = MEMORY if self.in_memory else disk
-        self._home = Path(tempfile.mkdtemp(prefix=f"agentflow-{os.getpid()}-", dir=place))
-        # The system lets go of it when the process ends, however it ends.
-        self._lock = (self._home / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.path = self._home / "files"
-        self.path.mkdir()
+    task_id: str
+    key: str
+    question: str
+    steps: tuple[tuple[str, str], ...]
 
-    def close(self) -> None:
-        self._lock.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+    def render(self) -> str:
+        """One line."""
+        steps = "; ".join(f"{action}: {text}" for action, text in self.steps)
+        return " ".join(cut_middle(f"{self.question} -> {steps}", MAX_ENTRY_CHARS).split())
 
-
-def sweep(place: Path) -> None:
-    """Delete the folders whose process has ended."""
-    for folder in place.glob("agentflow-*"):
-        if (named := _NAME.match(folder.name)) and folder.is_dir() and _is_left(folder, int(named[1])):
-            shutil.rmtree(folder, ignore_errors=True)
+    def payload(self) -> dict[str, object]:
+        return {
+            "task_id": self.task_id,
+            "question": self.question,
+            "key": self.key,
+            "steps": [list(step) for step in self.steps],
+        }
 
 
-def _is_left(folder: Path, pid: int) -> bool:
-    """Whether nobody holds the lock. A number alone proves nothing: containers may share the memory and not the
-    numbers."""
-    try:
-        with (folder / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return not _lives(pid)
-    except OSError:
-        return False
-    return True
+def experience_of(trajectory: Trajectory) -> Experience | None:
+    """What a right trajectory teaches; None where no tool call is left to tell of.
+
+    The answer is not told, nor any step that holds the reference answer or the one that was given: whoever meets the
+    same question under another name must still work it out.
+    """
+    task = trajectory.task
+    answers = {answer.strip() for answer in (task.answer, trajectory.answer or "") if answer.strip()}
+    given_away = [re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE) for answer in answers]
+    worked = [turn for turn in trajectory.planner_turns if turn.tool_result and turn.tool_result.error is None]
+    calls = [turn.tool_call for turn in worked if turn.tool_call]
+    steps = tuple(
+        (call.name, one_line(call.arguments, MAX_STEP_CHARS))
+        for call in calls
+        if call.name not in _NO_STEP and not any(answer.search(call.arguments) for answer in given_away)
+    )
+    if not steps:
+        return None
+    return Experience(
+        task_id=task.id,
+        key=question_key(task.question),
+        question=one_line(task.question, MAX_QUESTION_CHARS),
+        steps=steps[:MAX_STEPS],
+    )
 
 
-def _lives(pid: int) -> bool:
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+def read_experience(payload: Mapping[str, object]) -> Experience | None:
+    """An entry as a server gave it back, cleaned once more; None for what is no entry."""
+    task_id, key, question, steps = (payload.get(name) for name in ("task_id", "key", "question", "steps"))
+    if not (isinstance(task_id, str) and isinstance(key, str) and isinstance(question, str)):
+        return None
+    if not isinstance(steps, list):
+        return None
+    pairs = [step for step in steps[:MAX_STEPS] if _is_step(step)]
+    if not pairs or not question.strip():
+        return None
+    return Experience(
+        task_id=task_id,
+        key=key,
+        question=one_line(question, MAX_QUESTION_CHARS),
+        steps=tuple((one_line(action, 40), one_line(text, MAX_STEP_CHARS)) for action, text in pairs),
+    )
+
+
+def render_hints(entries: Sequence[Experience]) -> str:
+    """The part of the planner's prompt that shows them; empty without any."""
+    if not entries:
+        return ""
+    lines = "\n".join(f"- {entry.render()}" for entry in entries)
+    return f"{HEADING}\n{shown(ToolResult(text=lines, foreign=True))}"
+
+
+def is_about(entry: Experience, question: str) -> bool:
+    """Whether an entry was made from this very question."""
+    return entry.key == question_key(question) or entry.question == one_line(question, MAX_QUESTION_CHARS)
+
+
+def one_line(text: str, max_chars: int) -> str:
+    """Without control and format characters, which a terminal or a reader's eye would obey."""
+    words = " ".join(text.split())
+    clean = "".join(letter for letter in words if letter.isprintable())
+    return " ".join(cut_middle(clean, max_chars).split())
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, list) and len(step) == 2 and all(isinstance(part, str) for part in step)
 
 
 DIMENSIONS = 256
@@ -131,9 +177,6 @@ def _package_folder() -> Path:
     return Path(spec.origin).parent
 
 
-if TYPE_CHECKING:
-    from qdrant_client import QdrantClient
-
 T = TypeVar("T")
 _TIMEOUT_S = 5
 _ID_NAMESPACE = uuid.UUID("5bfa2c0e-7d1c-4f4b-9a35-0f5a3f0d8c11")
@@ -152,6 +195,7 @@ class EpisodicMemory:
 
     def __init__(self, config: InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
         self._config = config
+        self.in_evaluation = config.in_evaluation
         self._collection = OWN_COLLECTION if isinstance(config, InProcessMemoryConfig) else config.collection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")
         self._opened: QdrantClient | None = None
@@ -169,11 +213,6 @@ class EpisodicMemory:
         return ("url", self._config.url) if isinstance(self._config, ServerMemoryConfig) else ("type", IN_PROCESS)
 
     @property
-    def in_evaluation(self) -> bool:
-        """Whether evaluations see hints."""
-        return self._config.in_evaluation
-
-    @property
     def _client(self) -> "QdrantClient":
         if self._opened is None:
             self._opened = self._open()
@@ -182,8 +221,7 @@ class EpisodicMemory:
     async def hints(self, task: Task) -> str:
         """The part of the planner's prompt with what similar tasks were solved by; empty where there is none. The task
         itself is never among them, under its id or its question."""
-        entries = await self._in_thread(lambda: self._similar(task))
-        return render_hints(entries, MAX_ENTRY_CHARS)
+        return render_hints(await self._in_thread(lambda: self._similar(task)))
 
     async def remember(self, trajectory: Trajectory) -> bool:
         """Keep what a right trajectory did; False where it teaches nothing new. Of two ways to solve one question the
