@@ -5,8 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ray_jobs.commands.given import sorted_out
-from ray_jobs.commands.options import Address, Given, Job, RuntimeEnv, Words
+from ray_jobs.commands.given import Address, Given, Job, RuntimeEnv, Words, sorted_out
 from ray_jobs.jobs.request import Phase, SubmitRequest
 
 

@@ -6,8 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ray_jobs.commands.given import GivenError, acting_config, checkpoint_of, run_config
-from ray_jobs.commands.options import (
+from ray_jobs.commands.given import (
     FORMATS,
     Adapter,
     Backend,
@@ -17,9 +16,13 @@ from ray_jobs.commands.options import (
     Folder,
     Formats,
     Given,
+    GivenError,
     Quantization,
     Recipe,
     RunFolder,
+    acting_config,
+    checkpoint_of,
+    run_config,
 )
 
 
