@@ -18,8 +18,7 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
-from ray_jobs.jobs.request import ACTING_PHASES, SubmitRequest
-from ray_jobs.jobs.watch import follow
+from ray_jobs.jobs.watch import ACTING_PHASES, follow
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.preflight import check_labelling, check_recipe
 from ray_jobs.run.provenance import provenance
@@ -38,6 +37,20 @@ LEFT_BEHIND = (
 STILL_STARTS = "No available agent to submit job"
 """What a job server answers whose nodes' agents are not up yet, some seconds after `ray start`."""
 STARTS_WITHIN_S, ASK_AGAIN_S = 60.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitRequest:
+    """`recipe` is a recipe, or for `resume` also the folder of a run. `runtime_env` is Ray's, to be added to ours."""
+
+    recipe: Path
+    overrides: tuple[str, ...] = ()
+    phase: str = "train"
+    address: str | None = None
+    working_dir: Path = Path()
+    follow: bool = False
+    phase_options: tuple[str, ...] = ()
+    runtime_env: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

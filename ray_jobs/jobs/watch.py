@@ -13,9 +13,10 @@ from rich.text import Text
 
 from configs.errors import printable
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
-from ray_jobs.jobs.request import ACTING_PHASES
 from ray_jobs.run.console import duration
 
+ACTING_PHASES = ("collect", "label", "train-prm", "evaluate")
+"""They work in their own process, and start no actors."""
 STYLES = {
     JobStatus.PENDING: "yellow",
     JobStatus.RUNNING: "cyan",
