@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from configs.api_keys import LOOPBACK_HOSTS
 from envs.listener import LOOPBACK, listen
 from envs.token_gate import TokenGate
-from ray_jobs.viewer.lines import Row
+from ray_jobs.viewer.rows import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
 STATIC = Path(__file__).with_name("static")
