@@ -8,14 +8,13 @@ import ray
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from ray_jobs.metrics.advice import hints
 from ray_jobs.metrics.bottleneck import (
     Limit,
     Shares,
     Verdict,
-    WorkerReading,
     average_shares,
     bottleneck,
+    hints,
     shares_of_step,
     verdict_metrics,
 )
@@ -25,6 +24,7 @@ from reward.prm.alarms import Alarm, HackingMonitor
 from reward.restarts import all_sampled_tokens, restart_metrics
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
+from rollout.concurrency import WorkerReading
 
 VERDICT_WINDOW = 3
 """Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""

@@ -12,11 +12,11 @@ import ray
 
 from actors.cluster import PART_LOST, reason_of
 from actors.learner import LearnerCalls
-from ray_jobs.metrics.bottleneck import WorkerReading
 from ray_jobs.run.actors import RunActors, in_words
 from ray_jobs.run.deaths import Death
 from ray_jobs.run.rollouts import WORKER_LOST, PinnedRollouts
 from ray_jobs.run.run import Run
+from rollout.concurrency import WorkerReading
 from rollout.store.adapters import AdapterMismatchError
 
 Takes = ParamSpec("Takes")
