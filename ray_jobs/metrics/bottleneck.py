@@ -1,4 +1,4 @@
-"""Which part limits the run, from where the time went, and what to change, of what its recipe and this machine allow."""
+"""Which part limits the run, from where the time went; and what to change, of what recipe and machine allow."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

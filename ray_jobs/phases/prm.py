@@ -11,7 +11,7 @@ import ray
 
 from actors.cluster import PART_LOST
 from configs.run import RunConfig
-from ray_jobs.pages.prm import write_prm_page
+from ray_jobs.pages.report import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import write_json
