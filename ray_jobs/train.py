@@ -29,6 +29,7 @@ from actors.learner import LearnerCalls
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
 from ray_jobs.evaluation.held_out import evaluate, evaluate_step
+from ray_jobs.metrics.bottleneck import StepTimes
 from ray_jobs.pages.report import write_report
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
@@ -36,7 +37,7 @@ from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
-from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
+from ray_jobs.run.progress import Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.step_records import StepGroups, step_records

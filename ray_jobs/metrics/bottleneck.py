@@ -115,16 +115,18 @@ def limit_of(shares: Shares) -> Limit:
     return next((limit for holds, limit in rules if holds), "balanced")
 
 
-def shares_of_step(
-    *,
-    step_s: float,
-    wait_s: float,
-    train_s: float,
-    publish_s: float,
-    facts: Mapping[str, float],
-    readings: Sequence[WorkerReading],
-) -> Shares:
-    """The shares of one train step, from seconds and from what has happened since the step before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one turn of the loop: waiting for the batch, the train step, publishing, and all of it."""
+
+    wait_s: float
+    train_s: float
+    publish_s: float
+    step_s: float
+
+
+def shares_of_step(times: StepTimes, facts: Mapping[str, float], readings: Sequence[WorkerReading]) -> Shares:
+    """The shares of one train step, from what has happened since the step before.
 
     `facts` are sums over the groups that ended: over their trajectories `generate_s` (waiting for completions) and
     `tool_s`; over the groups `duration_s` (from permit to scores), `prm_s` (the part of it that waited for scores),
@@ -134,9 +136,9 @@ def shares_of_step(
     known = {name: facts.get(name, 0.0) for name in ("generate_s", "tool_s", "duration_s", "prm_s", "groups", "kept")}
     elapsed_s = sum(one.elapsed_s for one in readings)
     return Shares(
-        learner_busy=_share(train_s, step_s),
-        learner_wait=_share(wait_s, step_s),
-        publish=_share(publish_s, step_s),
+        learner_busy=_share(times.train_s, times.step_s),
+        learner_wait=_share(times.wait_s, times.step_s),
+        publish=_share(times.publish_s, times.step_s),
         backpressure=_share(sum(one.admission_wait_s for one in readings), elapsed_s),
         engine_busy=_share(sum(one.engine_busy_s for one in readings), elapsed_s),
         tool_wait=_share(known["tool_s"], known["generate_s"] + known["tool_s"]),
@@ -148,9 +150,7 @@ def shares_of_step(
 
 
 def average_shares(steps: Sequence[Shares]) -> Shares:
-    """The mean over train steps, each of which counts the same; over none, the shares of nothing."""
-    if not steps:
-        return shares_of_step(step_s=0.0, wait_s=0.0, train_s=0.0, publish_s=0.0, facts={}, readings=())
+    """The mean over train steps, of which there is one at least; each counts the same."""
     means = {field.name: math.fsum(getattr(one, field.name) for one in steps) / len(steps) for field in fields(Shares)}
     return Shares(**means)
 
