@@ -174,7 +174,7 @@ def _key(task: Task, seed: int) -> ItemKey:
 
 
 def _wanted(task: Task, seed: int) -> Wanted:
-    return Wanted(task=task, seed=seed, trajectory_id="/".join(map(str, _key(task, seed))), group_id=f"seed {seed}")
+    return Wanted(task=task, seed=seed, trajectory_id=str(_key(task, seed)), group_id=f"seed {seed}")
 
 
 def _never_trained_on(name: str, tasks: list[Task], trained: Sequence[EnvsConfig], console: Console) -> list[Task]:
