@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 
-from configs.loading import with_changes
+from configs.loading import value_of, with_changes
 from configs.run import RunConfig
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.run.model_folder import PreflightError
@@ -206,23 +206,14 @@ def _prm_on_cpu(config: RunConfig) -> bool:
     return config.reward.prm is not None and config.prm.device == "cpu"
 
 
-def _raised(key: str) -> Callable[[RunConfig], Changes]:
-    return lambda run: {key: _value(run, key) + 1}
+def _shifted(key: str, by: int) -> Callable[[RunConfig], Changes]:
+    return lambda run: {key: int(value_of(run, key)) + by}
 
 
-def _lowered(key: str) -> Callable[[RunConfig], Changes]:
-    return lambda run: {key: _value(run, key) - 1}
-
-
-def _where(condition: Callable[[RunConfig], bool], changes: Callable[[RunConfig], Changes]) -> Callable[..., Any]:
+def _where(
+    condition: Callable[[RunConfig], bool], changes: Callable[[RunConfig], Changes]
+) -> Callable[[RunConfig], Changes | None]:
     return lambda run: changes(run) if condition(run) else None
-
-
-def _value(run: RunConfig, key: str) -> int:
-    value: Any = run
-    for part in key.split("."):
-        value = getattr(value, part)
-    return int(value)
 
 
 def _further_ahead(run: RunConfig) -> Changes:
@@ -231,9 +222,9 @@ def _further_ahead(run: RunConfig) -> Changes:
 
 
 NO_ROOM = "this machine has no room for more threads or workers: use one with more cores or a GPU"
-_WORKERS = Advice("add workers with rollout.num_workers", _raised("rollout.num_workers"))
+_WORKERS = Advice("add workers with rollout.num_workers", _shifted("rollout.num_workers", 1))
 _LEARNER_THREADS = Advice(
-    "raise learner.num_threads", _where(lambda run: run.learner.device == "cpu", _raised("learner.num_threads"))
+    "raise learner.num_threads", _where(lambda run: run.learner.device == "cpu", _shifted("learner.num_threads", 1))
 )
 _AHEAD = Advice(
     "raise pipeline_depth, so that rollouts may run further ahead; max_staleness is its bound", _further_ahead
@@ -241,24 +232,24 @@ _AHEAD = Advice(
 _ADVICE: Mapping[Limit, tuple[Advice, ...]] = {
     "weight_sync": (
         Advice("publish less with a lower model.lora_rank", lambda run: {"model.lora_rank": run.model.lora_rank // 2}),
-        Advice("publish less often with a higher batch_groups", _raised("batch_groups")),
+        Advice("publish less often with a higher batch_groups", _shifted("batch_groups", 1)),
     ),
     "learner": (
         _LEARNER_THREADS,
         Advice(
             "raise learner.microbatch_tokens",
-            _where(lambda run: run.learner.device == "cuda", _raised("learner.microbatch_tokens")),
+            _where(lambda run: run.learner.device == "cuda", _shifted("learner.microbatch_tokens", 1)),
         ),
-        Advice("lower pipeline_depth, since running ahead only ages the data", _lowered("pipeline_depth")),
+        Advice("lower pipeline_depth, since running ahead only ages the data", _shifted("pipeline_depth", -1)),
     ),
     "signal": (
         Advice("choose tasks in envs.mix that the policy solves sometimes", lambda run: {}),
-        Advice("raise rollout.group_size", _raised("rollout.group_size")),
+        Advice("raise rollout.group_size", _shifted("rollout.group_size", 1)),
     ),
     "prm": (
         Advice(
             "raise prm.num_threads",
-            _where(_prm_on_cpu, _raised("prm.num_threads")),
+            _where(_prm_on_cpu, _shifted("prm.num_threads", 1)),
         ),
         Advice(
             "set prm.device=cuda",
@@ -276,17 +267,17 @@ _ADVICE: Mapping[Limit, tuple[Advice, ...]] = {
     "tools": (
         Advice(
             "hide the tools' latency behind more groups: raise rollout.engine.max_num_seqs where all places are used",
-            _raised("rollout.engine.max_num_seqs"),
+            _shifted("rollout.engine.max_num_seqs", 1),
         ),
         Advice("raise pipeline_depth where places are free; max_staleness is its bound", _further_ahead),
         _WORKERS,
     ),
     "engine": (
         _WORKERS,
-        Advice("shorten turns with rollout.max_turn_tokens", _lowered("rollout.max_turn_tokens")),
+        Advice("shorten turns with rollout.max_turn_tokens", _shifted("rollout.max_turn_tokens", -1)),
         Advice(
             "raise rollout.engine.kv_cache_gib where many tokens are computed again",
-            _raised("rollout.engine.kv_cache_gib"),
+            _shifted("rollout.engine.kv_cache_gib", 1),
         ),
         Advice(
             "raise pipeline_depth where many places of a GPU are unused; max_staleness is its bound",
