@@ -89,7 +89,8 @@ def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) ->
     key_files = {name: str(Path(path).expanduser().absolute()) for name in names if (path := key_file(name))}
     facts = provenance(seed=config.seed)
     commit = f"{(facts['git_commit'] or 'unknown')[:12]}{' with changes' if facts['git_dirty'] else ''}"
-    on_gpu = request.phase in ACTING_PHASES and _device(config, request.phase) == "cuda"
+    acts = request.phase in ACTING_PHASES
+    device = config.prm.device if request.phase == "train-prm" else config.rollout.engine.device
     return Submission(
         submission_id=f"{config.name}-{request.phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         entrypoint=shlex.join([*COMMAND, *command_line(request, output_dir=output_dir, run=run)]),
@@ -103,8 +104,8 @@ def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) ->
             "commit": commit,
         },
         # A phase that acts in the driver itself must be where its engine can be; `train` asks for its actors' places.
-        num_cpus=1.0 if request.phase in ACTING_PHASES else 0.0,
-        num_gpus=1.0 if on_gpu else 0.0,
+        num_cpus=1.0 if acts else 0.0,
+        num_gpus=1.0 if acts and device == "cuda" else 0.0,
         run=run,
         key_names=names,
         key_files=key_files,
@@ -224,23 +225,19 @@ def _send(server: JobServer, submission: Submission) -> None:
     with server_errors(server.url):
         while True:
             try:
-                _submit(server, submission)
+                server.client.submit_job(
+                    entrypoint=submission.entrypoint,
+                    submission_id=submission.submission_id,
+                    runtime_env=dict(submission.runtime_env),
+                    metadata=dict(submission.metadata),
+                    entrypoint_num_cpus=submission.num_cpus,
+                    entrypoint_num_gpus=submission.num_gpus,
+                )
                 return
             except RuntimeError as error:
                 if STILL_STARTS not in str(error) or time.monotonic() > deadline:
                     raise
             time.sleep(ASK_AGAIN_S)
-
-
-def _submit(server: JobServer, submission: Submission) -> None:
-    server.client.submit_job(
-        entrypoint=submission.entrypoint,
-        submission_id=submission.submission_id,
-        runtime_env=dict(submission.runtime_env),
-        metadata=dict(submission.metadata),
-        entrypoint_num_cpus=submission.num_cpus,
-        entrypoint_num_gpus=submission.num_gpus,
-    )
 
 
 def _tell(console: Console, server: JobServer, submission: Submission, request: SubmitRequest) -> None:
@@ -263,7 +260,3 @@ def _tell(console: Console, server: JobServer, submission: Submission, request: 
             f"reads it from the file {path}" if path else f"needs {key}, or {key}{FILE_SUFFIX}, before its `ray start`"
         )
         console.print(f"[yellow]note[/] the key {key} does not travel: every machine {there}", soft_wrap=True)
-
-
-def _device(config: RunConfig, phase: str) -> str:
-    return config.prm.device if phase == "train-prm" else config.rollout.engine.device

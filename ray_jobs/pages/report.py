@@ -67,7 +67,10 @@ def write_report(run_dir: Path) -> Path:
         marks=_marks(summary),
         held_out=_held_out_charts(run.held_out, _marks(summary)),
         bars=list(_bars(summary)),
-        intervals={name: _wilson(row["after"], row["num"]) for name, row in summary.get("by_dataset", {}).items()},
+        intervals={
+            name: wilson_interval(round(row["after"] * row["num"]), row["num"])
+            for name, row in summary.get("by_dataset", {}).items()
+        },
         endings=[_endings(phase, list(found.values())) for phase, found in run.attempts.items() if found],
         turned=turned_tasks(run.attempts["eval_before"], run.attempts["eval_after"]),
         pair=scored_pair(run.scored),
@@ -140,10 +143,6 @@ def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
         note = f"{one.num_tasks} tasks" if one.num_tasks == of else f"the first {one.num_tasks} tasks"
         label, interval = POLICIES[f"eval_{one.policy}"], (one.low, one.high)
         yield Bar(label=label, note=note, rate=one.rate, interval=interval, kind=one.policy)
-
-
-def _wilson(rate: float, count: int) -> tuple[float, float]:
-    return wilson_interval(round(rate * count), count)
 
 
 def _endings(phase: str, attempts: Sequence[TrajectoryRecord]) -> _Endings:

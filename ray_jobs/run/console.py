@@ -103,7 +103,8 @@ class PhaseProgress:
     def advance(self, num: int = 1, /, **fields: float | str) -> None:
         self._done += num
         now = time.monotonic()
-        said = [f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items()]
+        words = {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in fields.items()}
+        said = [f"{name.replace('_', ' ')} {word}" for name, word in words.items()]
         shown = "  ".join([*said, *self._time_left(now)])
         self._bar.update(self._task, advance=num, shown=shown)
         self._output.happened(seen=self._live)
@@ -253,10 +254,6 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def _field(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def _rate_cells(measured: HeldOut | None, planned: int) -> tuple[str, str, str]:

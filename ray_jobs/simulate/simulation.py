@@ -156,11 +156,11 @@ class _EndedGroup:
 
 def simulate(settings: SimulationSettings) -> SimulationResult:
     """Run the settings in virtual time. Raises StarvedError where a real run would."""
-    return run_in_virtual_time(_simulate(settings))
 
+    async def played() -> SimulationResult:
+        return await _Simulation(settings).run()
 
-async def _simulate(settings: SimulationSettings) -> SimulationResult:
-    return await _Simulation(settings).run()
+    return run_in_virtual_time(played())
 
 
 class _Simulation:
