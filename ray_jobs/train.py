@@ -76,13 +76,13 @@ def reinforce(run: Run) -> Mapping[str, object]:
     ray.get(actors.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = run.folder.begin_phase("reinforce")
-        phase.progress.skip(training.num_steps)
+        phase.skip(training.num_steps)
         with Supervisor(run) as rollouts:
             while training.num_steps < config.num_steps:
                 try:
                     if not train_step(run, training, rollouts):
                         break
-                    phase.progress.advance(**training.progress_fields)
+                    phase.advance(**training.progress_fields)
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, rollouts, error)
         actors.sync_weights()

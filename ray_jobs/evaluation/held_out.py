@@ -73,9 +73,9 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":
         tasks = tasks[: settings.num_untouched_tasks]
-    with run.phase(phase, total=len(tasks)) as record:
+    with run.phase(phase, total=len(tasks)) as progress:
         evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0, max_attempts=settings.max_attempts)
-        found = _attempted(evaluator, tasks, name=phase, progressed=record.progress.advance)
+        found = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
         run.folder.log_trajectories(found)
     evaluation = Evaluation.of(found)
     if tasks:

@@ -93,7 +93,7 @@ def collect(run: "Run") -> list[Trajectory]:
 def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
     store, ask = CollectedGroups(run.folder.collected), run.rollouts.collect_group
     with run.phase("collect", total=len(tasks)) as phase:
-        asyncio.run(collect_groups(tasks, store, run.config.collect, ask, phase.progress.advance))
+        asyncio.run(collect_groups(tasks, store, run.config.collect, ask, phase.advance))
         phase.facts.update(collection_facts(list(store.trajectories())))
     run.console.note(sentence("collected", phase.facts))
 

@@ -148,7 +148,7 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bo
 def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepText]) -> None:
     config, bill = run.config.label, Bill()
     with run.phase("label", total=len(steps)) as phase:
-        done = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.progress.advance))
+        done = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
         phase.facts.update(labeller=config.type, num_labels=len(done.labels))
         phase.facts.update(num_unlabelled=len(done.failures), first_failures=[*done.failures[:3]])
         if isinstance(labeller, StepJudge):

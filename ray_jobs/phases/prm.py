@@ -39,7 +39,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
     with run.phase("train_prm", total=total) as phase:
         for step, loss in enumerate(prm.train(data.train)):
             run.log_metrics(step, {"train_prm/loss": loss})
-            phase.progress.advance(loss=loss)
+            phase.advance(loss=loss)
         digest = prm.save(run.folder.prm, {"num_steps": len(data.train)})
         quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
         write_json(run.folder.quality, quality | {"digest": digest})

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,13 @@ LISTEN_EVERY_S = 1.0
 
 
 class PhaseProgress:
-    """Progress of one phase: a bar on a terminal, elsewhere a line every few seconds at most. One with nothing to do,
-    whose total is 0, says nothing."""
+    """A phase that goes on: a bar on a terminal, elsewhere a line every few seconds at most. One with nothing to do,
+    whose total is 0, says nothing. `facts`: what it brought. `seconds_before`: what it took already, in processes that
+    were cut off."""
 
     def __init__(self, output: "Console", console: RichConsole, title: str, total: int | None) -> None:
+        self.facts: dict[str, object] = {}
+        self.seconds_before = 0.0
         self._output = output
         self._title = title
         self._total = total
@@ -131,16 +133,6 @@ class PhaseProgress:
         counted = self._done - self._done_before
         if self._total is not None and counted * 20 >= self._total > self._done and counted:
             yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
-
-
-@dataclass(slots=True, kw_only=True)
-class PhaseRecord:
-    """A phase that goes on, and what it brought. `seconds_before`: what it took already, in processes that were cut
-    off."""
-
-    progress: PhaseProgress
-    facts: dict[str, object] = field(default_factory=dict)
-    seconds_before: float = 0.0
 
 
 class Console:

@@ -127,7 +127,7 @@ def evaluated(tmp_path):
 
         @contextmanager
         def phase_of(name, total):
-            yield SimpleNamespace(progress=SimpleNamespace(advance=lambda: progress.append(name)))
+            yield SimpleNamespace(advance=lambda: progress.append(name))
 
         with RunFolder.create(config) as folder:
             stage = SimpleNamespace(
