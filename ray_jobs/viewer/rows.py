@@ -67,21 +67,17 @@ class MetricRows:
     """The rows of metrics.jsonl. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = GrowingLines(path)
+        self.lines = GrowingLines(path)
         self._forget()
 
     def _forget(self) -> None:
         self.rows: list[Row] = []
         self.num_unreadable = 0
 
-    @property
-    def generation(self) -> int:
-        return self._lines.generation
-
     def refresh(self) -> None:
-        if self._lines.replaced():
+        if self.lines.replaced():
             self._forget()
-        for _, line in self._lines.new():
+        for _, line in self.lines.new():
             row = _readable(json.loads, line, "step")
             if row is None:
                 self.num_unreadable += 1
@@ -94,7 +90,7 @@ class TrajectoryIndex:
     reads holds `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = GrowingLines(path)
+        self.lines = GrowingLines(path)
         self.lock = threading.Lock()
         self._forget()
 
@@ -106,21 +102,13 @@ class TrajectoryIndex:
         self._offsets: list[int] = []
         self.num_unreadable = 0
 
-    @property
-    def generation(self) -> int:
-        return self._lines.generation
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        return self._lines.progress
-
     def refresh(self) -> None:
         more = True
         while more:
             with self.lock:
-                if self._lines.replaced():
+                if self.lines.replaced():
                     self._forget()
-                lines = list(islice(self._lines.new(), CHUNK_LINES))
+                lines = list(islice(self.lines.new(), CHUNK_LINES))
                 for offset, line in lines:
                     self._add(offset, line)
             more = len(lines) == CHUNK_LINES
@@ -134,7 +122,7 @@ class TrajectoryIndex:
             if number is None:
                 return None
             offset = self._offsets[number]
-        with self._lines.path.open("rb") as file:
+        with self.lines.path.open("rb") as file:
             file.seek(offset)
             record = _readable(lambda line: readable(json.loads(line)), file.readline(), "turns")
         # Between index and file a run may have been rewound.

@@ -63,9 +63,9 @@ class ViewedRun:
     def state(self) -> Row:
         """What a page asks for again and again: enough to know what to fetch anew."""
         index = self.trajectories
-        read, there = index.progress
+        read, there = index.lines.progress
         return {
-            "generation": f"{index.generation}.{self.metrics.generation}",
+            "generation": f"{index.lines.generation}.{self.metrics.lines.generation}",
             "trajectories": len(index.rows),
             "metrics": len(self.metrics.rows),
             "steps": max((row["step"] for row in self.metrics.rows if "policy/loss" in row), default=0),
