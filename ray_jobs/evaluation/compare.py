@@ -23,6 +23,7 @@ from ray_jobs.evaluation.folder import (
 )
 from ray_jobs.evaluation.identity import differences, unproven
 from ray_jobs.pages.evaluation import write_comparison_page
+from ray_jobs.pages.render import percent, points
 from ray_jobs.run.folder import write_json
 from reward.paired import PairedComparison, compare_means, compare_paired, items_needed
 
@@ -191,14 +192,13 @@ def _table(result: Comparison) -> Table:
     if len(rows) > 1:
         rows["all"] = result["all"]
     for name, row in rows.items():
-        low, high = row["gain_ci95"]
         table.add_row(
             name,
             str(row["num_items"]),
-            f"{100 * row['before']:.1f}%",
-            f"{100 * row['after']:.1f}%",
-            f"{100 * row['gain']:+.1f}",
-            f"{100 * low:+.1f} to {100 * high:+.1f}",
+            percent(row["before"]),
+            percent(row["after"]),
+            points([row["gain"]], signed=True),
+            points(row["gain_ci95"], signed=True),
             f"{row['p']:.3g}",
             str(row["items_for_this_gain"] or ""),
         )

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from configs.errors import printable
+from ray_jobs.pages.render import percent, points
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
 from rollout.filters import SOLVED
 from rollout.records import head_of, whole_lines
@@ -251,8 +252,7 @@ def duration(seconds: float) -> str:
 def _rate_cells(measured: HeldOut | None, planned: int) -> tuple[str, str, str]:
     if measured is None:
         return "not measured", "", f"0 of {planned}" if planned else "0"
-    interval = f"{100 * measured.low:.1f} to {100 * measured.high:.1f}%"
-    return f"{100 * measured.rate:.1f}%", interval, str(measured.num_tasks)
+    return percent(measured.rate), f"{points((measured.low, measured.high))}%", str(measured.num_tasks)
 
 
 def _planned(summary: Mapping[str, Any], phase: str) -> int:
