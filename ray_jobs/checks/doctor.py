@@ -17,7 +17,7 @@ from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
 from ray_jobs.checks.machine import card_driver, too_old
-from ray_jobs.run.provenance import version_of
+from ray_jobs.run.provenance import memory_bytes, version_of
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 MIN_MEMORY_GIB = 14
@@ -77,7 +77,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding.of("disk", f"{disk:.1f} GiB free here for runs", holds=disk >= MIN_DISK_GIB, otherwise="warn")
     cores = os.cpu_count()
     yield Finding.of("CPU cores", str(cores), holds=(cores or 1) > 1, otherwise="warn")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory = memory_bytes() / 2**30
     said = f"{memory:.1f} GiB (the demo needs {MIN_MEMORY_GIB})"
     yield Finding.of("memory", said, holds=round(memory) >= MIN_MEMORY_GIB, otherwise="warn")
     yield Finding("precision on the CPU", f"{fastest_precision('cpu')}, which is the faster one", "ok")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from configs.loading import value_of, with_changes
 from configs.run import RunConfig
 from ray_jobs.plan.memory import GIB, WEIGHTS
 from ray_jobs.plan.run import HEADROOM, Card, RunPlan, card_bytes, find_shapes, plan_run
+from ray_jobs.run.provenance import memory_bytes
 from rollout.engines.vllm_parts import kv_block
 
 Replan = Callable[[RunConfig], RunPlan]
@@ -144,7 +144,7 @@ def make_plan(
     card_bytes(card)
     config = _with_trained_prm(config)
     shapes = find_shapes(config, model_config)
-    memory = machine_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_bytes or memory_bytes()
 
     def replan(changed: RunConfig) -> RunPlan:
         return plan_run(changed, shapes, card=card, machine_bytes=memory)
