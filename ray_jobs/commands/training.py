@@ -61,9 +61,9 @@ def train(
 
 def resume(run: RunFolder, /) -> None:
     """Continue a run that was cut off, from its folder alone; nothing is lost."""
-    from ray_jobs.run.begun import begun_run, started_in
+    from ray_jobs.run.begun import begun_config, started_in
 
-    config, _ = begun_run(run)
+    config = begun_config(run)
     # Its relative paths start there: data, a local model, tools of one's own.
     os.chdir(started_in(run))
     _run(config)

@@ -16,7 +16,7 @@ from envs.benchmarks.readers import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
 from ray_jobs.evaluation.identity import Identity, Policy, differences, identity_of_phase, unproven
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config, origin_of
 from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
 from reward.paired import wilson_interval
@@ -227,8 +227,7 @@ def read_evaluation(path: Path) -> StoredEvaluation:
 def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
     """The evaluations before and after RL of a training run. Raises EvaluationError where one of them is missing."""
     try:
-        config, _ = begun_run(path)
-        origin = json.loads((path / "provenance.json").read_text(encoding="utf-8"))
+        config, origin = begun_config(path), origin_of(path)
     except RunFolderError as error:
         raise EvaluationError(f"{error}; or name two evaluations to compare") from error
     before, after = (_phase_of_run(path, config, origin, phase) for phase in ("eval_before", "eval_after"))

@@ -19,7 +19,7 @@ from configs.run import RunConfig
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
 from ray_jobs.jobs.watch import ACTING_PHASES, follow
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config
 from ray_jobs.run.preflight import check_labelling, check_recipe
 from ray_jobs.run.provenance import provenance
 
@@ -133,7 +133,7 @@ def command_line(request: SubmitRequest, *, output_dir: str, run: str) -> list[s
 
 def _config(request: SubmitRequest) -> RunConfig:
     if request.phase == "resume" and request.recipe.is_dir():
-        return begun_run(request.recipe)[0]
+        return begun_config(request.recipe)
     return load_run_config(request.recipe, request.overrides)
 
 

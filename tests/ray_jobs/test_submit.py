@@ -19,7 +19,7 @@ from ray_jobs.jobs import submit
 from ray_jobs.jobs.client import JobError, JobServer
 from ray_jobs.jobs.submit import SubmitRequest, plan_submission
 from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
 
 SECRET = "sk-live-0123456789"
@@ -111,7 +111,7 @@ def test_resume_of_a_run_folder_names_that_folder_whatever_the_working_directory
     with RunFolder.create(load_run_config(None, ["name=mine"])):
         pass
     options = make_options("runs/mine", phase="resume", working_dir=Path("code"))
-    assert plan_submission(begun_run(Path("runs/mine"))[0], options, here=True).run == str(project / "runs/mine")
+    assert plan_submission(begun_config(Path("runs/mine")), options, here=True).run == str(project / "runs/mine")
 
 
 def test_options_of_the_phase_reach_its_command_whole():
