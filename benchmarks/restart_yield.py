@@ -42,7 +42,7 @@ from envs.datasets.generated import rl_task
 from envs.types import Task
 from ray_jobs.phases.label import labels_of
 from ray_jobs.phases.local import LocalPrm, open_policy
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunPaths
 from reward.collected import CollectedGroups, outcome_of
 from reward.labels import read_labels
@@ -304,7 +304,7 @@ def _ratio(nodes: np.ndarray, others: np.ndarray) -> str:
 
 def main() -> None:
     options = _options()
-    config, _ = begun_run(options.run)
+    config = begun_config(options.run)
     run = RunPaths(options.run)
     prm = LocalPrm(config)
     prm.load(run.prm)

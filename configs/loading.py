@@ -5,7 +5,9 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -42,6 +44,11 @@ def find_recipe(recipe: Path) -> Path:
     """A built-in recipe where no file but one of them has this name, with or without its ending; else `recipe`."""
     built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    """The value at a dotted key."""
+    return reduce(getattr, key.split("."), config)
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:

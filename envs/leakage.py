@@ -94,6 +94,7 @@ def write_leak_report(path: Path, checks: Sequence[LeakCheck], test_questions: S
         "dropped": [_entry(check, test_questions) for check in checks if check.verdict == "leak"],
         "review": [_entry(check, test_questions) for check in checks if check.verdict == "review"],
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from cyclopts import (
 )
 
 from configs.errors import UserError, did_you_mean, printable
-from ray_jobs.commands import checks, jobs, project, results, training
+from ray_jobs.commands import checks, jobs, results, training
 
 MENDABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -64,7 +64,7 @@ def make_app() -> App:
     on_cluster.command(jobs.stop)
     users: tuple[Callable[..., int | None] | App, ...] = (
         *(
-            project.init,
+            training.init,
             training.train,
             training.resume,
             jobs.submit,

@@ -29,6 +29,7 @@ from actors.learner import LearnerCalls
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
 from ray_jobs.evaluation.held_out import evaluate, evaluate_step
+from ray_jobs.metrics.bottleneck import StepTimes
 from ray_jobs.pages.report import write_report
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
@@ -36,7 +37,7 @@ from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
-from ray_jobs.run.progress import StepTimes, Training, lost_rows, step_metrics
+from ray_jobs.run.progress import Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.step_records import StepGroups, step_records
@@ -75,13 +76,13 @@ def reinforce(run: Run) -> Mapping[str, object]:
     ray.get(actors.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = run.folder.begin_phase("reinforce")
-        phase.progress.skip(training.num_steps)
+        phase.skip(training.num_steps)
         with Supervisor(run) as rollouts:
             while training.num_steps < config.num_steps:
                 try:
                     if not train_step(run, training, rollouts):
                         break
-                    phase.progress.advance(**training.progress_fields)
+                    phase.advance(**training.progress_fields)
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, rollouts, error)
         actors.sync_weights()

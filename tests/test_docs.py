@@ -20,7 +20,7 @@ from envs.tools.toolbox import Toolbox
 from learner.losses import LossInputs, policy_loss
 from ray_jobs.cli import make_app
 from ray_jobs.commands.given import run_config
-from ray_jobs.commands.project import init
+from ray_jobs.commands.training import init
 from reward.scorers import score_answer
 from tests.documented import NEEDS, PAGES, ROOT, RUNS, SHELLS, blocks, blocks_of, environment, files_of, fill, words_of
 

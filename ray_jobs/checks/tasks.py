@@ -73,14 +73,15 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         ) from error
 
 
-def check_collection(config: RunConfig) -> None:
-    """Whether there are tasks for the trajectories that a PRM learns from. Raises PreflightError."""
+def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Task]":
+    """The tasks of the trajectories that a PRM learns from, as `collection_tasks` draws them. Raises PreflightError
+    where they cannot be drawn, or are too few."""
     from envs.datasets.own import OwnSources
     from envs.datasets.sampler import collection_tasks
 
     own = OwnSources.of(config)
     try:
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=None, own=own)
+        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, own=own)
     except (ValueError, OSError, KeyError) as error:
         raise PreflightError(
             f"the tasks that a PRM learns from cannot be drawn: {reason(error)}; or credit by outcomes alone: "
@@ -91,6 +92,7 @@ def check_collection(config: RunConfig) -> None:
             f"a PRM needs two tasks, one to learn from and one to be measured on, and envs.mix has {len(tasks)} "
             "for it; add some, or credit by outcomes alone: reward.credit=outcome"
         )
+    return tasks
 
 
 def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from ray_jobs.commands.given import GivenError, acting_config, run_config, sorted_out
-from ray_jobs.commands.options import Count, File, Given, Seconds
+from ray_jobs.commands.given import Count, File, Given, GivenError, Seconds, acting_config, run_config, sorted_out
 from ray_jobs.simulate.request import USUAL, SimulationRequest
 
 

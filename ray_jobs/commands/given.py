@@ -1,10 +1,16 @@
-"""What a user gives a command: a recipe with changed settings, and a policy. Imports nothing heavy by itself."""
+"""What a user gives a command: a recipe with changed settings, a policy, and the options that several commands share.
+Imports nothing heavy by itself."""
 
 import json
+import math
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from cyclopts import Parameter, Token
+from cyclopts.validators import Number
 
 from configs.errors import UserError
 
@@ -71,3 +77,113 @@ def _backend_overrides(backend: str | None) -> list[str]:
         return []
     key = "model.path" if kind == "vllm" else "backend.model"
     return [f"backend.type={json.dumps(kind)}", *([f"{key}={json.dumps(model)}"] if model else [])]
+
+
+Value = TypeVar("Value")
+
+
+def read_by(read: Callable[[str], Value]) -> Callable[[Any, Sequence[Token]], Value]:
+    """A converter for an option that is given as one text; `read` raises ValueError with what it must be."""
+    return lambda _, tokens: read(tokens[-1].value)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    if text == "all":
+        from envs.datasets.benchmarks import BENCHMARKS
+
+        return tuple(BENCHMARKS)
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ValueError(f"'{text}' names no benchmark")
+    return names
+
+
+def _runtime_env(text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(text).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{text}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or "working_dir" in found:
+        raise ValueError(f"{text} is no runtime environment without working_dir")
+    return found
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if set(names) - set(FORMATS):
+        raise ValueError(f"'{text}' is none of hf, gguf and hf,gguf")
+    return names
+
+
+FORMATS = ("hf", "gguf")
+
+Given = Annotated[
+    str,
+    Parameter(
+        name="RECIPE key=value",
+        help="TOML file or name of a built-in recipe (default demo_cpu), and settings, e.g. learner.learning_rate=2e-6",
+    ),
+]
+Recipe = Annotated[str | None, Parameter(metavar="RECIPE", help="as an option, it may stand before the settings")]
+
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+
+RunFolder = Annotated[Path, Parameter(name="RUN", help="folder of a run, below runs/")]
+Adapter = Annotated[
+    str | None,
+    Parameter(
+        metavar="RUN|CHECKPOINT",
+        help="run folder (its newest checkpoint), a checkpoint, or its adapter file; `none` is the base model",
+    ),
+]
+Backend = Annotated[
+    str | None,
+    Parameter(
+        metavar="KIND:MODEL",
+        help="vllm:FOLDER (a merged model), ollama:MODEL or openai:MODEL; backend.base_url=... says where it listens",
+    ),
+]
+Folder = Annotated[Path | None, Parameter(metavar="FOLDER")]
+File = Annotated[Path | None, Parameter(metavar="FILE")]
+
+Job = Annotated[str, Parameter(name="JOB", help="as `agentflow submit` named it")]
+Address = Annotated[
+    str | None,
+    Parameter(
+        metavar="A",
+        help="http://host:8265 (the dashboard) or host:port of a cluster; else RAY_API_SERVER_ADDRESS, RAY_ADDRESS, "
+        "or the cluster on this machine",
+    ),
+]
+Words = Annotated[
+    tuple[str, ...],
+    Parameter(
+        converter=read_by(lambda text: tuple(shlex.split(text))),
+        metavar="TEXT",
+        allow_leading_hyphen=True,
+        help="further ones of the phase's own command, e.g. --options='--benchmark gpqa --limit 20'",
+    ),
+]
+RuntimeEnv = Annotated[
+    dict[str, Any] | None,
+    Parameter(
+        converter=read_by(_runtime_env),
+        metavar="FILE",
+        help="YAML or JSON to add to the job's environment, as Ray takes it (pip, env_vars, excludes, ...)",
+    ),
+]
+
+Benchmarks = Annotated[
+    tuple[str, ...],
+    Parameter(
+        converter=read_by(_names),
+        metavar="NAME[,NAME]",
+        help="bamboogle, 2wiki, hotpotqa, musique, gaia, aime24, amc23, game24, gpqa, medqa, or all; none: the "
+        "recipe's held-out tasks (evaluation.mix)",
+    ),
+]
+Formats = Annotated[tuple[str, ...], Parameter(converter=read_by(_formats), metavar="hf,gguf", show_default="hf,gguf")]
+Quantization = Literal["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]

@@ -1,13 +1,13 @@
 """The commands for a Ray cluster: send a job there, see what becomes of it, end it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from ray_jobs.commands.given import sorted_out
-from ray_jobs.commands.options import Address, Given, Job, RuntimeEnv, Words
-from ray_jobs.jobs.request import Phase, SubmitRequest
+from ray_jobs.commands.given import Address, Given, Job, RuntimeEnv, Words, sorted_out
+
+Phase = Literal["train", "resume", "collect", "label", "train-prm", "evaluate"]
 
 
 def submit(
@@ -21,7 +21,7 @@ def submit(
 ) -> int:
     """Run `train` or one of its phases as a job on a Ray cluster."""
     path, changes = sorted_out(given)
-    from ray_jobs.jobs.submit import run_submit
+    from ray_jobs.jobs.submit import SubmitRequest, run_submit
 
     return run_submit(
         SubmitRequest(

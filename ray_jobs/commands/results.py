@@ -6,8 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ray_jobs.commands.given import GivenError, acting_config, checkpoint_of, run_config
-from ray_jobs.commands.options import (
+from ray_jobs.commands.given import (
     FORMATS,
     Adapter,
     Backend,
@@ -17,9 +16,13 @@ from ray_jobs.commands.options import (
     Folder,
     Formats,
     Given,
+    GivenError,
     Quantization,
     Recipe,
     RunFolder,
+    acting_config,
+    checkpoint_of,
+    run_config,
 )
 
 
@@ -108,9 +111,9 @@ def export(
     recipe: Annotated[File, Parameter(help="recipe of a checkpoint that lies in no run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
-    from ray_jobs.export.export import ExportOptions, run_export
+    from ray_jobs.export.export import run_export
 
-    run_export(source, recipe, to, ExportOptions(formats=format, quantization=quantize, num_prompts=prompts))
+    run_export(source, recipe, to, formats=format, quantization=quantize, num_prompts=prompts)
 
 
 def serve(

@@ -1,15 +1,44 @@
-"""The commands that train: the main job, from its beginning or where it stands, and its phases one at a time."""
+"""The commands that train: a project to begin with, the main job, and its phases one at a time."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ray_jobs.commands.given import acting_config, checkpoint_of, run_config, tell_of_sandbox
-from ray_jobs.commands.options import Adapter, Given, RunFolder
+from configs.errors import UserError
+from ray_jobs.commands.given import Adapter, Given, RunFolder, acting_config, checkpoint_of, run_config, tell_of_sandbox
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
+
+STARTER = Path(__file__).parent / "starter"
+
+
+class ProjectError(UserError):
+    """The folder cannot become a project; the message says why."""
+
+
+def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder, whose name the run gets")], /) -> None:
+    """Write a small project of your own: an agent, its tasks and reward, and a recipe that trains it."""
+    from pydantic import ValidationError
+
+    from configs.run import RunConfig
+    from configs.wording import reason
+
+    name = folder.absolute().name
+    try:
+        RunConfig(name=name)
+    except ValidationError as error:
+        raise ProjectError(f"'{name}' cannot name a run: {reason(error)}") from None
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ProjectError(f"'{folder}' is there already; name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(STARTER.iterdir()):
+        if file.is_file():
+            (folder / file.name).write_text(file.read_text().replace("PROJECT", name))
+    print(f"wrote {folder}: agent.py, warehouse.py (tasks, reward, teacher), recipe.toml")
+    print(f"train it: cd {folder} && agentflow train recipe.toml")
 
 
 def train(
@@ -32,9 +61,9 @@ def train(
 
 def resume(run: RunFolder, /) -> None:
     """Continue a run that was cut off, from its folder alone; nothing is lost."""
-    from ray_jobs.run.begun import begun_run, started_in
+    from ray_jobs.run.begun import begun_config, started_in
 
-    config, _ = begun_run(run)
+    config = begun_config(run)
     # Its relative paths start there: data, a local model, tools of one's own.
     os.chdir(started_in(run))
     _run(config)

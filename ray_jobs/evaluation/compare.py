@@ -1,7 +1,6 @@
 """Compare two evaluations of the same items: paired, with a test, intervals, and how many items a claim would need."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -14,6 +13,7 @@ from ray_jobs.evaluation.folder import (
     IDENTITY,
     EvaluationError,
     Item,
+    Place,
     StoredEvaluation,
     check_no_run,
     means_by_item,
@@ -23,6 +23,7 @@ from ray_jobs.evaluation.folder import (
 )
 from ray_jobs.evaluation.identity import differences, unproven
 from ray_jobs.pages.evaluation import write_comparison_page
+from ray_jobs.pages.render import percent, points
 from ray_jobs.run.folder import write_json
 from reward.paired import PairedComparison, compare_means, compare_paired, items_needed
 
@@ -69,25 +70,8 @@ class Comparison(TypedDict):
     verdict: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
-    """Results of two sides on the same items: means over seeds, in one order."""
-
-    places: tuple[tuple[str, str], ...]
-    before: tuple[float, ...]
-    after: tuple[float, ...]
-
-    def of(self, benchmark: str) -> "Pairs":
-        kept = [index for index, place in enumerate(self.places) if place[0] == benchmark]
-        return Pairs(
-            places=tuple(self.places[index] for index in kept),
-            before=tuple(self.before[index] for index in kept),
-            after=tuple(self.after[index] for index in kept),
-        )
-
-    @property
-    def benchmarks(self) -> list[str]:
-        return sorted({place[0] for place in self.places})
+Pairs = Mapping[Place, tuple[float, float]]
+"""Results of two sides on the same items: means over seeds."""
 
 
 def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: bool) -> Path:
@@ -127,10 +111,12 @@ def _check_nothing_is_lost(folder: Path) -> None:
 
 def comparison(before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None) -> Comparison:
     """Raises ComparisonError where an item is not the same on both sides, or none is on both."""
-    pairs, left_out = _pairs(before, after), _unpaired(before, after)
+    pairs, left_out = _paired(before, after)
     seeds = {side.identity["sampling"]["seeds"] for side in (before, after)}
-    compared = compare_paired if seeds == {1} else compare_means
-    whole = compared(pairs.before, pairs.after)
+    compare = compare_paired if seeds == {1} else compare_means
+    whole = compare(*_sides(pairs))
+    benchmarks = sorted({benchmark for benchmark, _ in pairs})
+    parts = {name: {place: pairs[place] for place in pairs if place[0] == name} for name in benchmarks}
     return {
         "before": before.name,
         "after": after.name,
@@ -142,53 +128,45 @@ def comparison(before: StoredEvaluation, after: StoredEvaluation, *, differing: 
         "left_out_because": list(unscored_by_reason(_results(left_out, before, after))),
         "num_seeds": sorted(seeds),
         "all": _row(pairs, whole),
-        "benchmarks": {
-            name: _row(one, compared(one.before, one.after)) for name in pairs.benchmarks for one in [pairs.of(name)]
-        },
+        "benchmarks": {name: _row(part, compare(*_sides(part))) for name, part in parts.items()},
         "verdict": whole.verdict[0].upper() + whole.verdict[1:],
     }
 
 
-def _pairs(before: StoredEvaluation, after: StoredEvaluation) -> Pairs:
-    sides = [means_by_item(side.items.values()) for side in (before, after)]
-    asked = [
-        {(key.benchmark, key.task_id): (item.question, item.gold) for key, item in side.items.items()}
-        for side in (before, after)
-    ]
-    common = tuple(sorted(sides[0].keys() & sides[1].keys()))
-    if not common:
+def _paired(before: StoredEvaluation, after: StoredEvaluation) -> tuple[Pairs, list[Place]]:
+    """The items of both sides: those that are compared, and those that are not, because one side has no scored result
+    of them."""
+    first, second = (means_by_item(side.items.values()) for side in (before, after))
+    asked, again = (
+        {key.place: (item.question, item.gold) for key, item in side.items.items()} for side in (before, after)
+    )
+    pairs = {place: (first[place], second[place]) for place in sorted(first.keys() & second.keys())}
+    if not pairs:
         raise ComparisonError(
             "the two evaluations have no item in common that both could score; evaluate both on the same benchmarks"
         )
-    changed = [place for place in common if asked[0][place] != asked[1][place]]
+    changed = [place for place in pairs if asked[place] != again[place]]
     if changed:
         raise ComparisonError(
             f"{len(changed)} items have the same id and another question or reference, first {'/'.join(changed[0])}; "
             "evaluate both on the same files"
         )
-    return Pairs(
-        places=common,
-        before=tuple(sides[0][place] for place in common),
-        after=tuple(sides[1][place] for place in common),
-    )
+    return pairs, sorted((asked.keys() & again.keys()) - pairs.keys())
 
 
-def _unpaired(before: StoredEvaluation, after: StoredEvaluation) -> list[tuple[str, str]]:
-    """The items of both sides that are not compared, because one of them has no scored result."""
-    sides = [{(key.benchmark, key.task_id) for key in side.items} for side in (before, after)]
-    scored = [means_by_item(side.items.values()) for side in (before, after)]
-    return sorted((sides[0] & sides[1]) - (scored[0].keys() & scored[1].keys()))
+def _sides(pairs: Pairs) -> tuple[list[float], list[float]]:
+    return [before for before, _ in pairs.values()], [after for _, after in pairs.values()]
 
 
-def _results(places: Sequence[tuple[str, str]], *sides: StoredEvaluation) -> Iterator[Item]:
+def _results(places: Sequence[Place], *sides: StoredEvaluation) -> Iterator[Item]:
     """Those of the items at these places, under all seeds of all sides."""
     wanted = set(places)
     for side in sides:
-        yield from (item for key, item in side.items.items() if (key.benchmark, key.task_id) in wanted)
+        yield from (item for key, item in side.items.items() if key.place in wanted)
 
 
 def _row(pairs: Pairs, compared: PairedComparison) -> ComparedRates:
-    squares = [(second - first) ** 2 for first, second in zip(pairs.before, pairs.after, strict=True)]
+    squares = [(second - first) ** 2 for first, second in pairs.values()]
     discordant = sum(squares) / len(squares)
     return {
         "num_items": compared.num_tasks,
@@ -214,14 +192,13 @@ def _table(result: Comparison) -> Table:
     if len(rows) > 1:
         rows["all"] = result["all"]
     for name, row in rows.items():
-        low, high = row["gain_ci95"]
         table.add_row(
             name,
             str(row["num_items"]),
-            f"{100 * row['before']:.1f}%",
-            f"{100 * row['after']:.1f}%",
-            f"{100 * row['gain']:+.1f}",
-            f"{100 * low:+.1f} to {100 * high:+.1f}",
+            percent(row["before"]),
+            percent(row["after"]),
+            points([row["gain"]], signed=True),
+            points(row["gain_ci95"], signed=True),
             f"{row['p']:.3g}",
             str(row["items_for_this_gain"] or ""),
         )

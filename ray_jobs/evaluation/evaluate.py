@@ -33,6 +33,7 @@ from ray_jobs.evaluation.folder import (
 )
 from ray_jobs.evaluation.identity import digest_of, identity_of
 from ray_jobs.pages.evaluation import write_evaluation_page
+from ray_jobs.pages.render import percent, points
 from ray_jobs.phases.local import open_worker
 from ray_jobs.run.begun import begun_config, check_trained_alike, run_of, started_in
 from ray_jobs.run.folder import write_json
@@ -174,7 +175,7 @@ def _key(task: Task, seed: int) -> ItemKey:
 
 
 def _wanted(task: Task, seed: int) -> Wanted:
-    return Wanted(task=task, seed=seed, trajectory_id="/".join(map(str, _key(task, seed))), group_id=f"seed {seed}")
+    return Wanted(task=task, seed=seed, trajectory_id=str(_key(task, seed)), group_id=f"seed {seed}")
 
 
 def _never_trained_on(name: str, tasks: list[Task], trained: Sequence[EnvsConfig], console: Console) -> list[Task]:
@@ -247,7 +248,6 @@ def _table(name: str, summary: EvaluationSummary) -> Table:
         if row["solve_rate"] is None:
             table.add_row(label, "unscored", "0", "")
             continue
-        low, high = row["solve_rate_ci95"]
-        interval = f"{100 * low:.1f} to {100 * high:.1f}%"
-        table.add_row(label, f"{100 * row['solve_rate']:.1f}%", str(row["num_scored"]), interval)
+        interval = f"{points(row['solve_rate_ci95'])}%"
+        table.add_row(label, percent(row["solve_rate"]), str(row["num_scored"]), interval)
     return table

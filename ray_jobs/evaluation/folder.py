@@ -16,7 +16,7 @@ from envs.datasets.benchmarks import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
 from ray_jobs.evaluation.identity import Identity, Policy, differences, identity_of_phase, unproven
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config, origin_of
 from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
 from reward.paired import wilson_interval
@@ -36,10 +36,21 @@ class EvaluationError(UserError):
     """An evaluation that cannot be run or read; the message says what is wrong and what to do."""
 
 
+Place = tuple[str, str]
+"""Of an item: its benchmark and its task id."""
+
+
 class ItemKey(NamedTuple):
     benchmark: str
     task_id: str
     seed: int
+
+    @property
+    def place(self) -> Place:
+        return self.benchmark, self.task_id
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
 
 
 class ItemRecord(TrajectoryRecord, total=False):
@@ -216,8 +227,7 @@ def read_evaluation(path: Path) -> StoredEvaluation:
 def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
     """The evaluations before and after RL of a training run. Raises EvaluationError where one of them is missing."""
     try:
-        config, _ = begun_run(path)
-        origin = json.loads((path / "provenance.json").read_text(encoding="utf-8"))
+        config, origin = begun_config(path), origin_of(path)
     except RunFolderError as error:
         raise EvaluationError(f"{error}; or name two evaluations to compare") from error
     before, after = (_phase_of_run(path, config, origin, phase) for phase in ("eval_before", "eval_after"))
@@ -320,7 +330,7 @@ def why_unscored(items: Iterable[Item]) -> str:
 
 def _names(keys: Sequence[ItemKey], *, most: int = 5) -> str:
     """The items in words, the first ones by name."""
-    names = ["/".join(map(str, key)) for key in keys[:most]]
+    names = list(map(str, keys[:most]))
     return ", ".join([*names, *([f"and {len(keys) - most} more"] if len(keys) > most else [])])
 
 
@@ -340,7 +350,7 @@ def summarize_evaluation(stored: StoredEvaluation) -> EvaluationSummary:
         "num_seeds": stored.identity["sampling"]["seeds"],
         "infrastructure_failures": sum(item.broke_off for item in items),
         "undecided": sum(item.undecided for item in items),
-        "unscored": ["/".join(map(str, key)) for key in stored.unscored],
+        "unscored": list(map(str, stored.unscored)),
         "benchmarks": benchmarks,
         "frozen_calls": sum(item.frozen_calls for item in items),
         "foreign_calls": sum(item.foreign_calls for item in items),
@@ -349,12 +359,12 @@ def summarize_evaluation(stored: StoredEvaluation) -> EvaluationSummary:
     }
 
 
-def means_by_item(items: Iterable[Item]) -> dict[tuple[str, str], float]:
-    """(Benchmark, task id) -> mean of being solved over the seeds that were scored; no entry where none was."""
-    solved: dict[tuple[str, str], list[bool]] = {}
+def means_by_item(items: Iterable[Item]) -> dict[Place, float]:
+    """The mean of being solved over the seeds that were scored; no entry where none was."""
+    solved: dict[Place, list[bool]] = {}
     for item in items:
         if not item.failed:
-            solved.setdefault((item.key.benchmark, item.key.task_id), []).append(item.solved)
+            solved.setdefault(item.key.place, []).append(item.solved)
     return {place: mean(results) for place, results in solved.items()}
 
 
@@ -414,8 +424,7 @@ def _judged(items: Sequence[Item]) -> Judged | None:
 def _leaks(items: Sequence[Item]) -> Leaks:
     """How many questions were found in what the tools brought in for them."""
     audit = audit_retrieved(
-        Retrieved(id="/".join(map(str, item.key)), question=stem_of(item.question), texts=item.retrieved)
-        for item in items
+        Retrieved(id=str(item.key), question=stem_of(item.question), texts=item.retrieved) for item in items
     )
     return {
         "searched": audit.num_searched,

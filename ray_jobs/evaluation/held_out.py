@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,11 @@ STEP_PHASE = "held_out"
 class Evaluation:
     """The results on held-out tasks, in the order of the tasks."""
 
-    phase: str
     items: tuple[Item, ...]
+
+    @classmethod
+    def of(cls, records: Iterable[ItemRecord]) -> "Evaluation":
+        return cls(items=tuple(map(item_of, records)))
 
     @property
     def solved(self) -> dict[ItemKey, bool]:
@@ -59,8 +62,7 @@ class Evaluation:
 
 def evaluation_in(folder: Path, phase: str) -> Evaluation:
     """What stands in the folder of a run."""
-    records = (row for row in read_records(folder / TRAJECTORIES) if row["phase"] == phase)
-    return Evaluation(phase=phase, items=tuple(map(item_of, records)))
+    return Evaluation.of(row for row in read_records(folder / TRAJECTORIES) if row["phase"] == phase)
 
 
 def evaluate(run: "Run", phase: str) -> Evaluation:
@@ -71,11 +73,11 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":
         tasks = tasks[: settings.num_untouched_tasks]
-    with run.phase(phase, total=len(tasks)) as record:
+    with run.phase(phase, total=len(tasks)) as progress:
         evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0, max_attempts=settings.max_attempts)
-        found = _attempted(evaluator, tasks, name=phase, progressed=record.progress.advance)
+        found = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
         run.folder.log_trajectories(found)
-    evaluation = Evaluation(phase=phase, items=tuple(map(item_of, found)))
+    evaluation = Evaluation.of(found)
     if tasks:
         run.console.note(_news(POLICIES[phase], evaluation))
     return evaluation
@@ -105,7 +107,7 @@ def evaluate_step(run: "Run", rollouts: "Supervisor", step: int) -> None:
     found = rollouts.beside(policy, work, f"the evaluation after step {step}")
     # What the engines computed for it is not counted as rollouts of the next step.
     rollouts.readings()
-    evaluation = Evaluation(phase=STEP_PHASE, items=tuple(map(item_of, found)))
+    evaluation = Evaluation.of(found)
     run.folder.log_trajectories(found)
     facts = {"held_out/policy_version": policy.policy_version, "held_out/wall_s": time.perf_counter() - started}
     run.log_metrics(step, held_out_metrics(evaluation) | facts)

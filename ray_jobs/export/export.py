@@ -43,15 +43,6 @@ PROMPT_SEED = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
-    """`num_prompts` planner prompts measure the quantisation; 0 leaves it unmeasured."""
-
-    formats: tuple[str, ...]
-    quantization: str
-    num_prompts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Which policy, and the run's settings that say how its adapter is folded in; their relative paths start in `home`.
     `checkpoint` None: the base."""
@@ -62,9 +53,11 @@ class Source:
     manifest: dict[str, Any] | None
 
 
-def run_export(source: str, recipe: Path | None, target: Path, options: ExportOptions) -> None:
-    """Writes the folder `target` whole or not at all. Raises ExportError, CheckpointError, PreflightError,
-    RunFolderError."""
+def run_export(
+    source: str, recipe: Path | None, target: Path, *, formats: Sequence[str], quantization: str, num_prompts: int
+) -> None:
+    """Writes the folder `target` whole or not at all. `num_prompts` planner prompts measure the quantisation; 0 leaves
+    it unmeasured. Raises ExportError, CheckpointError, PreflightError, RunFolderError."""
     console = Console()
     policy = find_source(source, recipe)
     with chdir(policy.home):
@@ -72,22 +65,22 @@ def run_export(source: str, recipe: Path | None, target: Path, options: ExportOp
     if policy.checkpoint:
         check_trained_alike(policy.checkpoint, policy.config.model, model_path)
     _check_room(target, 3 * size_of_weights(model_path))
-    openings = _drawn_openings(policy, options.num_prompts) if "gguf" in options.formats else []
+    openings = _drawn_openings(policy, num_prompts) if "gguf" in formats else []
     with _whole(target) as partial:
         with console.status("merging"):
             merged = _merge(policy, model_path, partial / HF_FOLDER)
         facts: dict[str, Any] = {"gguf": None}
-        if "gguf" in options.formats:
-            with console.status(f"writing GGUF in {options.quantization}"):
-                facts["gguf"] = _write_gguf(policy.config, merged, partial, options.quantization, openings)
-        if "hf" not in options.formats:
+        if "gguf" in formats:
+            with console.status(f"writing GGUF in {quantization}"):
+                facts["gguf"] = _write_gguf(policy.config, merged, partial, quantization, openings)
+        if "hf" not in formats:
             shutil.rmtree(merged)
         _write_manifest(partial, policy, model_path, facts)
     console.print(f"exported {policy.checkpoint or 'the base model'} to {target}", markup=False)
     gap = (facts["gguf"] or {}).get("gap")
     if gap:
         console.print(
-            f"{options.quantization}: mean |log-prob gap| {gap['mean_abs_logprob']:.4f} nats, mean KL "
+            f"{quantization}: mean |log-prob gap| {gap['mean_abs_logprob']:.4f} nats, mean KL "
             f"{gap['mean_kl']:.5f}, same greedy answer after {gap['same_answers']} of {gap['num_prompts']} planner "
             "prompts"
         )

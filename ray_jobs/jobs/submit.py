@@ -18,9 +18,8 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
-from ray_jobs.jobs.request import ACTING_PHASES, SubmitRequest
-from ray_jobs.jobs.watch import follow
-from ray_jobs.run.begun import begun_run
+from ray_jobs.jobs.watch import ACTING_PHASES, follow
+from ray_jobs.run.begun import begun_config
 from ray_jobs.run.preflight import check_labelling, check_recipe
 from ray_jobs.run.provenance import provenance
 
@@ -38,6 +37,20 @@ LEFT_BEHIND = (
 STILL_STARTS = "No available agent to submit job"
 """What a job server answers whose nodes' agents are not up yet, some seconds after `ray start`."""
 STARTS_WITHIN_S, ASK_AGAIN_S = 60.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitRequest:
+    """`recipe` is a recipe, or for `resume` also the folder of a run. `runtime_env` is Ray's, to be added to ours."""
+
+    recipe: Path
+    overrides: tuple[str, ...] = ()
+    phase: str = "train"
+    address: str | None = None
+    working_dir: Path = Path()
+    follow: bool = False
+    phase_options: tuple[str, ...] = ()
+    runtime_env: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +89,8 @@ def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) ->
     key_files = {name: str(Path(path).expanduser().absolute()) for name in names if (path := key_file(name))}
     facts = provenance(seed=config.seed)
     commit = f"{(facts['git_commit'] or 'unknown')[:12]}{' with changes' if facts['git_dirty'] else ''}"
-    on_gpu = request.phase in ACTING_PHASES and _device(config, request.phase) == "cuda"
+    acts = request.phase in ACTING_PHASES
+    device = config.prm.device if request.phase == "train-prm" else config.rollout.engine.device
     return Submission(
         submission_id=f"{config.name}-{request.phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         entrypoint=shlex.join([*COMMAND, *command_line(request, output_dir=output_dir, run=run)]),
@@ -90,8 +104,8 @@ def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) ->
             "commit": commit,
         },
         # A phase that acts in the driver itself must be where its engine can be; `train` asks for its actors' places.
-        num_cpus=1.0 if request.phase in ACTING_PHASES else 0.0,
-        num_gpus=1.0 if on_gpu else 0.0,
+        num_cpus=1.0 if acts else 0.0,
+        num_gpus=1.0 if acts and device == "cuda" else 0.0,
         run=run,
         key_names=names,
         key_files=key_files,
@@ -119,7 +133,7 @@ def command_line(request: SubmitRequest, *, output_dir: str, run: str) -> list[s
 
 def _config(request: SubmitRequest) -> RunConfig:
     if request.phase == "resume" and request.recipe.is_dir():
-        return begun_run(request.recipe)[0]
+        return begun_config(request.recipe)
     return load_run_config(request.recipe, request.overrides)
 
 
@@ -211,23 +225,19 @@ def _send(server: JobServer, submission: Submission) -> None:
     with server_errors(server.url):
         while True:
             try:
-                _submit(server, submission)
+                server.client.submit_job(
+                    entrypoint=submission.entrypoint,
+                    submission_id=submission.submission_id,
+                    runtime_env=dict(submission.runtime_env),
+                    metadata=dict(submission.metadata),
+                    entrypoint_num_cpus=submission.num_cpus,
+                    entrypoint_num_gpus=submission.num_gpus,
+                )
                 return
             except RuntimeError as error:
                 if STILL_STARTS not in str(error) or time.monotonic() > deadline:
                     raise
             time.sleep(ASK_AGAIN_S)
-
-
-def _submit(server: JobServer, submission: Submission) -> None:
-    server.client.submit_job(
-        entrypoint=submission.entrypoint,
-        submission_id=submission.submission_id,
-        runtime_env=dict(submission.runtime_env),
-        metadata=dict(submission.metadata),
-        entrypoint_num_cpus=submission.num_cpus,
-        entrypoint_num_gpus=submission.num_gpus,
-    )
 
 
 def _tell(console: Console, server: JobServer, submission: Submission, request: SubmitRequest) -> None:
@@ -250,7 +260,3 @@ def _tell(console: Console, server: JobServer, submission: Submission, request: 
             f"reads it from the file {path}" if path else f"needs {key}, or {key}{FILE_SUFFIX}, before its `ray start`"
         )
         console.print(f"[yellow]note[/] the key {key} does not travel: every machine {there}", soft_wrap=True)
-
-
-def _device(config: RunConfig, phase: str) -> str:
-    return config.prm.device if phase == "train-prm" else config.rollout.engine.device

@@ -4,7 +4,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
@@ -13,9 +13,10 @@ from rich.text import Text
 
 from configs.errors import printable
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
-from ray_jobs.jobs.request import ACTING_PHASES
 from ray_jobs.run.console import duration
 
+ACTING_PHASES = ("collect", "label", "train-prm", "evaluate")
+"""They work in their own process, and start no actors."""
 STYLES = {
     JobStatus.PENDING: "yellow",
     JobStatus.RUNNING: "cyan",
@@ -117,17 +118,15 @@ def job_table(job: JobDetails) -> Table:
     table = Table(title=f"Job {job.submission_id}", title_justify="left", show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    rows: Iterator[tuple[str, str | Text]] = iter(
-        [
-            ("state", _state(job)),
-            ("runs", Text(job.entrypoint)),
-            *((key, Text(value)) for key, value in (job.metadata or {}).items() if not key.startswith("job_")),
-            ("started", _clock(job.start_time)),
-            ("took", _took(job)),
-        ]
-    )
-    for key, value in rows:
-        table.add_row(key, value)
+    rows: list[tuple[str, str | Text]] = [
+        ("state", _state(job)),
+        ("runs", Text(job.entrypoint)),
+        *((key, Text(value)) for key, value in (job.metadata or {}).items() if not key.startswith("job_")),
+        ("started", _clock(job.start_time)),
+        ("took", _took(job)),
+    ]
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

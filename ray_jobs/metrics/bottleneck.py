@@ -1,10 +1,17 @@
-"""Which part limits the run: a verdict from where the time went."""
+"""Which part limits the run, from where the time went; and what to change, of what recipe and machine allow."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
+from pydantic import ValidationError
+
+from configs.loading import value_of, with_changes
+from configs.run import RunConfig
+from ray_jobs.checks.machine import check_machine
+from ray_jobs.run.model_folder import PreflightError
+from ray_jobs.run.preflight import check_recipe
 from rollout.concurrency import WorkerReading
 
 Limit = Literal["learner", "engine", "tools", "prm", "signal", "admission", "weight_sync", "balanced"]
@@ -108,16 +115,18 @@ def limit_of(shares: Shares) -> Limit:
     return next((limit for holds, limit in rules if holds), "balanced")
 
 
-def shares_of_step(
-    *,
-    step_s: float,
-    wait_s: float,
-    train_s: float,
-    publish_s: float,
-    facts: Mapping[str, float],
-    readings: Sequence[WorkerReading],
-) -> Shares:
-    """The shares of one train step, from seconds and from what has happened since the step before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one turn of the loop: waiting for the batch, the train step, publishing, and all of it."""
+
+    wait_s: float
+    train_s: float
+    publish_s: float
+    step_s: float
+
+
+def shares_of_step(times: StepTimes, facts: Mapping[str, float], readings: Sequence[WorkerReading]) -> Shares:
+    """The shares of one train step, from what has happened since the step before.
 
     `facts` are sums over the groups that ended: over their trajectories `generate_s` (waiting for completions) and
     `tool_s`; over the groups `duration_s` (from permit to scores), `prm_s` (the part of it that waited for scores),
@@ -127,9 +136,9 @@ def shares_of_step(
     known = {name: facts.get(name, 0.0) for name in ("generate_s", "tool_s", "duration_s", "prm_s", "groups", "kept")}
     elapsed_s = sum(one.elapsed_s for one in readings)
     return Shares(
-        learner_busy=_share(train_s, step_s),
-        learner_wait=_share(wait_s, step_s),
-        publish=_share(publish_s, step_s),
+        learner_busy=_share(times.train_s, times.step_s),
+        learner_wait=_share(times.wait_s, times.step_s),
+        publish=_share(times.publish_s, times.step_s),
         backpressure=_share(sum(one.admission_wait_s for one in readings), elapsed_s),
         engine_busy=_share(sum(one.engine_busy_s for one in readings), elapsed_s),
         tool_wait=_share(known["tool_s"], known["generate_s"] + known["tool_s"]),
@@ -141,9 +150,7 @@ def shares_of_step(
 
 
 def average_shares(steps: Sequence[Shares]) -> Shares:
-    """The mean over train steps, each of which counts the same; over none, the shares of nothing."""
-    if not steps:
-        return shares_of_step(step_s=0.0, wait_s=0.0, train_s=0.0, publish_s=0.0, facts={}, readings=())
+    """The mean over train steps, of which there is one at least; each counts the same."""
     means = {field.name: math.fsum(getattr(one, field.name) for one in steps) / len(steps) for field in fields(Shares)}
     return Shares(**means)
 
@@ -159,3 +166,124 @@ def _share(part: float, whole: float) -> float:
     share = part / whole if whole > 0 else 0.0
     # Zero first: `max` keeps it against a NaN.
     return min(1.0, max(0.0, share))
+
+
+Changes = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`changes` is a first step in the direction that `text` names; None where it makes no sense in this recipe."""
+
+    text: str
+    changes: Callable[[RunConfig], Changes | None]
+
+
+def hints(config: RunConfig) -> dict[Limit, str]:
+    """One line for each limit: the advice that this recipe can follow on this machine."""
+    return {limit: "; or ".join(advice.text for advice, _ in followable(config, limit)) or NO_ROOM for limit in LIMITS}
+
+
+def followable(config: RunConfig, limit: Limit) -> Iterator[tuple[Advice, Changes]]:
+    """The advice whose changes make a recipe that is valid and that preflight takes here."""
+    for advice in _ADVICE[limit]:
+        changes = advice.changes(config)
+        if changes is not None and _accepted(config, changes):
+            yield advice, changes
+
+
+def _accepted(config: RunConfig, changes: Changes) -> bool:
+    try:
+        changed = with_changes(config, changes)
+        check_recipe(changed)
+        check_machine(changed)
+    except (ValidationError, PreflightError):
+        return False
+    return True
+
+
+def _prm_on_cpu(config: RunConfig) -> bool:
+    return config.reward.prm is not None and config.prm.device == "cpu"
+
+
+def _shifted(key: str, by: int) -> Callable[[RunConfig], Changes]:
+    return lambda run: {key: int(value_of(run, key)) + by}
+
+
+def _where(
+    condition: Callable[[RunConfig], bool], changes: Callable[[RunConfig], Changes]
+) -> Callable[[RunConfig], Changes | None]:
+    return lambda run: changes(run) if condition(run) else None
+
+
+def _further_ahead(run: RunConfig) -> Changes:
+    ahead = run.pipeline_depth + 1
+    return {"pipeline_depth": ahead, "max_staleness": max(ahead, run.max_staleness)}
+
+
+NO_ROOM = "this machine has no room for more threads or workers: use one with more cores or a GPU"
+_WORKERS = Advice("add workers with rollout.num_workers", _shifted("rollout.num_workers", 1))
+_LEARNER_THREADS = Advice(
+    "raise learner.num_threads", _where(lambda run: run.learner.device == "cpu", _shifted("learner.num_threads", 1))
+)
+_AHEAD = Advice(
+    "raise pipeline_depth, so that rollouts may run further ahead; max_staleness is its bound", _further_ahead
+)
+_ADVICE: Mapping[Limit, tuple[Advice, ...]] = {
+    "weight_sync": (
+        Advice("publish less with a lower model.lora_rank", lambda run: {"model.lora_rank": run.model.lora_rank // 2}),
+        Advice("publish less often with a higher batch_groups", _shifted("batch_groups", 1)),
+    ),
+    "learner": (
+        _LEARNER_THREADS,
+        Advice(
+            "raise learner.microbatch_tokens",
+            _where(lambda run: run.learner.device == "cuda", _shifted("learner.microbatch_tokens", 1)),
+        ),
+        Advice("lower pipeline_depth, since running ahead only ages the data", _shifted("pipeline_depth", -1)),
+    ),
+    "signal": (
+        Advice("choose tasks in envs.mix that the policy solves sometimes", lambda run: {}),
+        Advice("raise rollout.group_size", _shifted("rollout.group_size", 1)),
+    ),
+    "prm": (
+        Advice(
+            "raise prm.num_threads",
+            _where(_prm_on_cpu, _shifted("prm.num_threads", 1)),
+        ),
+        Advice(
+            "set prm.device=cuda",
+            _where(_prm_on_cpu, lambda run: {"prm.device": "cuda"}),
+        ),
+        Advice(
+            "use a smaller PRM: lower prm.num_layers or prm.max_tokens",
+            _where(lambda run: run.reward.prm is not None, lambda run: {}),
+        ),
+        Advice(
+            "make the function of reward.credit.turn_scorer faster",
+            _where(lambda run: run.reward.turn_scorer is not None, lambda run: {}),
+        ),
+    ),
+    "tools": (
+        Advice(
+            "hide the tools' latency behind more groups: raise rollout.engine.max_num_seqs where all places are used",
+            _shifted("rollout.engine.max_num_seqs", 1),
+        ),
+        Advice("raise pipeline_depth where places are free; max_staleness is its bound", _further_ahead),
+        _WORKERS,
+    ),
+    "engine": (
+        _WORKERS,
+        Advice("shorten turns with rollout.max_turn_tokens", _shifted("rollout.max_turn_tokens", -1)),
+        Advice(
+            "raise rollout.engine.kv_cache_gib where many tokens are computed again",
+            _shifted("rollout.engine.kv_cache_gib", 1),
+        ),
+        Advice(
+            "raise pipeline_depth where many places of a GPU are unused; max_staleness is its bound",
+            _where(lambda run: run.rollout.engine.device == "cuda", _further_ahead),
+        ),
+    ),
+    "admission": (_AHEAD,),
+    "balanced": (_WORKERS, _LEARNER_THREADS),
+}

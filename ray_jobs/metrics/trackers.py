@@ -24,8 +24,6 @@ TRACKERS = "trackers"
 PATIENCE_S = 60.0
 """How long the end of a run waits for a tracker."""
 
-MODULES: dict[TrackerName, str] = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-
 
 class TrackerError(UserError):
     """A tracker that a recipe names cannot be used here."""
@@ -124,7 +122,7 @@ OPENERS: dict[TrackerName, Callable[[Path, str, str], Tracker]] = {
 def check_trackers(names: Sequence[TrackerName]) -> None:
     """Whether their libraries are installed. Raises TrackerError."""
     for name in names:
-        if importlib.util.find_spec(MODULES[name]) is None:
+        if importlib.util.find_spec(name) is None:
             raise TrackerError(
                 f"trackers: '{name}' is not installed; pip install 'agentflow-ray[{name}]', or take it out of trackers"
             )

@@ -1,4 +1,4 @@
-"""The report of a run: one page that stands alone, for people who look before they read."""
+"""The report of a run, one page that stands alone, for people who look before they read; and that of a PRM alone."""
 
 import json
 import math
@@ -6,14 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
-from ray_jobs.pages.charts import Bar, LineChart, Mark
-from ray_jobs.pages.prm import prm_quality
-from ray_jobs.pages.render import write_page
-from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
+from ray_jobs.pages.charts import Bar, LineChart, Mark, reliability_diagram
+from ray_jobs.pages.render import finite, finite_pair, write_page
 from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
 from reward.paired import wilson_interval
 from rollout.filters import SOLVED
@@ -69,7 +67,10 @@ def write_report(run_dir: Path) -> Path:
         marks=_marks(summary),
         held_out=_held_out_charts(run.held_out, _marks(summary)),
         bars=list(_bars(summary)),
-        intervals={name: _wilson(row["after"], row["num"]) for name, row in summary.get("by_dataset", {}).items()},
+        intervals={
+            name: wilson_interval(round(row["after"] * row["num"]), row["num"])
+            for name, row in summary.get("by_dataset", {}).items()
+        },
         endings=[_endings(phase, list(found.values())) for phase, found in run.attempts.items() if found],
         turned=turned_tasks(run.attempts["eval_before"], run.attempts["eval_after"]),
         pair=scored_pair(run.scored),
@@ -144,10 +145,6 @@ def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
         yield Bar(label=label, note=note, rate=one.rate, interval=interval, kind=one.policy)
 
 
-def _wilson(rate: float, count: int) -> tuple[float, float]:
-    return wilson_interval(round(rate * count), count)
-
-
 def _endings(phase: str, attempts: Sequence[TrajectoryRecord]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
     scored = [record for record in attempts if record["reward"] is not None]
@@ -188,3 +185,121 @@ def _read_run(run_dir: Path) -> _Run:
         attempts=attempts,
         scored=scored,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedTasks:
+    """How many tasks were attempted after RL, numbers of them by what RL changed, and the first of each kind by title:
+    one that RL turned from wrong to right, both ways, and one that the trained policy still fails."""
+
+    attempted: int
+    gained: int
+    lost: int
+    failed: int
+    cards: Mapping[str, TrajectoryRecord]
+
+
+def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, TrajectoryRecord]) -> TurnedTasks:
+    """`before` and `after` are the attempts by task. What could not be scored is neither solved nor wrong."""
+    gained = [id for id, one in after.items() if one["reward"] == SOLVED and _is_wrong(before.get(id, one))]
+    failed = [id for id, one in after.items() if _is_wrong(one)]
+    lost = sum(before[id]["reward"] == SOLVED for id in failed if id in before)
+    cards = {"Before RL": before[gained[0]], "The same task after RL": after[gained[0]]} if gained else {}
+    if failed:
+        cards["A task the trained policy still fails"] = after[failed[0]]
+    return TurnedTasks(attempted=len(after), gained=len(gained), lost=lost, failed=len(failed), cards=cards)
+
+
+def _is_wrong(attempt: TrajectoryRecord) -> bool:
+    return attempt["reward"] is not None and attempt["reward"] != SOLVED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPair:
+    """A right and a wrong attempt of one group, by title, or one attempt where the group has no pair.
+
+    `gaps` are the differences of score, right less wrong, of all pairs that part at steps of one action; `gap` is that
+    of the pair shown, None where there is no such pair. `fork` counts the steps that both share.
+    """
+
+    cards: Mapping[str, StepRecord]
+    gaps: Sequence[float] = ()
+    gap: float | None = None
+    fork: int = 0
+
+
+def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
+    """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
+    right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (SOLVED, 0.0))
+    if not right or not wrong:
+        return ScoredPair(cards={"An attempt of the group": group[0]} if group else {})
+    pairs = [(one, other) for one in right for other in wrong]
+    found = [(gap, pair) for pair in pairs if (gap := _gap(*pair)) is not None]
+    found.sort(key=lambda one: one[0])
+    gap, pair = found[(len(found) - 1) // 2] if found else (None, pairs[0])
+    cards = {"A right attempt": pair[0], "A wrong sibling of the same group": pair[1]}
+    return ScoredPair(cards=cards, gaps=[gap for gap, _ in found], gap=gap, fork=_fork(*pair))
+
+
+def _gap(right: StepRecord, wrong: StepRecord) -> float | None:
+    """The right attempt's score less the wrong one's where they part; None where they do not do the same with another
+    input there, or a score is missing."""
+    steps, fork = (_decisions(right), _decisions(wrong)), _fork(right, wrong)
+    if fork >= min(map(len, steps)):
+        return None
+    (action, said, _), (other_action, other_said, _) = (side[fork] for side in steps)
+    score, other_score = (one["prm_scores"][fork] for one in (right, wrong))
+    if action is None or action != other_action or said == other_said or score is None or other_score is None:
+        return None
+    return score - other_score
+
+
+def _fork(one: StepRecord, other: StepRecord) -> int:
+    """How many steps they share from the beginning, results included."""
+    pairs = list(zip(_decisions(one), _decisions(other), strict=False))
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
+Decision: TypeAlias = tuple[str | None, str, str | None]
+
+
+def _decisions(record: StepRecord) -> list[Decision]:
+    """Action, input and result of each planner step; a malformed step is its text."""
+    return [
+        (turn["action"], turn["action_input"] or turn["text"], turn["result"])
+        for turn in record["turns"]
+        if turn["role"] == "planner"
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrmQuality:
+    """What `reward.prm.quality.evaluate_prm` found; what in it is missing, None or no finite number is shown as "not
+    defined". `bins` are (count, mean score, mean label); `top_error` ends the scale of the squared errors."""
+
+    found: Mapping[str, Any]
+    bins: Sequence[tuple[float, float, float]]
+    diagram: str
+    top_error: float
+    canary_limit: float = 0.3
+    """Junk decisions must score below it."""
+
+
+def prm_quality(found: Mapping[str, Any]) -> PrmQuality:
+    bins = list(_bins(found))
+    errors = [finite(found.get(key)) for key in ("mse", "mse_baseline_constant", "mse_baseline_length")]
+    errors += finite_pair(found.get("mse_ci95")) or ()
+    top = max((error for error in errors if error is not None), default=0.0) or 1.0
+    return PrmQuality(found=found, bins=bins, diagram=reliability_diagram(bins) if bins else "", top_error=1.1 * top)
+
+
+def write_prm_page(folder: Path, found: Mapping[str, Any]) -> Path:
+    """`prm_quality.html`: the quality of a PRM that was trained by itself, outside of a run. Raises OSError."""
+    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found))
+
+
+def _bins(found: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:
+    for row in found.get("reliability") or ():
+        count, score, label = (finite(row.get(key)) for key in ("count", "mean_pred", "mean_label"))
+        if count is not None and score is not None and label is not None:
+            yield count, score, label

@@ -54,13 +54,13 @@ def _imitate(run: Run) -> Mapping[str, object]:
         phase.facts.update(_facts(demonstrations, scores, settings))
         run.actors.ask_learner(LearnerCalls.begin_imitation)
         batches = _batches(demonstrations, settings, run.config.seed)
-        phase.progress.expect(len(batches))
+        phase.expect(len(batches))
         for step, batch in enumerate(batches):
             # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
             rate = settings.learning_rate * (1 - step / len(batches))
             result = run.actors.ask_learner(LearnerCalls.imitate_step, batch, rate)
             run.log_metrics(step, result.metrics)
-            phase.progress.advance(loss=result.metrics["cold_start/loss"])
+            phase.advance(loss=result.metrics["cold_start/loss"])
         run.actors.ask_learner(LearnerCalls.save_checkpoint, run.folder.cold_start)
     return phase.facts
 

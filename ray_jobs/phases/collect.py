@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from configs.errors import UserError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
-from envs.datasets.own import OwnSources
-from envs.datasets.sampler import collection_tasks
 from envs.types import Task
 from learner.checkpoint import read_manifest
-from ray_jobs.checks.tasks import check_collection
+from ray_jobs.checks.tasks import prm_tasks
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import write_json
@@ -35,6 +33,28 @@ CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
 MAX_OPEN_GROUPS = 24
 
 
+Item = TypeVar("Item")
+
+
+async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, most: int) -> None:
+    """At most so many at a time. After an error nothing new is begun, and it is raised once all that was begun has
+    ended; of several the first."""
+    remaining, failures = iter(items), list[Exception]()
+
+    async def run() -> None:
+        for item in remaining:
+            if failures:
+                return
+            try:
+                await work(item)
+            except Exception as error:
+                failures.append(error)
+
+    await asyncio.gather(*(run() for _ in range(most)))
+    if failures:
+        raise failures[0]
+
+
 async def collect_groups(
     tasks: Sequence[Task],
     store: CollectedGroups,
@@ -42,29 +62,15 @@ async def collect_groups(
     collect: CollectGroup,
     on_group: Callable[[], None],
 ) -> None:
-    """One group per task, several side by side, each written as soon as it is done.
+    """One group per task, each written as soon as it is done."""
 
-    An error begins nothing new and is raised when what was begun is written.
-    """
-    remaining = iter(tasks)
-    failures: list[Exception] = []
+    async def group_of(task: Task) -> None:
+        group_id = f"collect/{task.id}"
+        if group_id not in store.group_ids:
+            store.add(await collect(task, group_id, config.rollouts_per_task))
+        on_group()
 
-    async def run() -> None:
-        for task in remaining:
-            if failures:
-                return
-            group_id = f"collect/{task.id}"
-            if group_id not in store.group_ids:
-                try:
-                    store.add(await collect(task, group_id, config.rollouts_per_task))
-                except Exception as error:
-                    failures.append(error)
-                    return
-            on_group()
-
-    await asyncio.gather(*(run() for _ in range(MAX_OPEN_GROUPS)))
-    if failures:
-        raise failures[0]
+    await side_by_side(tasks, group_of, most=MAX_OPEN_GROUPS)
 
 
 def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
@@ -77,19 +83,19 @@ def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
     }
 
 
-def collect(run: "Run | LocalRun") -> list[Trajectory]:
+def collect(run: "Run") -> list[Trajectory]:
     """Trajectories of the current policy on training tasks, from the run folder where they are there already."""
-    config, store = run.config, CollectedGroups(run.folder.collected)
     if run.finished("collect") is None:
-        tasks = collection_tasks(
-            config.envs, config.collect, seed=config.seed, leak_report=run.folder.leaks, own=OwnSources.of(config)
-        )
-        ask = run.rollouts.collect_group
-        with run.phase("collect", total=len(tasks)) as phase:
-            asyncio.run(collect_groups(tasks, store, config.collect, ask, phase.progress.advance))
-            phase.facts.update(collection_facts(list(store.trajectories())))
-        run.console.note(sentence("collected", phase.facts))
-    return list(store.trajectories())
+        _collect_all(run, prm_tasks(run.config, leak_report=run.folder.leaks))
+    return list(CollectedGroups(run.folder.collected).trajectories())
+
+
+def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
+    store, ask = CollectedGroups(run.folder.collected), run.rollouts.collect_group
+    with run.phase("collect", total=len(tasks)) as phase:
+        asyncio.run(collect_groups(tasks, store, run.config.collect, ask, phase.advance))
+        phase.facts.update(collection_facts(list(store.trajectories())))
+    run.console.note(sentence("collected", phase.facts))
 
 
 def _policy(config: RunConfig, adapter: Path | None) -> dict[str, object]:
@@ -120,8 +126,8 @@ def _keep_policy(folder: Path, policy: Mapping[str, object]) -> None:
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes. Raises
     OtherPolicyError."""
-    check_collection(config)
     with local_run(config, adapter) as run:
+        tasks = prm_tasks(config, leak_report=run.folder.leaks)
         _keep_policy(run.folder.collected, _policy(config, adapter))
-        collect(run)
+        _collect_all(run, tasks)
     run.console.note(f"trajectories: {run.folder.collected}")

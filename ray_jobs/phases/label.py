@@ -10,6 +10,7 @@ from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from ray_jobs.checks.keys import check_judge_key
+from ray_jobs.phases.collect import side_by_side
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.preflight import check_labelling
@@ -78,65 +79,48 @@ async def label_steps(
     """Label every step that `path` has no label of this labeller for, several side by side.
 
     A step without an honest verdict is reported and left out, to be tried in the next pass. What ends the whole
-    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk.
+    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk: it may be
+    paid for.
     """
-    work = _Pass(steps, labeller, path, on_step)
-    await asyncio.gather(*(work.run() for _ in range(MAX_OPEN_STEPS)))
-    if work.stopped_by is not None:
-        raise work.stopped_by
-    return Labelling(labels=tuple(work.known.values()), failures=tuple(work.failures))
+    own = (label for label in read_labels(path) if label.labeller == labeller.name)
+    known = {(label.text_digest, label.trajectory_id, label.step): label for label in own}
+    failures: list[str] = []
+    in_a_row = 0
+
+    async def label_of(step: StepText) -> None:
+        nonlocal in_a_row
+        if _place(step) not in known:
+            try:
+                label = await labeller.label(step)
+            except LabelError as error:
+                failures.append(str(error))
+                in_a_row += 1
+                if in_a_row == MAX_FAILURES_IN_A_ROW:
+                    raise LabellingStoppedError(
+                        f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
+                        "labels so far are kept"
+                    ) from error
+            else:
+                _append(path, label)
+                known[_place(step)], in_a_row = label, 0
+        on_step()
+
+    await side_by_side(steps, label_of, most=MAX_OPEN_STEPS)
+    return Labelling(labels=tuple(known.values()), failures=tuple(failures))
 
 
-class _Pass:
-    """One pass over the steps, shared by its runners. After a stop nothing new is begun, and what was begun ends:
-    its label may be paid for."""
+def _place(step: StepText) -> tuple[str, str, int]:
+    """By which a label is known."""
+    return step.digest, step.trajectory_id, step.step
 
-    def __init__(self, steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]) -> None:
-        own = (label for label in read_labels(path) if label.labeller == labeller.name)
-        self.known = {(label.text_digest, label.trajectory_id, label.step): label for label in own}
-        self.failures: list[str] = []
-        self.stopped_by: Exception | None = None
-        self._steps = iter(steps)
-        self._labeller = labeller
-        self._path = path
-        self._on_step = on_step
-        self._failures_in_a_row = 0
 
-    async def run(self) -> None:
-        for step in self._steps:
-            if self.stopped_by is not None:
-                return
-            if (step.digest, step.trajectory_id, step.step) not in self.known:
-                await self._label(step)
-            self._on_step()
-
-    async def _label(self, step: StepText) -> None:
-        try:
-            label = await self._labeller.label(step)
-        except LabelError as error:
-            self._fail(error)
-            return
-        except Exception as error:
-            self.stopped_by = self.stopped_by or error
-            return
-        try:
-            append_label(self._path, label)
-        except OSError as error:
-            self.stopped_by = self.stopped_by or LabellingStoppedError(
-                f"cannot write {self._path}: {error.strerror}; free some space there; labels so far are kept"
-            )
-        else:
-            self.known[step.digest, step.trajectory_id, step.step] = label
-            self._failures_in_a_row = 0
-
-    def _fail(self, error: LabelError) -> None:
-        self.failures.append(str(error))
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
-            self.stopped_by = self.stopped_by or LabellingStoppedError(
-                f"{MAX_FAILURES_IN_A_ROW} steps in a row got no label from {self._labeller.name}, the last because: "
-                f"{error}; labels so far are kept"
-            )
+def _append(path: Path, label: StepLabel) -> None:
+    try:
+        append_label(path, label)
+    except OSError as error:
+        raise LabellingStoppedError(
+            f"cannot write {path}: {error.strerror}; free some space there; labels so far are kept"
+        ) from error
 
 
 class NothingCollectedError(UserError):
@@ -164,7 +148,7 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bo
 def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepText]) -> None:
     config, bill = run.config.label, Bill()
     with run.phase("label", total=len(steps)) as phase:
-        done = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.progress.advance))
+        done = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
         phase.facts.update(labeller=config.type, num_labels=len(done.labels))
         phase.facts.update(num_unlabelled=len(done.failures), first_failures=[*done.failures[:3]])
         if isinstance(labeller, StepJudge):
@@ -172,7 +156,7 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
             phase.facts["spent"] = asdict(bill)
     run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
     known = {(label.text_digest, label.trajectory_id, label.step) for label in done.labels}
-    labelled = [step for step in steps if (step.digest, step.trajectory_id, step.step) in known]
+    labelled = [step for step in steps if _place(step) in known]
     took = _work(config, labelled, bill)
     run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
 

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +14,7 @@ from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
 from ray_jobs.evaluation.attempts import Attempts
 from ray_jobs.run.begun import check_trained_alike
-from ray_jobs.run.console import Console, PhaseRecord
+from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import prm_base, resolve_model
 from rollout.chat import ServedChat
@@ -82,10 +82,8 @@ class LocalRun:
         with self.console.phase("start"):
             return LocalPrm(self.config)
 
-    @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[PhaseRecord]:
-        with self.console.phase(name, total) as progress:
-            yield PhaseRecord(progress=progress)
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[PhaseProgress]:
+        return self.console.phase(name, total)
 
     def finished(self, phase: str) -> None:
         return None

@@ -11,7 +11,8 @@ import ray
 
 from actors.cluster import PART_LOST
 from configs.run import RunConfig
-from ray_jobs.pages.prm import write_prm_page
+from ray_jobs.pages.render import number
+from ray_jobs.pages.report import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import write_json
@@ -39,14 +40,16 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
     with run.phase("train_prm", total=total) as phase:
         for step, loss in enumerate(prm.train(data.train)):
             run.log_metrics(step, {"train_prm/loss": loss})
-            phase.progress.advance(loss=loss)
+            phase.advance(loss=loss)
         digest = prm.save(run.folder.prm, {"num_steps": len(data.train)})
         quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
         write_json(run.folder.quality, quality | {"digest": digest})
         phase.facts.update(digest=digest, num_steps=len(data.train))
+    spearman, auroc = (number(quality[name], "{:.2f}") for name in ("spearman_within_group", "auroc_outcome"))
+    highest = number(_highest(quality["canaries"].values()), "{:.2f}")
     run.console.note(
-        f"PRM on tasks it never saw: Spearman within group {_shown(quality['spearman_within_group'])}, AUROC of the "
-        f"outcome {_shown(quality['auroc_outcome'])}, highest canary {_shown(_highest(quality['canaries'].values()))}"
+        f"PRM on tasks it never saw: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
+        f"{highest}"
     )
 
 
@@ -91,7 +94,3 @@ def _first_step(group: StoredGroup) -> StepText | None:
 
 def _highest(scores: Iterable[float | None]) -> float | None:
     return max((score for score in scores if score is not None), default=None)
-
-
-def _shown(value: float | None) -> str:
-    return "not defined" if value is None else f"{value:.2f}"

@@ -133,22 +133,9 @@ def adapter_training(num_trained: int, ranks: int = 1) -> Part:
     )
 
 
-def gradient_bucket(num_trained: int) -> Part:
-    """Where a rank collects its gradients for the others: as large as all of them, in float32."""
-    return Part(
-        name="gradient bucket",
-        num_bytes=num_trained * 4,
-        arithmetic=f"{num_trained:,} LoRA parameters x 4 bytes",
-    )
-
-
-def reference_adapter(num_lora: int) -> Part:
-    """The reference of a KL term, which is not trained."""
-    return Part(
-        name="reference adapter",
-        num_bytes=num_lora * 4,
-        arithmetic=f"{num_lora:,} LoRA parameters x 4 bytes",
-    )
+def adapter_copy(name: str, num_lora: int) -> Part:
+    """An adapter that is not trained, or the bucket in which a rank collects its gradients for the others."""
+    return Part(name=name, num_bytes=num_lora * 4, arithmetic=f"{num_lora:,} LoRA parameters x 4 bytes")
 
 
 def kept_of_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: str) -> int:

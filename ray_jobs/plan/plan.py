@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,10 +10,11 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from configs.loading import with_changes
+from configs.loading import value_of, with_changes
 from configs.run import RunConfig
 from ray_jobs.plan.memory import GIB, WEIGHTS
 from ray_jobs.plan.run import HEADROOM, Card, RunPlan, card_bytes, find_shapes, plan_run
+from ray_jobs.run.provenance import memory_bytes
 from rollout.engines.vllm_parts import kv_block
 
 Replan = Callable[[RunConfig], RunPlan]
@@ -29,11 +29,6 @@ class Refusal:
 
     reason: str
     remedies: tuple[Changes, ...]
-
-
-def refusals(config: RunConfig, plan: RunPlan, replan: Replan, *, card: str) -> list[Refusal]:
-    """Empty where the run fits."""
-    return [*_length_refusals(config, plan), *_memory_refusals(config, plan, replan, card)]
 
 
 def _length_refusals(config: RunConfig, plan: RunPlan) -> Iterator[Refusal]:
@@ -115,7 +110,7 @@ def _combined_changes(config: RunConfig, plan: RunPlan) -> Iterator[Changes]:
     engine = config.rollout.engine
     recomputing = {"learner.gradient_checkpointing": True, "prm.gradient_checkpointing": True}
     for tokens in (engine.max_model_len, *_shorter(engine.max_model_len)):
-        yield {name: True for name in recomputing if not _value(config, name)} | {
+        yield {name: True for name in recomputing if not value_of(config, name)} | {
             "rollout.engine.kv_cache_gib": min(engine.kv_cache_gib, _kv_gib(config, plan, tokens)),
             "rollout.engine.max_model_len": tokens,
             "learner.microbatch_tokens": min(config.learner.microbatch_tokens, tokens),
@@ -130,13 +125,6 @@ def _kv_gib(config: RunConfig, plan: RunPlan, length: int) -> float:
     """The least cache, in quarters of a GiB, that holds one sequence of this length."""
     block = kv_block(config.rollout.engine.device)
     return math.ceil(4 * math.ceil(length / block) * block * plan.kv.token_bytes / GIB) / 4
-
-
-def _value(config: RunConfig, name: str) -> object:
-    value: object = config
-    for key in name.split("."):
-        value = getattr(value, key)
-    return value
 
 
 def _changed(config: RunConfig, changes: Changes) -> RunConfig | None:
@@ -156,13 +144,13 @@ def make_plan(
     card_bytes(card)
     config = _with_trained_prm(config)
     shapes = find_shapes(config, model_config)
-    memory = machine_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_bytes or memory_bytes()
 
     def replan(changed: RunConfig) -> RunPlan:
         return plan_run(changed, shapes, card=card, machine_bytes=memory)
 
     plan = replan(config)
-    return plan, refusals(config, plan, replan, card=card)
+    return plan, [*_length_refusals(config, plan), *_memory_refusals(config, plan, replan, card)]
 
 
 def _with_trained_prm(config: RunConfig) -> RunConfig:

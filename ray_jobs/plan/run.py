@@ -5,7 +5,6 @@ from pathlib import Path
 
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import did_you_mean
-from configs.learner import LearnerConfig
 from configs.processor import fastest_precision
 from configs.run import RunConfig
 from ray_jobs.plan import memory
@@ -189,7 +188,7 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     ranks = learner.num_workers
     acting = memory.activations(
         shape,
-        longest_microbatch(config.rollout.engine.max_model_len, learner),
+        max(learner.microbatch_tokens, config.rollout.engine.max_model_len),
         rank=model.lora_rank,
         checkpointing=learner.gradient_checkpointing,
         chunk=learner.logit_chunk_tokens,
@@ -199,8 +198,8 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     parts = (
         *([] if config.shares_base else [memory.weights(shape, learner.precision)]),
         memory.adapter_training(num_lora, ranks),
-        *([memory.gradient_bucket(num_lora)] if ranks > 1 else []),
-        *([memory.reference_adapter(num_lora)] if learner.has_reference else []),
+        *([memory.adapter_copy("gradient bucket", num_lora)] if ranks > 1 else []),
+        *([memory.adapter_copy("reference adapter", num_lora)] if learner.has_reference else []),
         acting,
         memory.fragments(acting),
         _process_part("learner", learner.device),
@@ -208,10 +207,6 @@ def learner_process(config: RunConfig, shapes: Shapes) -> Process:
     share = config.card.learner - BASE_SHARE * config.shares_base if ranks == 1 else RANK_SHARE
     on_card = learner.device == "cuda"
     return Process(name="learner", device=learner.device, parts=parts, share=share if on_card else None)
-
-
-def longest_microbatch(max_model_len: int, learner: LearnerConfig) -> int:
-    return max(learner.microbatch_tokens, max_model_len)
 
 
 def prm_process(config: RunConfig, shapes: Shapes) -> Process | None:
@@ -222,7 +217,7 @@ def prm_process(config: RunConfig, shapes: Shapes) -> Process | None:
     num_lora = shape.lora_parameters(prm.lora_rank, tuple(shape.linears))
     tokens = max(prm.microbatch_tokens, prm.max_tokens)
     if config.reward.prm_path:
-        adapter = Part(name="adapter", num_bytes=4 * num_lora, arithmetic=f"{num_lora:,} LoRA parameters x 4 bytes")
+        adapter = memory.adapter_copy("adapter", num_lora)
         acting = memory.scoring(shape, tokens)
     else:
         adapter = memory.adapter_training(num_lora)

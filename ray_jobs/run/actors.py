@@ -99,7 +99,9 @@ class RunActors:
         self.watch.follow("store", self.store, kind="store", floor_s=config.liveness.answer_s, restarts=True)
         # Its own as long as the run lasts: a worker that waits for room must not take that of a learner that died.
         self._learner_place = place_learner(config)
-        self.base = self._start_base(build_base) if build_base else None
+        self.base: BaseHandle | None = None
+        if build_base:
+            self.base = start_base(build_base, config.learner.device, self._learner_place, self._name("base-weights"))
         self._base_lost = self.base.until_lost.remote() if self.base else None
         self.learner = self._start_learner()
 
@@ -169,7 +171,7 @@ class RunActors:
         for index in [one for one in self._placements if one >= wanted and one not in self._by_index]:
             remove_placement_group(self._placements.pop(index))
 
-    def start_worker(self, index: int) -> "WorkerHandle":
+    def start_worker(self, index: int) -> None:
         """A worker in a placement group of its own: a group cannot grow, and workers come and go. Only the first may
         stand beside the learner, in its. Raises NoRoomError when the cluster has no room for it within
         `cluster.patience_s`."""
@@ -193,15 +195,13 @@ class RunActors:
             kind="rollout worker",
             floor_s=self._config.liveness.answer_s,
         )
-        return self._by_index[index]
 
-    def no_room(self, index: int) -> "NoRoomError":
+    def no_room(self, index: int) -> NoRoomError:
         """What to say where a worker has no place."""
-        bundle = self._bundle
         return NoRoomError(
-            f"no room for rollout worker {index}: it claims {bundle} on one machine, and in all the cluster has "
-            f"{_amounts(ray.available_resources(), bundle)} free; lower rollout.num_workers, add a node, or set "
-            "cluster.patience_s to as long as a node takes to start"
+            f"no room for rollout worker {index}: it claims {self._bundle} on one machine, and in all the cluster has "
+            f"{_free(self._bundle)} free; lower rollout.num_workers, add a node, or set cluster.patience_s to as long "
+            "as a node takes to start"
         )
 
     def check_base(self) -> None:
@@ -271,13 +271,12 @@ class RunActors:
                     raise self._no_room_for_learner()
             ray.get(ready)
 
-    def _no_room_for_learner(self) -> "NoRoomError":
+    def _no_room_for_learner(self) -> NoRoomError:
         claim, *others = learner_resources(self._config)
         times = f", {len(others) + 1} times," if others else ""
         return NoRoomError(
             f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
-            f"{_amounts(ray.available_resources(), claim)} free; add a node, or set "
-            "cluster.patience_s to as long as a node takes to start"
+            f"{_free(claim)} free; add a node, or set cluster.patience_s to as long as a node takes to start"
         )
 
     def wait_until_ready(self) -> None:
@@ -358,9 +357,6 @@ class RunActors:
         life = f"#{self._lives[role]}" if self._lives[role] > 1 else ""
         return f"agentflow:{self._config.name}:{role}{life}"
 
-    def _start_base(self, build: BuildBase) -> "BaseHandle":
-        return start_base(build, self._config.learner.device, self._learner_place, self._name("base-weights"))
-
     def _start_learner(self) -> "LearnerHandle":
         build = partial(self._build_learner, base=self.base) if self.base else self._build_learner
         return start_learner(self._config, build, self._learner_place, self._name("learner"))
@@ -403,8 +399,10 @@ def _worker_name(index: int) -> str:
     return f"rollout worker {index}"
 
 
-def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    return {name: resources.get(name, 0.0) for name in names}
+def _free(claim: Mapping[str, float]) -> dict[str, float]:
+    """Of what is claimed, all that the cluster has now."""
+    available = ray.available_resources()
+    return {name: available.get(name, 0.0) for name in claim}
 
 
 def _build_learner(

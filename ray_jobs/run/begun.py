@@ -56,16 +56,6 @@ def _newest(run: Path) -> Path:
     raise CheckpointError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
 
 
-def begun_run(path: Path) -> tuple[RunConfig, bool]:
-    """Configuration of the run in this folder, and whether it trains a PRM of its own. Raises RunFolderError."""
-    config = begun_config(path)
-    try:
-        with_prm = json.loads((path / "provenance.json").read_text())["with_prm"]
-    except (OSError, ValueError, KeyError) as error:
-        raise _no_run(path, error) from error
-    return config, bool(with_prm)
-
-
 def begun_config(path: Path) -> RunConfig:
     """Configuration of the run in this folder, whose own code is found from now on. A run that was moved writes where
     it is now, and one that was started elsewhere is named by its whole path. Raises RunFolderError."""
@@ -75,6 +65,14 @@ def begun_config(path: Path) -> RunConfig:
     if config.run_path.resolve() == here:
         return config
     return config.model_copy(update={"output_dir": str(here.parent), "name": here.name})
+
+
+def origin_of(path: Path) -> dict[str, Any]:
+    """What the run in this folder wrote down of its beginning. Raises RunFolderError."""
+    try:
+        return dict(json.loads((path / "provenance.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise _no_run(path, error) from error
 
 
 def check_trained_alike(checkpoint: Path, model: ModelConfig, model_path: Path) -> None:
@@ -108,7 +106,7 @@ def trains_prm(config: RunConfig) -> bool:
     if not (path / "config.json").exists():
         return config.trains_prm
     check_same_run(config, path)
-    return begun_run(path)[1]
+    return bool(origin_of(path)["with_prm"])
 
 
 def started_in(path: Path) -> Path:

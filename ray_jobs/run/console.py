@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from configs.errors import printable
+from ray_jobs.pages.render import percent, points
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
 from rollout.filters import SOLVED
 from rollout.records import head_of, whole_lines
@@ -63,10 +63,13 @@ LISTEN_EVERY_S = 1.0
 
 
 class PhaseProgress:
-    """Progress of one phase: a bar on a terminal, elsewhere a line every few seconds at most. One with nothing to do,
-    whose total is 0, says nothing."""
+    """A phase that goes on: a bar on a terminal, elsewhere a line every few seconds at most. One with nothing to do,
+    whose total is 0, says nothing. `facts`: what it brought. `seconds_before`: what it took already, in processes that
+    were cut off."""
 
     def __init__(self, output: "Console", console: RichConsole, title: str, total: int | None) -> None:
+        self.facts: dict[str, object] = {}
+        self.seconds_before = 0.0
         self._output = output
         self._title = title
         self._total = total
@@ -103,7 +106,8 @@ class PhaseProgress:
     def advance(self, num: int = 1, /, **fields: float | str) -> None:
         self._done += num
         now = time.monotonic()
-        said = [f"{name.replace('_', ' ')} {_field(value)}" for name, value in fields.items()]
+        words = {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in fields.items()}
+        said = [f"{name.replace('_', ' ')} {word}" for name, word in words.items()]
         shown = "  ".join([*said, *self._time_left(now)])
         self._bar.update(self._task, advance=num, shown=shown)
         self._output.happened(seen=self._live)
@@ -130,16 +134,6 @@ class PhaseProgress:
         counted = self._done - self._done_before
         if self._total is not None and counted * 20 >= self._total > self._done and counted:
             yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
-
-
-@dataclass(slots=True, kw_only=True)
-class PhaseRecord:
-    """A phase that goes on, and what it brought. `seconds_before`: what it took already, in processes that were cut
-    off."""
-
-    progress: PhaseProgress
-    facts: dict[str, object] = field(default_factory=dict)
-    seconds_before: float = 0.0
 
 
 class Console:
@@ -255,15 +249,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _field(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
-
-
 def _rate_cells(measured: HeldOut | None, planned: int) -> tuple[str, str, str]:
     if measured is None:
         return "not measured", "", f"0 of {planned}" if planned else "0"
-    interval = f"{100 * measured.low:.1f} to {100 * measured.high:.1f}%"
-    return f"{100 * measured.rate:.1f}%", interval, str(measured.num_tasks)
+    return percent(measured.rate), f"{points((measured.low, measured.high))}%", str(measured.num_tasks)
 
 
 def _planned(summary: Mapping[str, Any], phase: str) -> int:

@@ -168,7 +168,8 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         with _writing(path):
             self._lock = RunLock(path, tell)
         # Now: whoever had the lock may have finished some while it was waited for.
-        self._phases = _read_json(path / PHASES)
+        phases = path / PHASES
+        self._phases: dict[str, Any] = json.loads(phases.read_text(encoding="utf-8")) if phases.exists() else {}
         self._files = ExitStack()
         try:
             self._open_files()
@@ -418,10 +419,6 @@ def fingerprint_of(folder: Path) -> str:
     """Of what a run wrote down at its beginning, with the time to the second; empty where there is nothing."""
     written = folder / "provenance.json"
     return hashlib.sha256(written.read_bytes()).hexdigest() if written.is_file() else ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:

@@ -32,7 +32,12 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
     """The local folder of a model: the demo model, a folder, or a download from the model hub, without `weights` of its
     small files only. `key` is the setting that names it. Raises PreflightError."""
     if path == "demo":
-        return _demo_model()
+        try:
+            return ensure_demo_model()
+        except OSError as error:
+            raise PreflightError(
+                f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves the folder it is unpacked into"
+            ) from error
     folder = Path(path).expanduser()
     if path.startswith((".", "/", "~")) or folder.exists():
         if not (folder / "config.json").is_file() or not list(folder.glob(WEIGHTS)):
@@ -63,17 +68,8 @@ def same_weights(one: Path, other: Path) -> bool:
     """Whether two folders of models hold the same weights, byte by byte."""
     if one.samefile(other):
         return True
-    names, others = (sorted(path.name for path in folder.glob("*.safetensors")) for folder in (one, other))
+    names, others = (sorted(path.name for path in folder.glob(WEIGHTS)) for folder in (one, other))
     return names == others and filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
-
-
-def _demo_model() -> Path:
-    try:
-        return ensure_demo_model()
-    except OSError as error:
-        raise PreflightError(
-            f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves the folder it is unpacked into"
-        ) from error
 
 
 def check_model(config: RunConfig, *, training: bool = False, download: bool = True) -> Path:

@@ -12,7 +12,7 @@ from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_written
 from ray_jobs.checks.machine import check_machine
-from ray_jobs.checks.tasks import check_collection, check_mixes, check_tasks
+from ray_jobs.checks.tasks import check_mixes, check_tasks, prm_tasks
 from ray_jobs.metrics.trackers import check_trackers
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 
@@ -50,7 +50,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
         check_judge_key(config)
     check_tasks(config, training=True)
     if with_prm:
-        check_collection(config)
+        prm_tasks(config)
     if config.reward.prm_path:
         check_prm(Path(config.reward.prm_path))
     model_path = check_model(config, training=True, download=download)

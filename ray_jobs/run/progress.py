@@ -8,14 +8,14 @@ import ray
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from ray_jobs.metrics.advice import hints
 from ray_jobs.metrics.bottleneck import (
     Limit,
     Shares,
+    StepTimes,
     Verdict,
-    WorkerReading,
     average_shares,
     bottleneck,
+    hints,
     shares_of_step,
     verdict_metrics,
 )
@@ -25,19 +25,10 @@ from reward.prm.alarms import Alarm, HackingMonitor
 from reward.restarts import all_sampled_tokens, restart_metrics
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
+from rollout.concurrency import WorkerReading
 
 VERDICT_WINDOW = 3
 """Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Seconds of one turn of the loop: waiting for the batch, the train step, publishing, and all of it."""
-
-    wait_s: float
-    train_s: float
-    publish_s: float
-    step_s: float
 
 
 def step_metrics(
@@ -45,14 +36,7 @@ def step_metrics(
 ) -> dict[str, float]:
     """A train step's metrics under their stable names."""
     counts, facts = batch.counts, batch.facts
-    shares = shares_of_step(
-        step_s=times.step_s,
-        wait_s=times.wait_s,
-        train_s=times.train_s,
-        publish_s=times.publish_s,
-        facts=facts,
-        readings=readings,
-    )
+    shares = shares_of_step(times, facts, readings)
     return {
         **statistics_of(facts).metrics(),
         **result.metrics,
@@ -138,10 +122,12 @@ class Training:
 
     def news(self) -> str | None:
         """Which part limits the run and what to do, where two windows in a row say another part than was told last."""
+        if len(self.rows) <= VERDICT_WINDOW:
+            return None
         now, before = (
             self._verdict(rows) for rows in (self.rows[-VERDICT_WINDOW:], self.rows[-VERDICT_WINDOW - 1 : -1])
         )
-        if self.num_steps <= VERDICT_WINDOW or now.limit != before.limit or now.limit == self.told:
+        if now.limit != before.limit or now.limit == self.told:
             return None
         self.told = now.limit
         return f"speed: {now.text}; {now.hint}"

@@ -81,12 +81,17 @@ def provenance(*, seed: int, **facts: object) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(memory_bytes() / 2**30, 1),
         # A submitted job runs in a copy without its repository.
         "git_commit": _git("rev-parse", "HEAD") if tracked else os.environ.get("AGENTFLOW_COMMIT"),
         "git_dirty": None if changes is None else bool(changes),
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def version_of(package: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from actors.cluster import PART_LOST
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError, RunActors
+from rollout.engines.engine import BASE_VERSION
 from rollout.store.adapters import AdapterMismatchError
 from rollout.types import Trajectory, TrajectoryGroup
 
@@ -26,6 +27,9 @@ WORKER_LOST = (*PART_LOST, AdapterMismatchError)
 class RayRollouts:
     """`Rollouts` over a run's workers, for one phase. Each call goes to the worker with the fewest open ones, so that
     nobody waits for a share of somebody slow. A worker that dies is replaced, and what it had open is asked again."""
+
+    policy_version = BASE_VERSION
+    """The least that a worker must have proven before it attempts; each is brought up to date as it starts."""
 
     def __init__(self, actors: RunActors, *, open_each: int, note: Callable[[str], None]) -> None:
         """`open_each`: attempts that one worker may have open."""
@@ -52,9 +56,10 @@ class RayRollouts:
     async def attempt(
         self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
     ) -> Trajectory:
+        version = self.policy_version
         return await self._ask(
             lambda worker: worker.attempt.remote(
-                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed
+                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed, policy_version=version
             )
         )
 
@@ -137,16 +142,6 @@ class PinnedRollouts(RayRollouts):
     def end(self, error: BaseException) -> None:
         """Nobody will be replaced any more: whoever asks or waits is given this error."""
         self._ended_by = error
-
-    async def attempt(
-        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
-    ) -> Trajectory:
-        version = self.policy_version
-        return await self._ask(
-            lambda worker: worker.attempt.remote(
-                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed, policy_version=version
-            )
-        )
 
     def _ready(self) -> "dict[int, WorkerHandle]":
         return {index: worker for index, worker in self._actors.by_index.items() if self._dead.get(index) is not worker}

@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from ray_jobs.checks.tasks import notes_before_start
 from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
-from ray_jobs.run.console import Console, PhaseRecord
+from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import prm_base
 from ray_jobs.run.preflight import Ready
@@ -57,13 +57,12 @@ class Run:
         return RemotePrm(self.actors.prm)
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[PhaseRecord]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
         """A phase with its progress on the console. What the body puts into `facts` stands in the run folder once
         the body has ended, and marks the phase as done."""
         with self.console.phase(name, total) as progress:
-            record = PhaseRecord(progress=progress)
-            yield record
-        self.folder.finish_phase(name, self.console.phase_seconds[name] + record.seconds_before, record.facts)
+            yield progress
+        self.folder.finish_phase(name, self.console.phase_seconds[name] + progress.seconds_before, progress.facts)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Into the run folder, and to whoever watches the cluster."""

@@ -82,7 +82,7 @@ def summarize(
 def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
     """None for what cannot be told where no task was scored in both."""
     comparison = before.compared_with(after)
-    left_out = ["/".join(map(str, key)) for key in dict.fromkeys([*before.unscored, *after.unscored])]
+    left_out = [str(key) for key in dict.fromkeys([*before.unscored, *after.unscored])]
     return {
         "solve_rate_before": comparison and comparison.before,
         "solve_rate_after": comparison and comparison.after,

@@ -12,11 +12,11 @@ import ray
 
 from actors.cluster import PART_LOST, reason_of
 from actors.learner import LearnerCalls
-from ray_jobs.metrics.bottleneck import WorkerReading
-from ray_jobs.run.actors import RunActors, in_words
+from ray_jobs.run.actors import in_words
 from ray_jobs.run.deaths import Death
 from ray_jobs.run.rollouts import WORKER_LOST, PinnedRollouts
 from ray_jobs.run.run import Run
+from rollout.concurrency import WorkerReading
 from rollout.store.adapters import AdapterMismatchError
 
 Takes = ParamSpec("Takes")
@@ -32,41 +32,6 @@ PLACE_PATIENCE_S = 5.0
 """The room that a dead worker had is free again within that, unless its machine went with it."""
 PROOF_PATIENCE_S = 300.0
 """A worker that has not proven a version so long after its publication is replaced."""
-
-
-class Crew:
-    """The workers that roll out, each with the call that ends when it ends."""
-
-    def __init__(self, actors: RunActors) -> None:
-        self._actors = actors
-        self._runs: dict[RunRef, int] = {}
-        self._prm_digest = actors.prm_digest
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        return self._actors.worker_indices
-
-    @property
-    def runs(self) -> tuple[RunRef, ...]:
-        """What ends when a worker ends, one reference for each that rolls out."""
-        return tuple(self._runs)
-
-    def roll_out(self, index: int) -> None:
-        """Set to work one that is up, or will be."""
-        self._runs[self._actors.worker(index).run.remote(self._prm_digest)] = index
-
-    def join(self, index: int) -> None:
-        """Start one for which the cluster has a place."""
-        self._actors.start_worker(index)
-        self.roll_out(index)
-
-    def ended(self, run: RunRef) -> int:
-        """Whose `run` this was, which has returned or failed."""
-        return self._runs.pop(run)
-
-    def forget(self, index: int) -> None:
-        """It rolls out no more."""
-        self._runs = {run: one for run, one in self._runs.items() if one != index}
 
 
 class WantedWorkers:
@@ -113,7 +78,9 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def __init__(self, run: Run) -> None:
         self._actors = run.actors
-        self._crew = Crew(run.actors)
+        self._prm_digest = run.actors.prm_digest
+        self._runs: dict[RunRef, int] = {}
+        """Of each worker that rolls out the call that ends when it ends."""
         self._deaths = run.actors.watch.deaths
         self._watch = run.actors.watch
         self._waiting = run.console.waiting
@@ -128,8 +95,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """Lost workers that the run goes on without until there is room."""
 
     def __enter__(self) -> "Supervisor":
-        for index in self._crew.indices:
-            self._crew.roll_out(index)
+        for index in self._actors.worker_indices:
+            self._roll_out(index)
         return self
 
     def __exit__(
@@ -137,11 +104,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     ) -> None:
         self._actors.release_unused(0)
         with self._waiting("the rollout workers to end"):
-            while exc is None and (self._crew.runs or self._hopes()):
+            while exc is None and (self._runs or self._hopes()):
                 # Again each time: a store that was killed meanwhile has forgotten it.
                 ray.get(self._actors.store.close.remote())
                 self._replace_lost()
-                for run in self._ended_runs(self._crew.runs):
+                for run in self._ended_runs(tuple(self._runs)):
                     self._ended(run, closing=True)
         self._actors.release_unused(0)
 
@@ -162,7 +129,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         with self._waiting(what):
             while True:
                 self._tend()
-                done = self._ended_runs((reference, *self._crew.runs))
+                done = self._ended_runs((reference, *self._runs))
                 if reference in done:
                     return self._value(reference)
                 for run in done:
@@ -176,13 +143,22 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             try:
                 while wait([done], timeout=FILL_EVERY_S).not_done:
                     self._tend()
-                    for run in self._ended_runs(self._crew.runs, patience_s=0.0):
+                    for run in self._ended_runs(tuple(self._runs), patience_s=0.0):
                         self._ended(run)
             except BaseException as error:
                 # The thread is waited for, and might wait for a worker that nobody replaces now.
                 policy.end(error)
                 raise
             return done.result()
+
+    def _roll_out(self, index: int) -> None:
+        """Set to work one that is up, or will be."""
+        self._runs[self._actors.worker(index).run.remote(self._prm_digest)] = index
+
+    def _join(self, index: int) -> None:
+        """Start one for which the cluster has a place."""
+        self._actors.start_worker(index)
+        self._roll_out(index)
 
     def _value(self, reference: "ray.ObjectRef[Result]") -> Result:
         try:
@@ -202,7 +178,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def readings(self) -> list[WorkerReading]:
         """What the workers did since they were asked last; those that are busy dying or being born say nothing."""
-        asked = [self._actors.worker(index).workload.remote() for index in self._crew.indices]
+        asked = [self._actors.worker(index).workload.remote() for index in self._actors.worker_indices]
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
         readings = []
         for reference in done:
@@ -225,7 +201,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _ended(self, run: RunRef, *, closing: bool = False) -> None:
         """A worker's `run` returned or failed. One that was drained is let go, one that was lost is replaced, even at
         the end: other phases follow."""
-        index = self._crew.ended(run)
+        index = self._runs.pop(run)
         try:
             ray.get(run)
         except WORKER_LOST as error:
@@ -236,7 +212,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def _lost(self, index: int, error: Exception) -> None:
         """A worker died, or is given up; it is replaced as soon as there is a place."""
-        self._crew.forget(index)
+        self._runs = {run: one for run, one in self._runs.items() if one != index}
         self._count(self._actors.lose_worker(index, error))
         self._lost_at[index] = time.monotonic()
         self._replace_lost()
@@ -249,15 +225,15 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._actors.reserve(self._lost_at)
         for index in self._actors.reserved(self._lost_at):
             del self._lost_at[index]
-            self._crew.join(index)
+            self._join(index)
             if index in self._given_up:
                 self._given_up.remove(index)
                 self._note(f"rollout worker {index} joined")
         now = time.monotonic()
         for index, at in self._lost_at.items():
-            if not self._crew.indices and now - at > self._patience_s:
+            if not self._actors.worker_indices and now - at > self._patience_s:
                 raise self._actors.no_room(index)
-            if self._crew.indices and index not in self._given_up and now - at > PLACE_PATIENCE_S:
+            if self._actors.worker_indices and index not in self._given_up and now - at > PLACE_PATIENCE_S:
                 self._given_up.add(index)
                 self._note(f"going on without rollout worker {index} until the cluster has room for it")
 
@@ -274,17 +250,17 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             return
         self._tended_at = time.monotonic()
         self._actors.check_base()
-        for index in ray.get(self._actors.store.roll_call.remote(self._crew.indices, PROOF_PATIENCE_S)):
+        for index in ray.get(self._actors.store.roll_call.remote(self._actors.worker_indices, PROOF_PATIENCE_S)):
             self._lost(index, AdapterMismatchError(f"it proved no new weights for {PROOF_PATIENCE_S:.0f} s"))
         self._replace_lost()
         wanted = self._wanted.read()
-        missing = [index for index in range(wanted) if index not in {*self._crew.indices, *self._lost_at}]
+        missing = [index for index in range(wanted) if index not in {*self._actors.worker_indices, *self._lost_at}]
         self._actors.reserve(missing)
         for index in self._actors.reserved(missing):
-            self._crew.join(index)
+            self._join(index)
             self._note(f"rollout worker {index} joined")
         self._actors.release_unused(wanted)
-        for index in self._crew.indices:
+        for index in self._actors.worker_indices:
             if index >= wanted:
                 self._actors.worker(index).drain.remote()
 

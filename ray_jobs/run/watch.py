@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -83,20 +83,6 @@ class _Call:
     waited_s: float = 0.0
 
 
-@dataclass(slots=True)
-class _Measured:
-    """What calls and beats took, by their kind."""
-
-    settings: LivenessConfig
-    kinds: dict[str, Patience] = field(default_factory=dict)
-
-    def beats(self, kind: str, floor_s: float) -> Patience:
-        return self.kinds.setdefault(kind, Patience(floor_s=floor_s, first_s=floor_s))
-
-    def calls(self, kind: str) -> Patience:
-        return self.kinds.setdefault(kind, Patience(floor_s=self.settings.work_s, first_s=self.settings.start_s))
-
-
 class Watch(AbstractContextManager["Watch"]):
     """While it is open, its thread looks after what it was told to `follow`."""
 
@@ -114,7 +100,8 @@ class Watch(AbstractContextManager["Watch"]):
         advice = f"read the actors' logs, mend the cause and go on with {resume}"
         self.deaths = Deaths(advice=advice, before=deaths_before, counted=counted)
         self._note = note
-        self._measured = _Measured(settings)
+        self._patience: dict[str, Patience] = {}
+        """By the kind of beat or call."""
         self._lock = threading.Lock()
         self._parts: dict[str, _Part] = {}
         self._calls: list[_Call] = []
@@ -141,7 +128,8 @@ class Watch(AbstractContextManager["Watch"]):
     def follow(self, name: str, actor: "Beating", *, kind: str, floor_s: float, restarts: bool = False) -> None:
         """From now on ask this actor for its `heartbeat`. `kind`: parts of one kind answer alike. `restarts`: Ray
         starts it again when it dies, so that its deaths are told and counted here."""
-        patience, start_s = self._measured.beats(kind, floor_s), max(floor_s, self.settings.start_s)
+        patience = self._patience.setdefault(kind, Patience(floor_s=floor_s, first_s=floor_s))
+        start_s = max(floor_s, self.settings.start_s)
         part = _Part(name=name, actor=actor, patience=patience, start_s=start_s, restarts=restarts)
         with self._lock:
             self._parts[name] = part
@@ -154,7 +142,9 @@ class Watch(AbstractContextManager["Watch"]):
     @contextmanager
     def call(self, part: str, actor: object, what: str) -> Iterator[None]:
         """The body waits for a call of an actor. It is killed where that takes too long; then the call raises."""
-        call = _Call(part=part, actor=actor, what=what, patience=self._measured.calls(f"{part} {what}"))
+        first = Patience(floor_s=self.settings.work_s, first_s=self.settings.start_s)
+        patience = self._patience.setdefault(f"{part} {what}", first)
+        call = _Call(part=part, actor=actor, what=what, patience=patience)
         with self._lock:
             self._calls.append(call)
         try:

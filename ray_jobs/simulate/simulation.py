@@ -5,13 +5,12 @@ import math
 import selectors
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeVar
 
 from ray_jobs.simulate.worker import (
     DrawnTask,
-    Fate,
     PublishedVersion,
     SimulatedWorker,
     TaskSource,
@@ -83,16 +82,13 @@ class SimulationSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedGroup:
     """A group that ended while the learner had `policy_version`. An expired one has a successor of the same task.
-    `masked_tokens` were beyond the cap when it was trained."""
+    `masked_tokens` were beyond the cap when it was trained; None where it was not."""
 
     task: int
-    seconds: float
-    tokens: int
-    fate: Fate
+    drawn: DrawnTask
     versions: Mapping[int, int]
     policy_version: int
-    trained: bool
-    masked_tokens: int
+    masked_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,20 +143,13 @@ class _Times:
     places_taken_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EndedGroup:
-    task: int
-    versions: Mapping[int, int]
-    policy_version: int
-
-
 def simulate(settings: SimulationSettings) -> SimulationResult:
     """Run the settings in virtual time. Raises StarvedError where a real run would."""
-    return run_in_virtual_time(_simulate(settings))
 
+    async def played() -> SimulationResult:
+        return await _Simulation(settings).run()
 
-async def _simulate(settings: SimulationSettings) -> SimulationResult:
-    return await _Simulation(settings).run()
+    return run_in_virtual_time(played())
 
 
 class _Simulation:
@@ -184,8 +173,7 @@ class _Simulation:
             )
             for index in range(settings.num_workers)
         ]
-        self._ended: dict[int, _EndedGroup] = {}
-        self._masked: dict[int, int] = {}
+        self._ended: dict[int, SimulatedGroup] = {}
         self._settled_tasks: set[int] = set()
         self._cohort_size = 0
         self._waited_s = 0.0
@@ -220,12 +208,12 @@ class _Simulation:
         return times, counts
 
     def _note_end(self, permit: Permit, versions: Mapping[int, int]) -> None:
-        self._ended[permit.ordinal] = _EndedGroup(
-            task=permit.task, versions=versions, policy_version=self._published.policy_version
+        drawn, version = self._tasks[permit.task], self._published.policy_version
+        self._ended[permit.ordinal] = SimulatedGroup(
+            task=permit.task, drawn=drawn, versions=versions, policy_version=version
         )
-        fate = self._tasks[permit.task].fate
         is_last = permit.attempt >= self._settings.buffer.max_attempts
-        if fate in ("all_right", "all_wrong") or (fate == "failed" and is_last):
+        if drawn.fate in ("all_right", "all_wrong") or (drawn.fate == "failed" and is_last):
             self._settled_tasks.add(permit.task)
 
     def _note_batch(self, batch: Batch) -> None:
@@ -234,11 +222,10 @@ class _Simulation:
         for ordinal in map(int, batch.payloads):
             group = self._ended[ordinal]
             self._settled_tasks.add(group.task)
-            self._masked[ordinal] = sum(
-                num for version, num in group.versions.items() if version not in batch.version_ages
-            )
+            masked = sum(num for version, num in group.versions.items() if version not in batch.version_ages)
+            self._ended[ordinal] = replace(group, masked_tokens=masked)
             if batch.step <= self._settings.num_steps:
-                self._num_masked += self._masked[ordinal]
+                self._num_masked += masked
                 for version, num in group.versions.items():
                     if version in batch.version_ages:
                         self._ages[batch.version_ages[version]] += num
@@ -256,7 +243,7 @@ class _Simulation:
 
     def _result(self, times: _Times, counts: GroupCounts) -> SimulationResult:
         num_workers, num_trained = self._settings.num_workers, self._ages.total()
-        trained_tasks = {self._ended[ordinal].task for ordinal in self._masked}
+        trained_tasks = {group.task for group in self._ended.values() if group.masked_tokens is not None}
         drawn = [number for number in range(self._cohort_size) if self._tasks[number].fate == "signal"]
         return SimulationResult(
             trajectories_per_s=counts.trained * self._settings.group_size / times.wall_s,
@@ -271,23 +258,7 @@ class _Simulation:
             counts=counts,
             bias=selection_bias([(self._tasks[number], number in trained_tasks) for number in drawn]),
             num_open=self._num_open(),
-            cohort=tuple(
-                self._group(ordinal) for ordinal, group in self._ended.items() if group.task < self._cohort_size
-            ),
-        )
-
-    def _group(self, ordinal: int) -> SimulatedGroup:
-        group = self._ended[ordinal]
-        task = self._tasks[group.task]
-        return SimulatedGroup(
-            task=group.task,
-            seconds=task.seconds,
-            tokens=task.tokens,
-            fate=task.fate,
-            versions=group.versions,
-            policy_version=group.policy_version,
-            trained=ordinal in self._masked,
-            masked_tokens=self._masked.get(ordinal, 0),
+            cohort=tuple(group for group in self._ended.values() if group.task < self._cohort_size),
         )
 
 

@@ -5,19 +5,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
 from ray_jobs.run.summary import rates_by_step
-from ray_jobs.viewer.ledger import LedgerRows
-from ray_jobs.viewer.lines import MetricRows, Row, TrajectoryIndex
-from ray_jobs.viewer.tokens import TokenTexts
+from ray_jobs.viewer.rows import LedgerRows, MetricRows, Row, TrajectoryIndex
 from ray_jobs.viewer.tree import prefix_tree
 from rollout.filters import SOLVED
+from rollout.records import TOKENIZER
 
 MAX_PAGE = 500
+MAX_PROMPT_CHARS = 20_000
 FRESH_S = 900.0
 """A run without a summary whose files changed within so many seconds is taken to be going on."""
 
@@ -62,9 +63,9 @@ class ViewedRun:
     def state(self) -> Row:
         """What a page asks for again and again: enough to know what to fetch anew."""
         index = self.trajectories
-        read, there = index.progress
+        read, there = index.lines.progress
         return {
-            "generation": f"{index.generation}.{self.metrics.generation}",
+            "generation": f"{index.lines.generation}.{self.metrics.lines.generation}",
             "trajectories": len(index.rows),
             "metrics": len(self.metrics.rows),
             "steps": max((row["step"] for row in self.metrics.rows if "policy/loss" in row), default=0),
@@ -207,6 +208,44 @@ class ViewedRun:
         files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "ledger.sqlite-wal")]
         changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
         return time.time() - changed < FRESH_S
+
+
+class TokenTexts:
+    """`folder` is the run's. Where no tokenizer is in it, tokens have no texts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add_to(self, record: dict[str, Any]) -> None:
+        """Put `pieces` (a text per sampled token) and `prompt_text` (what is new in the prompt) into each turn, in the
+        place of the prompt's token ids."""
+        for turn in record["turns"]:
+            prompt = turn.pop("prompt_token_ids", [])
+            if self._tokenizer is not None:
+                turn["pieces"] = self._pieces(turn["token_ids"])
+                turn["prompt_text"] = self._tokenizer.decode(prompt, skip_special_tokens=False)[:MAX_PROMPT_CHARS]
+
+    def _pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """A character of several tokens stands at the last of them."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        pieces = []
+        for token in token_ids:
+            try:
+                pieces.append(stream.step(self._tokenizer, token) or "")
+            except Exception:
+                # Bytes that are no text; the library names no class of its own for them.
+                stream = DecodeStream(skip_special_tokens=False)
+                pieces.append("\N{REPLACEMENT CHARACTER}")
+        return pieces
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        path = self._folder / TOKENIZER
+        return Tokenizer.from_file(str(path)) if path.is_file() else None
 
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: str) -> tuple[Row, Sequence[Row]]:

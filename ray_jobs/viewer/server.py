@@ -21,11 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.api_keys import LOOPBACK_HOSTS
 from envs.serving import LOOPBACK, TokenGate, listen
-from ray_jobs.viewer.lines import Row
+from ray_jobs.viewer.rows import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
 STATIC = Path(__file__).with_name("static")
 Found = TypeVar("Found")
+Answer = Callable[[Sequence[ViewedRun], Request], object]
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -45,14 +46,14 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
     """The page and its data for one run or two, for whoever has the token. All files of the page are read now: a
     request only names them."""
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
-    answers = {
-        "state": _state,
-        "about": _about,
-        "metrics": _metrics,
-        "trajectories": _trajectories,
-        "trajectory": _trajectory,
-        "groups": _groups,
-        "group": _group,
+    answers: dict[str, Answer] = {
+        "state": lambda runs, request: [run.state() for run in runs],
+        "about": lambda runs, request: [run.about() | {"facets": run.facets()} for run in runs],
+        "metrics": lambda runs, request: _run(runs, request).metrics.rows,
+        "trajectories": lambda runs, request: _run(runs, request).page(_wanted(request), *_page(request)),
+        "trajectory": lambda runs, request: _found(_run(runs, request).trajectory(_id(request)), "trajectory"),
+        "groups": lambda runs, request: _run(runs, request).groups(_wanted(request), *_page(request)),
+        "group": lambda runs, request: _found(_run(runs, request).group(_id(request)), "group"),
         "pairs": _pairs,
     }
     return Starlette(
@@ -104,9 +105,7 @@ async def _file(files: dict[str, bytes], name: str | None, request: Request) -> 
     return Response(files[name], media_type=_TYPES[Path(name).suffix])
 
 
-def _answered(
-    answer: Callable[[Sequence[ViewedRun], Request], object], runs: Sequence[ViewedRun], request: Request
-) -> Response:
+def _answered(answer: Answer, runs: Sequence[ViewedRun], request: Request) -> Response:
     """Starlette runs it in a thread: files are read in it."""
     return _json(answer(runs, request))
 
@@ -139,34 +138,6 @@ def finite(value: object) -> object:
     return value
 
 
-def _state(runs: Sequence[ViewedRun], request: Request) -> object:
-    return [run.state() for run in runs]
-
-
-def _about(runs: Sequence[ViewedRun], request: Request) -> object:
-    return [run.about() | {"facets": run.facets()} for run in runs]
-
-
-def _metrics(runs: Sequence[ViewedRun], request: Request) -> object:
-    return _run(runs, request).metrics.rows
-
-
-def _trajectories(runs: Sequence[ViewedRun], request: Request) -> object:
-    return _run(runs, request).page(_wanted(request), *_page(request))
-
-
-def _trajectory(runs: Sequence[ViewedRun], request: Request) -> object:
-    return _found(_run(runs, request).trajectory(request.query_params.get("id", "")), "trajectory")
-
-
-def _groups(runs: Sequence[ViewedRun], request: Request) -> object:
-    return _run(runs, request).groups(_wanted(request), *_page(request))
-
-
-def _group(runs: Sequence[ViewedRun], request: Request) -> object:
-    return _found(_run(runs, request).group(request.query_params.get("id", "")), "group")
-
-
 def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
     left, right = (_side(runs, request, name) for name in ("left", "right"))
     text = request.query_params.get("text", "").lower().strip()
@@ -181,6 +152,10 @@ def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> dict[str, R
     if number not in map(str, range(len(runs))):
         raise HTTPException(400, f"{name} must be RUN:PHASE, as 0:eval_after")
     return runs[int(number)].phase_attempts(phase)
+
+
+def _id(request: Request) -> str:
+    return request.query_params.get("id", "")
 
 
 def _wanted(request: Request) -> Wanted:

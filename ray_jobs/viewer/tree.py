@@ -3,12 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ray_jobs.viewer.rows import Row, shortened
 from rollout.filters import SOLVED
 
-Row = dict[str, Any]
-
-_SHORT = 300
-"""A cell shows so many characters of a text at most."""
 _MOVE = ("action", "action_input", "result", "tool_error", "format_error")
 
 
@@ -29,7 +26,7 @@ def prefix_tree(records: Sequence[Mapping[str, Any]]) -> Row:
                 continue
             step = steps[number][depth]
             if not cells or not _continues(cells[-1], column, steps[columns[column - 1]], steps[number], depth):
-                texts = {name: _shortened(step["move"][at]) for at, name in enumerate(_MOVE)}
+                texts = {name: shortened(step["move"][at]) for at, name in enumerate(_MOVE)}
                 cells.append(
                     {"first": column, "span": 0, "advantages": [], "scores": [], "said": step["said"], **texts}
                 )
@@ -47,7 +44,7 @@ def _steps(record: Mapping[str, Any]) -> list[Row]:
         {
             # A malformed turn decided nothing: only the same text is the same move.
             "move": (*(turn[name] for name in _MOVE), turn["text"] if turn["action"] is None else ""),
-            "said": _shortened(turn["text"]) if turn["action"] is None else None,
+            "said": shortened(turn["text"]) if turn["action"] is None else None,
             "advantage": advantages[index] if index < len(advantages) else None,
             "score": scores[index] if index < len(scores) else None,
         }
@@ -77,7 +74,3 @@ def _continues(cell: Row, column: int, left: Sequence[Row], right: Sequence[Row]
     return cell["first"] + cell["span"] == column and [one["move"] for one in left[: depth + 1]] == [
         one["move"] for one in right[: depth + 1]
     ]
-
-
-def _shortened(text: str | None) -> str | None:
-    return None if text is None else text[:_SHORT]

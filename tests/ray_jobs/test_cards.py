@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from ray_jobs.pages.report import write_report
-from ray_jobs.pages.trajectory_cards import scored_pair, turned_tasks
+from ray_jobs.pages.report import scored_pair, turned_tasks, write_report
 
 
 def make_turn(action, text, result=""):

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.power_cut import go_on, make_config
 from configs.loading import load_run_config
+from ray_jobs.checks.chaos.audit import differences
 from ray_jobs.checks.chaos.run import ChaosError, run_chaos
-from ray_jobs.checks.chaos.twin import differences
 from rollout.records import read_records
 
 

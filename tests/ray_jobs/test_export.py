@@ -14,12 +14,12 @@ from learner.demo_model import demo_model_dir
 from learner.export import ExportError
 from ray_jobs.cli import main
 from ray_jobs.export import export
-from ray_jobs.export.export import ExportOptions, find_source, planner_openings, read_export, run_export
+from ray_jobs.export.export import find_source, planner_openings, read_export, run_export
 from ray_jobs.export.gap import greedy_answer, loaded_model
 from rollout.agent.agent import build_chat
 from rollout.engines.adapters import AdapterMerger, weights_in
 
-OPTIONS = ExportOptions(formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
+OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0", "num_prompts": 2}
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -58,7 +58,7 @@ def run(tmp_path, model_path, adapter):
 
 
 def test_an_export_holds_both_models_a_modelfile_and_what_proves_them(run, model_path, adapter, tmp_path):
-    run_export(str(run), None, tmp_path / "out", OPTIONS)
+    run_export(str(run), None, tmp_path / "out", **OPTIONS)
     manifest = read_export(tmp_path / "out", ("model-q8_0.gguf", "Modelfile", "hf/model.safetensors"))
     assert manifest["source"] == {
         "run": "tiny",
@@ -90,9 +90,7 @@ def test_an_export_has_the_type_that_the_engine_computes_in(tmp_path, model_path
     engine = {"max_model_len": 128, "dtype": precision}
     small = random_adapter(model_path, scale=0.003)
     run = make_run(tmp_path / "run", model_path, small, rollout={"max_turn_tokens": 12, "engine": engine})
-    run_export(
-        str(run), None, tmp_path / "out", ExportOptions(formats=("hf", "gguf"), quantization="bf16", num_prompts=1)
-    )
+    run_export(str(run), None, tmp_path / "out", formats=("hf", "gguf"), quantization="bf16", num_prompts=1)
     folder = tmp_path / "out" / "hf"
     merger = AdapterMerger(model_path, 2.0, dtype=precision)
     sampled_with, exported = (dict(weights) for weights in (merger.merged_weights(small), weights_of(folder)))
@@ -141,7 +139,7 @@ def test_a_run_is_exported_from_any_folder_with_its_own_model_data_and_tasks(run
     asked = []
     drawn = export.planner_openings
     monkeypatch.setattr(export, "planner_openings", lambda *given: asked.extend(drawn(*given)) or asked)
-    run_export(str(run_of_elsewhere), None, Path("out"), OPTIONS)
+    run_export(str(run_of_elsewhere), None, Path("out"), **OPTIONS)
     assert sorted(user.splitlines()[0] for _, user in asked) == ["Task: own 1?", "Task: written 1?"]
     assert read_export(Path("out"), ())["gguf"]["gap"]["num_prompts"] == 2
 
@@ -150,7 +148,7 @@ def test_prompts_that_cannot_be_drawn_are_said_before_anything_is_merged(run_of_
     monkeypatch.setattr(export, "write_merged_model", None)
     (run_of_elsewhere.parents[1] / "mine.jsonl").unlink()
     with pytest.raises(ExportError) as caught:
-        run_export(str(run_of_elsewhere), None, Path("out"), OPTIONS)
+        run_export(str(run_of_elsewhere), None, Path("out"), **OPTIONS)
     assert str(caught.value) == (
         "the planner prompts that measure the quantisation cannot be drawn: there is no mine.jsonl; put it right, or "
         "leave it unmeasured with --prompts 0"
@@ -161,7 +159,7 @@ def test_a_recipe_of_another_scale_than_the_run_had_exports_nothing(run, model_p
     recipe = tmp_path / "mine.toml"
     recipe.write_text(f"[model]\npath = '{model_path}'\nlora_rank = 4\nlora_alpha = 16.0\n")
     with pytest.raises(CheckpointError, match=r"was trained with model\.lora_alpha = 8\.0, and with 16\.0 it would"):
-        run_export(str(run), recipe, tmp_path / "out", OPTIONS)
+        run_export(str(run), recipe, tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
 
 
@@ -172,9 +170,9 @@ def test_a_run_whose_settings_cannot_be_read_is_said(run):
 
 
 def test_only_what_was_asked_for_is_written(run, tmp_path):
-    run_export(str(run), None, tmp_path / "a", ExportOptions(formats=("hf",), quantization="q8_0", num_prompts=2))
+    run_export(str(run), None, tmp_path / "a", formats=("hf",), quantization="q8_0", num_prompts=2)
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"hf", "export.json"}
-    run_export(str(run), None, tmp_path / "b", ExportOptions(formats=("gguf",), quantization="f16", num_prompts=0))
+    run_export(str(run), None, tmp_path / "b", formats=("gguf",), quantization="f16", num_prompts=0)
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"model-f16.gguf", "Modelfile", "export.json"}
     assert read_export(tmp_path / "b", ())["gguf"]["gap"] is None
 
@@ -182,7 +180,7 @@ def test_only_what_was_asked_for_is_written(run, tmp_path):
 def test_an_agent_of_ones_own_has_no_planner_prompts_to_measure_quantisation_on(tmp_path, model_path, adapter):
     own = {"agent": {"type": "function", "function": "mine:solve"}, "cold_start": {"num_demonstrations": 0}}
     run = make_run(tmp_path / "runs" / "own", model_path, adapter, reward={"credit": "outcome"}, **own)
-    run_export(str(run), None, tmp_path / "out", OPTIONS)
+    run_export(str(run), None, tmp_path / "out", **OPTIONS)
     manifest = read_export(tmp_path / "out", ("model-q8_0.gguf",))
     assert (manifest["source"]["agent"], manifest["gguf"]["gap"]) == ("function", None)
 
@@ -198,7 +196,7 @@ def test_run_checkpoint_and_adapter_file_name_the_same_policy(run):
 def test_a_checkpoint_whose_bytes_changed_is_not_exported(run, tmp_path):
     (run / "checkpoints" / "v000003" / "adapter.safetensors").write_bytes(b"other")
     with pytest.raises(CheckpointError, match="use an older checkpoint"):
-        run_export(str(run), None, tmp_path / "out", OPTIONS)
+        run_export(str(run), None, tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
 
 
@@ -217,13 +215,13 @@ def test_what_is_no_checkpoint_is_said(tmp_path, run):
 def test_a_folder_that_is_there_is_left_alone(run, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(ExportError, match=r"exists; choose another folder"):
-        run_export(str(run), None, tmp_path / "out", OPTIONS)
+        run_export(str(run), None, tmp_path / "out", **OPTIONS)
 
 
 def test_too_little_room_is_said_before_anything_is_written(run, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10**9, 10**9 - 5000, 5000))
     with pytest.raises(ExportError, match=r"has 0 MiB free; free some"):
-        run_export(str(run), None, tmp_path / "out", OPTIONS)
+        run_export(str(run), None, tmp_path / "out", **OPTIONS)
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(run, tmp_path, monkeypatch):
@@ -232,7 +230,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr("ray_jobs.export.export.write_gguf", full)
     with pytest.raises(ExportError, match="No space left on device; free space or choose another folder"):
-        run_export(str(run), None, tmp_path / "out", OPTIONS)
+        run_export(str(run), None, tmp_path / "out", **OPTIONS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
@@ -240,12 +238,12 @@ def test_a_model_that_gguf_does_not_know_can_still_be_exported_for_hugging_face(
     model = save_tiny_export_model(tmp_path / "m", "gemma", head_dim=16)
     run = make_run(tmp_path / "run", model, random_adapter(model))
     with pytest.raises(ExportError, match="export it with --format hf"):
-        run_export(str(run), None, tmp_path / "out", OPTIONS)
-    run_export(str(run), None, tmp_path / "out", ExportOptions(formats=("hf",), quantization="q8_0", num_prompts=0))
+        run_export(str(run), None, tmp_path / "out", **OPTIONS)
+    run_export(str(run), None, tmp_path / "out", formats=("hf",), quantization="q8_0", num_prompts=0)
 
 
 def test_an_export_that_was_changed_afterwards_is_not_trusted(run, tmp_path):
-    run_export(str(run), None, tmp_path / "out", ExportOptions(formats=("gguf",), quantization="f16", num_prompts=0))
+    run_export(str(run), None, tmp_path / "out", formats=("gguf",), quantization="f16", num_prompts=0)
     (tmp_path / "out" / "Modelfile").write_text("FROM other")
     with pytest.raises(ExportError, match="Modelfile is not the file that was exported"):
         read_export(tmp_path / "out", ("Modelfile",))
@@ -270,9 +268,7 @@ def test_the_demo_model_answers_planner_prompts_the_same_after_export_and_loadin
     base = demo_model_dir()
     adapter = random_adapter(base, scale=0.004)
     run = make_run(tmp_path / "run", base, adapter, rollout={"max_steps": 5, "max_turn_tokens": 12})
-    run_export(
-        str(run), None, tmp_path / "out", ExportOptions(formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
-    )
+    run_export(str(run), None, tmp_path / "out", formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
     config = find_source(str(run), None).config
     chat = build_chat(tmp_path / "out" / "hf")
     prompts = [chat.prompt(*text) for text in planner_openings(config, 2)]

@@ -66,7 +66,7 @@ def result(dataset, index, answer):
 def evaluation(phase, answers):
     """`answers` maps a data set to what its tasks were answered, None where no attempt could be scored."""
     items = (result(dataset, index, one) for dataset, found in answers.items() for index, one in enumerate(found))
-    return Evaluation(phase=phase, items=tuple(items))
+    return Evaluation(items=tuple(items))
 
 
 def test_mean_scores_of_the_same_tasks_are_told_where_a_scorer_gave_something_between():
@@ -77,7 +77,7 @@ def test_mean_scores_of_the_same_tasks_are_told_where_a_scorer_gave_something_be
         )
         pairs = zip(attempts, rewards, strict=True)
         records = (trajectory_record(one, reward=reward, phase="e", step=None) for one, reward in pairs)
-        return Evaluation(phase="e", items=tuple(map(item_of, records)))
+        return Evaluation.of(records)
 
     assert mean_scores(evaluation(0.0, 1.0), evaluation(1.0, 1.0)) == {}
     assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.5}
@@ -127,7 +127,7 @@ def evaluated(tmp_path):
 
         @contextmanager
         def phase_of(name, total):
-            yield SimpleNamespace(progress=SimpleNamespace(advance=lambda: progress.append(name)))
+            yield SimpleNamespace(advance=lambda: progress.append(name))
 
         with RunFolder.create(config) as folder:
             stage = SimpleNamespace(

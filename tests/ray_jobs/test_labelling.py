@@ -338,7 +338,7 @@ class FakeRun:
 
     @contextmanager
     def phase(self, name, total):
-        yield SimpleNamespace(facts=self.facts, progress=SimpleNamespace(advance=lambda: None))
+        yield SimpleNamespace(facts=self.facts, advance=lambda: None)
 
 
 def test_dry_run_and_labelling_tell_the_same_numbers(tmp_path):

@@ -13,7 +13,7 @@ from configs.own import load_own
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.cli import main
 from ray_jobs.run import provenance
-from ray_jobs.run.begun import begun_run, check_trained_alike, checkpoint_at, run_of, started_in
+from ray_jobs.run.begun import begun_config, check_trained_alike, checkpoint_at, run_of, started_in
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import RecordLine, read_records
@@ -224,7 +224,7 @@ def own_tasks(tmp_path, monkeypatch):
 
 
 def test_code_of_a_run_that_was_started_elsewhere_is_found(own_tasks):
-    config, _ = begun_run(own_tasks)
+    config = begun_config(own_tasks)
     assert config.code_path == "recipes"
     assert len(load_own(config.envs.datasets["mine"].source, key="source")()) == 8
 

@@ -6,8 +6,7 @@ import pytest
 from configs.loading import ConfigError
 from configs.run import RunConfig
 from ray_jobs.cli import main, make_app
-from ray_jobs.simulate.inputs import simulation_inputs
-from ray_jobs.simulate.simulate import Point, best_point, limit, run_simulate
+from ray_jobs.simulate.simulate import Point, best_point, limit, run_simulate, simulation_inputs
 from ray_jobs.simulate.simulation import SimulationResult
 from ray_jobs.simulate.worker import DrawnTask
 from rollout.store.ledger import Ledger

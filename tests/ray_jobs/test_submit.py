@@ -4,6 +4,7 @@ import json
 import socket
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
@@ -12,13 +13,13 @@ from configs.errors import printable
 from configs.loading import load_run_config
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
+from ray_jobs.commands.jobs import Phase
 from ray_jobs.jobs import client as jobs_client
 from ray_jobs.jobs import submit
 from ray_jobs.jobs.client import JobError, JobServer
-from ray_jobs.jobs.request import PHASES, SubmitRequest
-from ray_jobs.jobs.submit import plan_submission
+from ray_jobs.jobs.submit import SubmitRequest, plan_submission
 from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
 
 SECRET = "sk-live-0123456789"
@@ -90,7 +91,7 @@ def server(monkeypatch):
     return server
 
 
-@pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
+@pytest.mark.parametrize("phase", sorted(set(get_args(Phase)) - {"resume"}))
 def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folder_that_lasts(phase, project):
     submission = plan("seed=4", phase=phase)
     command = f"python -m ray_jobs.cli {phase} recipes/mine.toml seed=4 output_dir={project}/runs"
@@ -110,7 +111,7 @@ def test_resume_of_a_run_folder_names_that_folder_whatever_the_working_directory
     with RunFolder.create(load_run_config(None, ["name=mine"])):
         pass
     options = make_options("runs/mine", phase="resume", working_dir=Path("code"))
-    assert plan_submission(begun_run(Path("runs/mine"))[0], options, here=True).run == str(project / "runs/mine")
+    assert plan_submission(begun_config(Path("runs/mine")), options, here=True).run == str(project / "runs/mine")
 
 
 def test_options_of_the_phase_reach_its_command_whole():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ray._private.authentication_test_utils import reset_auth_token_state
+from ray.util.state import list_nodes
 from stage import check_nothing_lost, groups_of, steps_of, wait_until
 
 from ray_jobs.checks.chaos.machines import Machines
@@ -74,7 +75,7 @@ def test_run_is_submitted_joined_by_a_machine_stopped_and_resumed(machines, agen
 
     added = time.monotonic()
     machines.add(num_cpus=1, without=tmp_path / "runs")
-    wait_until(lambda: machines.num_alive() == 2)
+    wait_until(lambda: sum(node.state == "ALIVE" for node in list_nodes(address=machines.dashboard)) == 2)
     joined = time.monotonic()
     wait_until(lambda: worked(folder, 1))
     used_after = time.monotonic() - joined

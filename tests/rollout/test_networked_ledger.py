@@ -7,8 +7,8 @@ import sqlite3
 import pytest
 from test_ledger import train
 
-from ray_jobs.viewer import ledger as view_ledger
-from ray_jobs.viewer.ledger import LedgerRows
+from ray_jobs.viewer import rows as view_rows
+from ray_jobs.viewer.rows import LedgerRows
 from rollout.store import ledger_file
 from rollout.store.disk import FileSystem
 from rollout.store.ledger import Ledger
@@ -72,7 +72,7 @@ def test_viewer_reads_a_copy_while_the_store_has_it(path, monkeypatch):
     train(ledger, 2)
     rows.refresh()
     assert rows.version == 1, "not at every look"
-    monkeypatch.setattr(view_ledger, "COPY_EVERY_S", 0.0)
+    monkeypatch.setattr(view_rows, "COPY_EVERY_S", 0.0)
     rows.refresh()
     assert (rows.version, len(rows.rows)) == (2, 4)
     assert ledger.verify() == GroupCounts(drawn=4, trained=4)
@@ -86,7 +86,7 @@ def test_ledger_in_a_folder_that_may_not_be_written_to_is_read_from_a_copy(tmp_p
     ledger.close()
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     opened = []
-    monkeypatch.setattr(view_ledger, "_read", lambda path: opened.append(path) or [])
+    monkeypatch.setattr(view_rows, "_read", lambda path: opened.append(path) or [])
     LedgerRows(tmp_path / "ledger.sqlite").refresh()
     with ledger_file.readable_ledger(tmp_path / "ledger.sqlite") as copy:
         assert Ledger(copy).verify() == GroupCounts(drawn=2, trained=2)

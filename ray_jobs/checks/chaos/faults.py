@@ -43,41 +43,33 @@ class Stage:
 Fault = Callable[[Stage], str | None]
 
 
-def killed(part: str) -> Fault:
-    """A process of this part gets SIGKILL; with the driver all that it started."""
+def killed(stage: Stage, part: str, pid: int) -> str:
+    """SIGKILL; with the driver all that it started."""
+    stage.job.kill(part, pid)
+    return f"killed {part}"
+
+
+def paused(stage: Stage, part: str, pid: int) -> str:
+    """It stands still for a while, as on a machine that swaps, and goes on."""
+    seconds = stage.rng.uniform(1.0, SHORT_PAUSE_S)
+    send(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    send(pid, signal.SIGCONT)
+    return f"paused {part} for {seconds:.0f} s"
+
+
+def hung(stage: Stage, part: str, pid: int) -> str:
+    """It stands still for good: it must be found and replaced."""
+    send(pid, signal.SIGSTOP)
+    return f"hung {part}"
+
+
+def _to_process(happens: Callable[[Stage, str, int], str], part: str) -> Fault:
+    """Of this part."""
 
     def fault(stage: Stage) -> str | None:
-        if (pid := _one_of(stage, part)) is None:
-            return None
-        stage.job.kill(part, pid)
-        return f"killed {part}"
-
-    return fault
-
-
-def paused(part: str) -> Fault:
-    """A process of this part stands still for a while, as on a machine that swaps, and goes on."""
-
-    def fault(stage: Stage) -> str | None:
-        if (pid := _one_of(stage, part)) is None:
-            return None
-        seconds = stage.rng.uniform(1.0, SHORT_PAUSE_S)
-        send(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        send(pid, signal.SIGCONT)
-        return f"paused {part} for {seconds:.0f} s"
-
-    return fault
-
-
-def hung(part: str) -> Fault:
-    """A process of this part stands still for good: it must be found and replaced."""
-
-    def fault(stage: Stage) -> str | None:
-        if (pid := _one_of(stage, part)) is None:
-            return None
-        send(pid, signal.SIGSTOP)
-        return f"hung {part}"
+        pid = _one_of(stage, part)
+        return None if pid is None else happens(stage, part, pid)
 
     return fault
 
@@ -175,9 +167,9 @@ def poison(stage: Stage) -> str | None:
 
 
 FAULTS: dict[str, Fault] = {
-    **{f"kill-{part}": killed(part) for part in (EVERYTHING, *PARTS)},
-    **{f"pause-{part}": paused(part) for part in PARTS},
-    **{f"hang-{part}": hung(part) for part in PARTS},
+    **{f"kill-{part}": _to_process(killed, part) for part in (EVERYTHING, *PARTS)},
+    **{f"pause-{part}": _to_process(paused, part) for part in PARTS},
+    **{f"hang-{part}": _to_process(hung, part) for part in PARTS},
     "workers": resized,
     "machine": machine_lost,
     "disk": disk_full,

@@ -89,11 +89,6 @@ class Machines:
         roots = map(psutil.Process, self.roots())
         return [one for root in roots for one in (root, *root.children(recursive=True))]
 
-    def num_alive(self) -> int:
-        from ray.util.state import list_nodes
-
-        return sum(node.state == "ALIVE" for node in list_nodes(address=self.dashboard))
-
     def stop(self) -> None:
         """End what was started here, and nothing else."""
         while self._started:

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.checks.chaos.audit import audit
+from ray_jobs.checks.chaos.audit import audit, differences
 from ray_jobs.checks.chaos.faults import FAULTS, Stage
 from ray_jobs.checks.chaos.job import Job
 from ray_jobs.checks.chaos.machines import Machines
-from ray_jobs.checks.chaos.twin import differences
 
 MEAN_PAUSE_S = 8.0
 MAX_WAIT_S = 900.0

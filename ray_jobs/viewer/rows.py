@@ -1,14 +1,18 @@
-"""Growing files of JSON lines, read once: where each trajectory stands in its file, and what its head says."""
+"""What a run writes, read beside it as it grows: metrics, the heads of trajectories, and what became of every group."""
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rollout.records import head_of, readable
+from rollout.store.ledger_file import LedgerMovedOnError, is_read_from_copy, readable_ledger
+from rollout.store.lifecycle import group_id
 
 Row = dict[str, Any]
 
@@ -16,7 +20,7 @@ CHUNK_LINES = 500
 """Other threads get a turn after so many lines."""
 
 _SHORT = 300
-"""A list shows so many characters of a text at most."""
+"""A list or a cell shows so many characters of a text at most."""
 
 
 class GrowingLines:
@@ -63,21 +67,17 @@ class MetricRows:
     """The rows of metrics.jsonl. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = GrowingLines(path)
+        self.lines = GrowingLines(path)
         self._forget()
 
     def _forget(self) -> None:
         self.rows: list[Row] = []
         self.num_unreadable = 0
 
-    @property
-    def generation(self) -> int:
-        return self._lines.generation
-
     def refresh(self) -> None:
-        if self._lines.replaced():
+        if self.lines.replaced():
             self._forget()
-        for _, line in self._lines.new():
+        for _, line in self.lines.new():
             row = _readable(json.loads, line, "step")
             if row is None:
                 self.num_unreadable += 1
@@ -90,7 +90,7 @@ class TrajectoryIndex:
     reads holds `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = GrowingLines(path)
+        self.lines = GrowingLines(path)
         self.lock = threading.Lock()
         self._forget()
 
@@ -102,21 +102,13 @@ class TrajectoryIndex:
         self._offsets: list[int] = []
         self.num_unreadable = 0
 
-    @property
-    def generation(self) -> int:
-        return self._lines.generation
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        return self._lines.progress
-
     def refresh(self) -> None:
         more = True
         while more:
             with self.lock:
-                if self._lines.replaced():
+                if self.lines.replaced():
                     self._forget()
-                lines = list(islice(self._lines.new(), CHUNK_LINES))
+                lines = list(islice(self.lines.new(), CHUNK_LINES))
                 for offset, line in lines:
                     self._add(offset, line)
             more = len(lines) == CHUNK_LINES
@@ -130,7 +122,7 @@ class TrajectoryIndex:
             if number is None:
                 return None
             offset = self._offsets[number]
-        with self._lines.path.open("rb") as file:
+        with self.lines.path.open("rb") as file:
             file.seek(offset)
             record = _readable(lambda line: readable(json.loads(line)), file.readline(), "turns")
         # Between index and file a run may have been rewound.
@@ -169,9 +161,9 @@ def _row(head: Mapping[str, Any]) -> Row:
         "step": head.get("step"),
         "task": str(head.get("task_id")),
         "dataset": head.get("dataset"),
-        "question": _short(head.get("question")),
-        "answer": _short(head.get("answer")),
-        "gold": _short(head.get("gold")),
+        "question": shortened(head.get("question")),
+        "answer": shortened(head.get("answer")),
+        "gold": shortened(head.get("gold")),
         "outcome": head.get("outcome", head.get("reward")),
         "verdict": head.get("verdict", "trained" if head.get("phase") == "train" else None),
         "turns": head.get("num_turns"),
@@ -181,10 +173,77 @@ def _row(head: Mapping[str, Any]) -> Row:
     }
 
 
-def _short(text: object) -> str | None:
+def shortened(text: object) -> str | None:
     return None if text is None else str(text)[:_SHORT]
 
 
 def _searched(head: Mapping[str, Any]) -> str:
     names = ("id", "task_id", "dataset", "question", "answer", "gold", "stop_reason", "reason")
     return "\n".join(str(head.get(name) or "")[:2000] for name in names).lower()
+
+
+COPY_EVERY_S = 30.0
+"""Where the whole ledger is copied to be read, this is not done at every look."""
+
+_COLUMNS = (
+    "ordinal, task, family, repeats, state, attempt, step, reported_step, duration_s, num_tokens, versions, "
+    "facts, reason"
+)
+
+
+class LedgerRows:
+    """The groups in the order they were drawn; none where the run keeps no ledger. `version` counts readings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._copied_at = float("-inf")
+        self.rows: list[Row] = []
+        self.version = 0
+
+    def refresh(self) -> None:
+        stamp = tuple(
+            file.stat().st_mtime_ns
+            for file in (self._path, self._path.with_name(f"{self._path.name}-wal"))
+            if file.exists()
+        )
+        if not stamp or stamp == self._seen:
+            return
+        if is_read_from_copy(self._path) and time.monotonic() - self._copied_at < COPY_EVERY_S:
+            return
+        try:
+            with readable_ledger(self._path) as path:
+                self.rows = [_group(row) for row in _read(path)]
+        except (sqlite3.DatabaseError, LedgerMovedOnError):
+            # The run holds it at this moment, or a copy of it is not whole; it is read the next time.
+            return
+        self._seen, self._copied_at = stamp, time.monotonic()
+        self.version += 1
+
+
+def _read(path: Path) -> list[sqlite3.Row]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
+        db.row_factory = sqlite3.Row
+        return list(db.execute(f"SELECT {_COLUMNS} FROM groups ORDER BY ordinal"))
+
+
+def _group(row: sqlite3.Row) -> Row:
+    facts = json.loads(row["facts"] or "{}")
+    versions = sorted(map(int, json.loads(row["versions"] or "{}")))
+    return {
+        "id": group_id(row["ordinal"]),
+        "task_number": row["task"],
+        "family": row["family"],
+        "repeats": row["repeats"],
+        "state": row["state"],
+        "attempt": row["attempt"],
+        "step": row["step"] if row["step"] is not None else row["reported_step"],
+        "duration_s": row["duration_s"],
+        "tokens": row["num_tokens"],
+        "versions": [versions[0], versions[-1]] if versions else None,
+        "right": facts.get("right"),
+        "scored": facts.get("scored"),
+        "size": facts.get("trajectories"),
+        # Of any other group it would tell why an earlier attempt came to nothing.
+        "reason": row["reason"] if row["state"] in ("failed", "expired", "refused") else None,
+    }
