@@ -138,7 +138,6 @@ class LearnerRank(LearnerCalls):
 
     def meet(self) -> tuple[str, int]:
         """Open the meeting point; returns its address."""
-
         self._meeting = MeetingPoint(ray.util.get_node_ip_address())
         return self._meeting.host, self._meeting.port
 
