@@ -33,7 +33,8 @@ class JudgeConfig(Config):
     price_per_million_output_tokens: float = Field(default=0.0, ge=0, le=10_000)
     """US dollars; 0 for a local server."""
     max_cost_usd: float = Field(default=1.0, ge=0, le=100_000)
-    """Judging stops before the request that could exceed this, earlier runs on the same receipts included."""
+    """Judging stops before the request that could exceed this, earlier runs on the same receipts included; before it is
+    sent, a prompt counts as a token for each four characters."""
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
     """Longest reply, a reasoning model's thoughts included."""
 

@@ -57,13 +57,13 @@ class PrmConfig(Config):
     lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """Its scale's numerator; the delta of a weight is alpha / r * B A."""
     max_tokens: int = Field(default=1024, ge=32)
-    """Tokens of one step's text; older context is cut, never the decision."""
+    """Tokens of one step's text; older context is cut, then the middle of the question, never the decision."""
     held_out_share: float = Field(default=0.25, gt=0, lt=1)
     """Share of the tasks whose steps the PRM never sees in training."""
     junk_share: float = Field(default=0.5, ge=0, le=1)
     """Worthless decisions with label 0 added to the training steps, as a share of them."""
     spoilt_share: float = Field(default=0.5, ge=0, le=2)
-    """Copies of right steps with one digit or word changed and label 0, as a share of the right steps."""
+    """Copies of right steps, thoughts left out, with one digit or word changed and label 0, as a share of these."""
     num_epochs: int = Field(default=3, ge=1)
     """Times that every training step is gone through."""
     batch_tasks: int = Field(default=4, ge=1)

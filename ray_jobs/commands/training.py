@@ -31,7 +31,7 @@ def train(
 
 
 def resume(run: RunFolder, /) -> None:
-    """Continue a run that was cut off, from its folder alone; nothing is lost."""
+    """Continue a run that was cut off, from its folder alone: at the newest good checkpoint."""
     from ray_jobs.run.begun import begun_run, started_in
 
     config, _ = begun_run(run)
