@@ -56,7 +56,8 @@ class WebConfig(Config):
     max_results: int = Field(default=3, ge=1, le=10)
     """Pages per search, and passages that `web_search` shows."""
     time_limit_s: float = Field(default=30.0, gt=0, le=600)
-    """Wall-clock limit of one call, attempts and pauses included."""
+    """Wall-clock limit of one question to a service, attempts and pauses included, and of a call of an MCP server's
+    tool; a page is given up after half of it. Any call that takes 20 times as long leaves its attempt unscored."""
     requests_per_minute: float = Field(default=60.0, gt=0, le=100_000)
     """Each service is asked no faster than this by one worker."""
     pages_per_minute: float = Field(default=120.0, gt=0, le=100_000)
@@ -69,7 +70,8 @@ class WebConfig(Config):
         *("artofproblemsolving.com", "huggingface.co", "kaggle.com", "4nums.com", "github.com"),
         "githubusercontent.com",
     )
-    """Hosts, with their subdomains, that print benchmarks together with the answers: nothing of theirs is read."""
+    """Hosts, with their subdomains, that print benchmarks together with the answers: built-in tools read nothing of
+    theirs."""
     blocked_questions: str | None = None
     """File of held-out questions, one a line, plain or JSON with `question`: a result that holds one is left out."""
     cache_entries: int = Field(default=1024, ge=0)
@@ -257,10 +259,10 @@ class EnvsConfig(Config):
     search: Literal["offline", "tavily"] = "offline"
     """`offline` searches the generated catalogue; `tavily` needs TAVILY_API_KEY."""
     search_latency_s: float = Field(default=0.0, ge=0, le=60)
-    """Simulates a remote search service: an offline search takes so long in the median, with a heavy tail. For
-    measurements; the same query takes equally long in every run."""
+    """Simulates a remote search service: an offline search takes so long in the median, with a heavy tail, and 10 s at
+    most. For measurements; the same query takes equally long in every run."""
     search_results: int = Field(default=1, ge=1, le=10)
-    """Passages per search."""
+    """Passages per offline search; of all others envs.web.max_results says how many."""
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
     sandbox: SandboxConfig = SandboxConfig()

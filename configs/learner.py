@@ -211,7 +211,8 @@ class LearnerConfig(Config):
     warmup_steps: int = Field(default=0, ge=0)
     """Train steps of linear warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
-    """After the warm-up: `constant`, or falling in a straight line to zero after the last train step."""
+    """`constant`, or falling in a straight line from the first train step to zero after the last. The warm-up
+    multiplies either."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """AdamW's decay of the adapter's weights."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -244,7 +245,7 @@ class LearnerConfig(Config):
     checkpoint_every: int = Field(default=5, ge=1)
     """Train steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Older checkpoints are deleted."""
+    """How many of the newest are kept; older ones are deleted."""
 
     @model_validator(mode="after")
     def _a_kernel_needs_a_card(self) -> "LearnerConfig":
@@ -311,7 +312,7 @@ class TeacherConfig(OwnDemonstrationsConfig):
     num_demonstrations: int = Field(default=64, ge=1)
     """Tasks that are played; RL never asks one of them."""
     min_score: float = Field(default=1.0, ge=0, le=1)
-    """Demonstrations with a lower score are left out; 0 keeps all."""
+    """Demonstrations with a lower score are left out; 0 keeps all that have one."""
 
 
 class FileConfig(OwnDemonstrationsConfig):
@@ -320,7 +321,7 @@ class FileConfig(OwnDemonstrationsConfig):
     type: Literal["file"] = "file"
     path: str
     """JSON Lines, each with `messages` and, where functions were called, `tools`, as OpenAI's chat protocol has them.
-    Every message of the assistant is imitated."""
+    Every message of the assistant is imitated, but for one with `weight` 0."""
 
 
 ColdStartConfig = Annotated[

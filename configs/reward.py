@@ -47,7 +47,8 @@ class JudgeConfig(Config):
     price_per_million_output_tokens: float = Field(default=0.0, ge=0, le=10_000)
     """US dollars; 0 for a local server."""
     max_cost_usd: float = Field(default=1.0, ge=0, le=100_000)
-    """Judging stops before the request that could exceed this, earlier runs on the same receipts included."""
+    """Judging stops before the request that could exceed this, earlier runs on the same receipts included; before it is
+    sent, a prompt counts as a token for each four characters."""
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
     """Longest reply, a reasoning model's thoughts included."""
 
@@ -118,13 +119,13 @@ class PrmConfig(Config):
     lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """Its scale's numerator; the delta of a weight is alpha / r * B A."""
     max_tokens: int = Field(default=1024, ge=32)
-    """Tokens of one step's text; older context is cut, never the decision."""
+    """Tokens of one step's text; older context is cut, then the middle of the question, never the decision."""
     held_out_share: float = Field(default=0.25, gt=0, lt=1)
     """Share of the tasks whose steps the PRM never sees in training."""
     junk_share: float = Field(default=0.5, ge=0, le=1)
     """Worthless decisions with label 0 added to the training steps, as a share of them."""
     spoilt_share: float = Field(default=0.5, ge=0, le=2)
-    """Copies of right steps with one digit or word changed and label 0, as a share of the right steps."""
+    """Copies of right steps, thoughts left out, with one digit or word changed and label 0, as a share of these."""
     num_epochs: int = Field(default=3, ge=1)
     """Times that every training step is gone through."""
     batch_tasks: int = Field(default=4, ge=1)

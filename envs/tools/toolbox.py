@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,8 @@ class Parts:
     recording: Recording | None
     own_model: AskModel | None
     sandbox: "Sandbox | None"
+    finders: dict[str, PageFinder] = field(default_factory=dict)
+    """Those that a tool asks, by their services."""
 
     @property
     def limits(self) -> ServiceLimits:
@@ -82,6 +84,13 @@ def _page_search(name: str, description: str, finder: str, parts: Parts) -> Open
 
 
 def _finder(name: str, parts: Parts) -> PageFinder:
+    """One for all tools that ask this service: its pace is that of the worker, not of a tool."""
+    if name not in parts.finders:
+        parts.finders[name] = _new_finder(name, parts)
+    return parts.finders[name]
+
+
+def _new_finder(name: str, parts: Parts) -> PageFinder:
     web = parts.config.web
     if name == "wikipedia":
         return WikipediaFinder(parts.limits, base_url=web.wikipedia_url, max_results=web.max_results)

@@ -15,7 +15,7 @@ def plan(
     model_config: Annotated[File, Parameter(help="the policy's config.json (default: of model.path)")] = None,
     json: Annotated[bool, Parameter(help="print the plan as JSON")] = False,
 ) -> int:
-    """Say whether a run fits its card: every GiB with its arithmetic."""
+    """Say whether a run fits its card, or on a CPU this machine: every GiB with its arithmetic."""
     config = run_config(given)
     from ray_jobs.plan.plan import run_plan
 

@@ -60,7 +60,7 @@ def train(
 
 
 def resume(run: RunFolder, /) -> None:
-    """Continue a run that was cut off, from its folder alone; nothing is lost."""
+    """Continue a run that was cut off, from its folder alone: at the newest good checkpoint."""
     from ray_jobs.run.begun import begun_config, started_in
 
     config = begun_config(run)

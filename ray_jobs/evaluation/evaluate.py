@@ -150,6 +150,11 @@ def report_evaluation(out: Path, console: Console) -> Path:
     write_json(out / SUMMARY, summary)
     page = write_evaluation_page(out, stored, summary)
     console.print(_table(stored.name, summary))
+    if leaked := [name for row in summary["benchmarks"].values() for name in row["leaks"]["leaked"]]:
+        console.print(
+            f"[bold]leakage audit: {len(leaked)} of {len(stored.items)} results are leaked[/bold], most of the "
+            f"question was found in what the tools brought in, first {escape(leaked[0])}"
+        )
     if unscored := stored.unscored:
         again = "; the same command tries again what failed" if summary["infrastructure_failures"] else ""
         console.print(

@@ -2,15 +2,17 @@
 
 import json
 import logging
+import time
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from configs.envs import BaseGeneratorConfig
+from configs.envs import BaseGeneratorConfig, EnvsConfig, WebConfig
 from envs.http import QueryRefusedError, ServiceLimits
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
+from envs.tools.toolbox import Toolbox
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.types import ToolUnavailableError
@@ -322,6 +324,16 @@ async def test_an_address_that_is_no_page_is_refused_and_not_searched_for(addres
         tool, finder = reading(server)
         result = await tool.call(f"{address} secrets")
     assert (result.error, finder.queries) == ("bad_url", [])
+
+
+async def test_two_tools_that_ask_one_service_ask_it_no_faster_together():
+    with serving(json_answer({"batchcomplete": True})) as server:
+        web = WebConfig(wikipedia_url=f"{server.url}/w/api.php", requests_per_minute=200)
+        actions = ("wikipedia_search", "web_search", "answer")
+        with Toolbox(EnvsConfig(actions=actions, web=web)) as toolbox, toolbox.episode() as (articles, pages, _):
+            started = time.monotonic()
+            assert [(await tool.call("copper bolts")).text for tool in (articles, pages)] == ["No results."] * 2
+            assert time.monotonic() - started >= 0.3
 
 
 # A frozen model

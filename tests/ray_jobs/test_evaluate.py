@@ -473,11 +473,13 @@ def test_judge_without_its_key_ends_the_command_before_anything_is_run(tmp_path,
     assert solver.asked == []
 
 
-def test_question_that_a_tool_brought_in_is_reported_as_a_leak(tmp_path, monkeypatch):
+def test_question_that_a_tool_brought_in_is_reported_as_a_leak(tmp_path, monkeypatch, capsys):
     run_evaluation_with_search(tmp_path, monkeypatch)
     leaks = summary_of(tmp_path)["benchmarks"]["musique"]["leaks"]
     assert leaks == {"searched": 2, "leaked": ["musique/musique-0/0"], "share": 0.5}
     assert "MuSiQue 2 1 50.0%" in words_of(tmp_path / "out" / "report.html")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "leakage audit: 1 of 2 results are leaked, most of the question was found in what the tools" in said
 
 
 def run_evaluation_with_search(tmp_path, monkeypatch):
