@@ -159,6 +159,6 @@ def _write_ledger(folder: Path, num_steps: int) -> None:
         ledger.mark_trained(permit.ordinal + 1)
     ledger.settle(permits[-3].lease, "all_wrong", result, now=2.0)
     ledger.settle(permits[-2].lease, "ready", result, now=3.0)
-    ledger.expire(ledger.ready()[0], "older than version 3")
+    ledger.expire(permits[-2].ordinal, "older than version 3")
     ledger.settle(permits[-1].lease, None, result, now=4.0)
     ledger.close()
