@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config
 from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
-from configs.envs import EnvsConfig, Mix
+from configs.envs import EnvsConfig, Mix, RecordingConfig
 from configs.judge import JudgeConfig
 from configs.learner import (
     BOUNDED_LOSSES,
@@ -240,6 +240,9 @@ class RunConfig(Config):
             ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
             ("memory", self.memory.type != "none", "none", "only the planner reads hints"),
             ("rollout.prompt", self.rollout.prompt != PromptConfig(), "as it is", "your agent writes its own prompt"),
+            ("envs.actions", self.envs.actions != EnvsConfig().actions, "as it is", "your agent calls its own tools"),
+            ("envs.tools", bool(self.envs.tools), "{}", "your agent calls its own tools"),
+            ("envs.recording", self.envs.recording != RecordingConfig(), "as it is", "your agent calls its own tools"),
             ("rollout.lockstep", in_lockstep, "false", "nobody knows at pipeline_depth 0 when an agent asks next"),
             ("backend", self.backend.type != "vllm", "vllm", "a server of one's own tells no token ids"),
         ):

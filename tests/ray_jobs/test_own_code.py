@@ -60,7 +60,10 @@ async def solve(task, client):
 async def takes_less(task):
     return ""
 """
-OWN_AGENT = ["reward.scorer=scorers_beside_the_recipe:right", "reward.credit=outcome"]
+OWN_AGENT = [
+    *("reward.scorer=scorers_beside_the_recipe:right", "reward.credit=outcome"),
+    'envs.actions=["think", "search", "code", "answer"]',
+]
 
 
 @pytest.mark.parametrize(
