@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.backend import BackendConfig, VllmConfig
-from configs.base import Config
+from configs.base import Config, OwnPath
 from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
 from configs.envs import EnvsConfig, Mix, RecordingConfig
 from configs.judge import JudgeConfig
@@ -59,7 +59,7 @@ class EvaluationConfig(Config):
 class RunConfig(Config):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Folder of the run below `output_dir`."""
-    output_dir: str = "runs"
+    output_dir: OwnPath = "runs"
     """Folder of all runs, from the one the command is called in."""
     seed: int = Field(default=0, ge=0)
     """Decides tasks, demonstrations, the adapter's start and sampling; equal in what is to be compared."""
