@@ -204,10 +204,14 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 
 
 def _work(config: RunConfig) -> RunConfig:
-    """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
-    is: a run may be moved."""
-    learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
-    return config.model_copy(update={"learner": learner, "output_dir": "", "name": "", "code_path": None})
+    """The configuration but for what a machine has room for, of which no checkpoint knows anything, and for where the
+    folder is: a run may be moved."""
+    one = {"num_threads": 1}
+    learner = config.learner.model_copy(update=one | {"num_workers": 1, "zero_stage": 1})
+    engine, prm = config.rollout.engine.model_copy(update=one), config.prm.model_copy(update=one)
+    rollout = config.rollout.model_copy(update={"engine": engine, "num_workers": 1, "max_workers": None})
+    parts = {"learner": learner, "rollout": rollout, "prm": prm}
+    return config.model_copy(update={**parts, "output_dir": "", "name": "", "code_path": None})
 
 
 def _check_run_folder(config: RunConfig) -> None:
