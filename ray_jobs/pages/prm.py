@@ -20,21 +20,22 @@ class PrmQuality:
     bins: Sequence[tuple[float, float, float]]
     diagram: str
     top_error: float
-    canary_limit: float = 0.3
+    canary_limit: float
     """Junk decisions must score below it."""
 
 
-def prm_quality(found: Quality) -> PrmQuality:
+def prm_quality(found: Quality, *, canary_limit: float) -> PrmQuality:
     bins = list(_bins(found))
     errors = [finite(found.get(key)) for key in ("mse", "mse_baseline_constant", "mse_baseline_length")]
     errors += finite_pair(found.get("mse_ci95")) or ()
     top = max((error for error in errors if error is not None), default=0.0) or 1.0
-    return PrmQuality(found=found, bins=bins, diagram=reliability_diagram(bins) if bins else "", top_error=1.1 * top)
+    diagram = reliability_diagram(bins) if bins else ""
+    return PrmQuality(found=found, bins=bins, diagram=diagram, top_error=1.1 * top, canary_limit=canary_limit)
 
 
-def write_prm_page(folder: Path, found: Quality) -> Path:
+def write_prm_page(folder: Path, found: Quality, *, canary_limit: float) -> Path:
     """`prm_quality.html`: the quality of a PRM that was trained by itself, outside of a run. Raises OSError."""
-    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found))
+    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found, canary_limit=canary_limit))
 
 
 def _bins(found: Quality) -> Iterator[tuple[float, float, float]]:

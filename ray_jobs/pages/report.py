@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.reward import AlarmConfig
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.pages.charts import Bar, LineChart, Mark
@@ -28,7 +29,7 @@ class _Run:
     the last group that the PRM scored; `held_out` are the rows of the evaluations while training."""
 
     summary: Mapping[str, Any]
-    config: Mapping[str, object]
+    config: Mapping[str, Any]
     provenance: Mapping[str, Any]
     steps: Sequence[Row]
     held_out: Sequence[Row]
@@ -73,10 +74,17 @@ def write_report(run_dir: Path) -> Path:
         endings=[_endings(phase, list(found.values())) for phase, found in run.attempts.items() if found],
         turned=turned_tasks(run.attempts["eval_before"], run.attempts["eval_after"]),
         pair=scored_pair(run.scored),
-        prm=prm_quality(summary["prm"]) if summary.get("prm") else None,
+        prm=prm_quality(summary["prm"], canary_limit=_canary_limit(run.config)) if summary.get("prm") else None,
         sandbox=SandboxState(**sandbox) if sandbox else None,
         config=json.dumps(run.config, indent=2, ensure_ascii=False),
     )
+
+
+def _canary_limit(config: Mapping[str, Any]) -> float:
+    """Above which the run's alarm rings."""
+    credit = config.get("reward", {}).get("credit", {})
+    alarms = credit.get("alarms", {}) if isinstance(credit, Mapping) else {}
+    return float(alarms.get("canary", AlarmConfig().canary))
 
 
 def _answer(summary: Mapping[str, Any]) -> tuple[str, str]:

@@ -52,7 +52,8 @@ class ScoredPair:
 
 def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
     """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
-    right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (SOLVED, 0.0))
+    right = [one for one in group if one["outcome"] == SOLVED]
+    wrong = [one for one in group if one["outcome"] not in (SOLVED, None)]
     if not right or not wrong:
         return ScoredPair(cards={"An attempt of the group": group[0]} if group else {})
     pairs = [(one, other) for one in right for other in wrong]

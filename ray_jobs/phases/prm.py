@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST
+from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from ray_jobs.pages.prm import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
@@ -63,7 +64,9 @@ def run_train_prm(config: RunConfig) -> None:
         learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
-    run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
+    limit = (config.reward.gated or OutcomeGatedConfig()).alarms.canary
+    page = write_prm_page(folder.path, json.loads(folder.quality.read_text()), canary_limit=limit)
+    run.console.note(f"quality: {page}")
 
 
 def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:
