@@ -12,7 +12,6 @@ from configs.run import RunConfig
 from envs.datasets.module import OwnSources
 from envs.datasets.sampler import collection_tasks
 from envs.types import Task
-from learner.checkpoint import read_manifest
 from ray_jobs.checks.tasks import check_collection
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
@@ -92,13 +91,13 @@ def collect(run: "Run | LocalRun") -> list[Trajectory]:
     return list(store.trajectories())
 
 
-def _policy(config: RunConfig, adapter: Path | None) -> dict[str, object]:
+def _sampled_with(run: LocalRun) -> dict[str, object]:
     """What the trajectories are sampled with."""
+    settings = run.config.collect
     return {
-        "model": config.model.path,
-        "adapter": read_manifest(adapter)["files"]["adapter.safetensors"] if adapter else None,
-        "collect.temperature": config.collect.temperature,
-        "collect.rollouts_per_task": config.collect.rollouts_per_task,
+        **run.policy,
+        "collect.temperature": settings.temperature,
+        "collect.rollouts_per_task": settings.rollouts_per_task,
     }
 
 
@@ -122,6 +121,6 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
     OtherPolicyError."""
     check_collection(config)
     with local_run(config, adapter) as run:
-        _keep_policy(run.folder.collected, _policy(config, adapter))
+        _keep_policy(run.folder.collected, _sampled_with(run))
         collect(run)
     run.console.note(f"trajectories: {run.folder.collected}")

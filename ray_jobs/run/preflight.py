@@ -46,6 +46,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
         )
     sandbox = _check_settings(config, training=True)
     if with_prm:
+        _check_nothing_collected(config)
         check_labelling(config)
         check_judge_key(config)
     check_tasks(config, training=True)
@@ -224,6 +225,17 @@ def _check_run_folder(config: RunConfig) -> None:
         why = "may not be written to" if nearest.is_dir() else "is no folder"
         raise PreflightError(
             f"run folder '{folder}' is not writable ('{nearest}' {why}); set output_dir=... to one that is"
+        )
+
+
+def _check_nothing_collected(config: RunConfig) -> None:
+    """A run that trains a PRM collects attempts of its own policy. Raises PreflightError."""
+    folder = config.run_path
+    if not (folder / "config.json").exists() and any((folder / "collected").glob("shard-*.jsonl")):
+        raise PreflightError(
+            f"'{folder}/collected' holds trajectories of `agentflow collect`, and this run would learn its PRM from "
+            "them in place of its own policy's; choose another name=..., or give a PRM that was trained on them: "
+            f"{shlex.quote(f'reward.credit.prm_path={folder}/prm')}"
         )
 
 

@@ -533,6 +533,20 @@ def test_plans_are_checked_as_they_are_played(config):
     check_before_start(config(*guesses, 'envs.actions=["answer"]', "rollout.max_steps=1"))
 
 
+def test_attempts_that_another_command_collected_are_not_taken_for_a_new_runs_own(config, tmp_path):
+    """Regression: a PRM learned from the attempts of whichever policy `agentflow collect` was given."""
+    collected = tmp_path / "runs" / "run" / "collected"
+    collected.mkdir(parents=True)
+    with_prm = config("reward.credit=outcome_gated", "label=plan")
+    check_before_start(with_prm, with_prm=True)
+    (collected / "shard-00000.jsonl").touch()
+    with pytest.raises(PreflightError, match=r"/collected' holds trajectories of `agentflow collect`, and .* name="):
+        check_before_start(with_prm, with_prm=True)
+    check_before_start(with_prm)
+    (collected.parent / "config.json").write_text(with_prm.model_dump_json())
+    check_before_start(with_prm, with_prm=True)
+
+
 def test_run_folder_below_a_file_is_refused(config, tmp_path):
     (tmp_path / "runs").touch()
     assert "is not writable" in refusal(config())
