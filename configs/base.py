@@ -1,9 +1,13 @@
 """The base of every configuration model: frozen, and a key nobody declared is an error."""
 
+import os
 from collections.abc import Mapping
-from typing import get_args
+from typing import Annotated, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+
+OwnPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A file or a folder; `~` is the home of whoever calls the command."""
 
 
 def no_truth(value: object) -> object:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
-from configs.base import Config, no_truth
+from configs.base import Config, OwnPath, no_truth
 from configs.errors import did_you_mean
 
 BUILT_IN_ACTIONS = (
@@ -72,7 +72,7 @@ class WebConfig(Config):
     )
     """Hosts, with their subdomains, that print benchmarks together with the answers: built-in tools read nothing of
     theirs."""
-    blocked_questions: str | None = None
+    blocked_questions: OwnPath | None = None
     """File of held-out questions, one a line, plain or JSON with `question`: a result that holds one is left out."""
     cache_entries: int = Field(default=1024, ge=0)
     """Results that a worker keeps of each tool in memory, for an hour; 0 keeps none."""
@@ -201,7 +201,7 @@ class OwnDatasetConfig(Config):
 
 
 class RecordingConfig(Config):
-    path: str | None = None
+    path: OwnPath | None = None
     """File of tool results as JSON lines; none: nothing is recorded. Not for tools that remember earlier calls."""
     mode: Literal["record", "replay"] = "record"
     """`record` asks what the file lacks and writes it down; `replay` asks nobody, and an attempt at a task that needs
@@ -248,7 +248,7 @@ class EnvsConfig(Config):
     again that only some attempts of its last group solved."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks that a function of one's own returns, or of the hub."""
-    data_path: str | None = None
+    data_path: OwnPath | None = None
     """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines or Parquet of one's own
     (`own_text`, `own_integer`, `own_math`, `own_choice`)."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")

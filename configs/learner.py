@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, typed
+from configs.base import Config, OwnPath, typed
 from configs.own import ImportPath, own_function
 from configs.processor import Dtype, Precision, precision_of
 
@@ -319,7 +319,7 @@ class FileConfig(OwnDemonstrationsConfig):
     """Recorded conversations."""
 
     type: Literal["file"] = "file"
-    path: str
+    path: OwnPath
     """JSON Lines, each with `messages` and, where functions were called, `tools`, as OpenAI's chat protocol has them.
     Every message of the assistant is imitated, but for one with `weight` 0."""
 

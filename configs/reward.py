@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from configs.api_keys import PlainUrl, in_clear_text, on_this_machine
-from configs.base import Config, typed
+from configs.base import Config, OwnPath, typed
 from configs.own import ImportPath
 
 
@@ -17,7 +17,7 @@ class CollectConfig(Config):
     """Trajectories per task."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
-    aime_test_path: str | None = None
+    aime_test_path: OwnPath | None = None
     """File of the AIME problems of the evaluation, which no collected problem may leak; none takes those in
     envs.data_path, or the public data set."""
 
@@ -176,7 +176,7 @@ class OutcomeGatedConfig(Config):
     """The outcome and the step's PRM score, in groups whose outcomes differ; without a PRM it is `outcome`."""
 
     type: Literal["outcome_gated"] = "outcome_gated"
-    prm_path: str | None = None
+    prm_path: OwnPath | None = None
     """A trained PRM's folder; without one the run trains its own first."""
     turn_scorer: ImportPath | None = None
     """`module:name` of a function of one's own that scores turns in a PRM's place: name(task, answer, turns) returns a

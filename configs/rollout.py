@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
-from configs.base import Config, typed
+from configs.base import Config, OwnPath, typed
 from configs.own import ImportPath
 from configs.processor import Dtype, Precision, precision_of
 from configs.wording import reason
@@ -113,7 +113,7 @@ def _read_examples(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        lines = Path(value).read_text(encoding="utf-8-sig").split("\n")
+        lines = Path(value).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"'{value}' cannot be read: {reason(error)}") from None
     found = [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]
@@ -259,7 +259,7 @@ class FolderMemoryConfig(HintsConfig):
     """Qdrant in a folder, for one worker."""
 
     type: Literal["folder"] = "folder"
-    path: str = Field(min_length=1)
+    path: OwnPath = Field(min_length=1)
     """The folder."""
     collection: str = Field(default="agentflow_experience", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """Name of the Qdrant collection."""

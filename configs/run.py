@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.backend import BackendConfig, VllmConfig
-from configs.base import Config
+from configs.base import Config, OwnPath
 from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
-from configs.envs import EnvsConfig, Mix
+from configs.envs import EnvsConfig, Mix, RecordingConfig
 from configs.learner import (
     BOUNDED_LOSSES,
     ColdStartConfig,
@@ -58,7 +58,7 @@ class EvaluationConfig(Config):
 class RunConfig(Config):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Folder of the run below `output_dir`."""
-    output_dir: str = "runs"
+    output_dir: OwnPath = "runs"
     """Folder of all runs, from the one the command is called in."""
     seed: int = Field(default=0, ge=0)
     """Decides tasks, demonstrations, the adapter's start and sampling; equal in what is to be compared."""
@@ -239,6 +239,9 @@ class RunConfig(Config):
             ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
             ("memory", self.memory.type != "none", "none", "only the planner reads hints"),
             ("rollout.prompt", self.rollout.prompt != PromptConfig(), "as it is", "your agent writes its own prompt"),
+            ("envs.actions", self.envs.actions != EnvsConfig().actions, "as it is", "your agent calls its own tools"),
+            ("envs.tools", bool(self.envs.tools), "{}", "your agent calls its own tools"),
+            ("envs.recording", self.envs.recording != RecordingConfig(), "as it is", "your agent calls its own tools"),
             ("rollout.lockstep", in_lockstep, "false", "nobody knows at pipeline_depth 0 when an agent asks next"),
             ("backend", self.backend.type != "vllm", "vllm", "a server of one's own tells no token ids"),
         ):

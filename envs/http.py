@@ -61,6 +61,10 @@ class SlowError(PassingError):
     """No whole reply came within the time limit of an attempt."""
 
 
+class BrokenOffError(PassingError):
+    """A compressed reply ended before its end."""
+
+
 class RefusedError(HttpError):
     """The server does not take the request, now or later."""
 
@@ -237,6 +241,11 @@ class _Unpacker:
             part += self._stream.decompress(rest, at_most - len(part))
         return part
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the last member is whole."""
+        return self._stream.eof
+
     def _begin(self, chunk: bytes, at_most: int) -> bytes:
         """The first two bytes tell whether there is a header."""
         self._first += chunk
@@ -250,7 +259,7 @@ class _Unpacker:
 
 async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
     """Return the decompressed body, and whether it was cut at `max_bytes`. Never more than that is held, however much
-    the server sends or its compressed bytes would become. Raises UnreadableError."""
+    the server sends or its compressed bytes would become. Raises UnreadableError and BrokenOffError."""
     if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise UnreadableError("it is compressed in a way that is not supported")
     unpacker = _Unpacker(coding) if coding not in ("", "identity") else None
@@ -265,6 +274,8 @@ async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -
         # What is read counts too: a compressed stream can go on for ever and become nothing.
         if max(len(body), num_read) > max_bytes:
             return bytes(body[:max_bytes]), True
+    if unpacker and num_read and not unpacker.at_end:
+        raise BrokenOffError("the connection broke in the midst of a compressed reply")
     return bytes(body), False
 
 

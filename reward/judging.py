@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from configs.learner import FilterOverlongConfig, LearnerConfig, SoftOverlongConfig
 from reward.collected import outcome_of
-from reward.statistics import group_statistics
+from reward.statistics import group_statistics, step_statistics
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.store.lifecycle import GroupResult
@@ -65,9 +65,12 @@ def group_result(
     scored: ScoredGroup, *, duration_s: float, facts: Mapping[str, float] = MappingProxyType({})
 ) -> GroupResult:
     """`duration_s`: from the permit to the judgement. Statistics are of the roots where forks are trained on in their
-    place: forks have an easier task. `facts`: what is to be counted besides, or added."""
+    place: forks have an easier task; but nobody scored steps of roots that are all wrong, so those are of the forks.
+    `facts`: what is to be counted besides, or added."""
     roots = scored.roots or scored
     ending, statistics = scored.ending, group_statistics(roots)
+    if scored.roots:
+        statistics += step_statistics(scored)
     totals: dict[str, float] = {
         **asdict(statistics),
         **seconds_of(roots.group),

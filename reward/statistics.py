@@ -118,14 +118,17 @@ def group_statistics(scored: ScoredGroup) -> RolloutStatistics:
         tool_errors=sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
         repeats=sum(map(_num_repeats, trajectories)),
         infrastructure=sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
-    ) + _step_statistics(scored)
+    ) + step_statistics(scored)
 
 
-def _step_statistics(scored: ScoredGroup) -> RolloutStatistics:
+def step_statistics(scored: ScoredGroup) -> RolloutStatistics:
+    """`prm_*`; of forks what they sampled, and not what they repeat."""
     if scored.step_scores is None:
         return RolloutStatistics()
-    turns = [turn for trajectory in scored.group.trajectories for turn in trajectory.planner_turns]
-    raw = [score for scores in scored.step_scores.raw for score in scores]
+    first = scored.anchor.num_turns if scored.anchor else 0
+    turns = [turn for trajectory in scored.group.trajectories for turn in trajectory.planner_turns[first:]]
+    step_scores = [scores[first:] for scores in scored.step_scores.raw]
+    raw = [score for scores in step_scores for score in scores]
     pairs = [
         (score, float(len(turn.completion.text))) for turn, score in zip(turns, raw, strict=True) if score is not None
     ]
@@ -138,7 +141,7 @@ def _step_statistics(scored: ScoredGroup) -> RolloutStatistics:
         prm_length=sum(length for _, length in pairs),
         prm_length_squared=sum(length**2 for _, length in pairs),
         prm_score_length=sum(score * length for score, length in pairs),
-    ) + ranking_statistics(scored.outcomes, scored.step_scores.raw)
+    ) + ranking_statistics(scored.outcomes, step_scores)
 
 
 def ranking_statistics(

@@ -144,6 +144,21 @@ def function_schemas(config: EnvsConfig) -> dict[str, Schema]:
     return {name: tool.schema for name, tool in tools.items() if tool is not None and tool.schema is not None}
 
 
+def own_descriptions(config: EnvsConfig) -> dict[str, str]:
+    """What the planner is told of the switched-on tools of one's own, by action. No tool is made for it: of a class
+    that says it of its instances only nothing is known. Raises ToolSetupError."""
+    return {name: _description(name, config.tools[name]) for name in config.actions if name in config.tools}
+
+
+def _description(name: str, config: OwnToolConfig) -> str:
+    if config.is_mcp:
+        return config.description
+    if function := function_tool(name, config):
+        return function.description
+    said = getattr(load_own(config.source, key=f"envs.tools.{name}", kind="class"), "description", None)
+    return said if isinstance(said, str) else "a tool of its own"
+
+
 def _signature(function: Callable[..., object]) -> inspect.Signature:
     """With its types, also those that are written as texts. Raises TypeError."""
     try:

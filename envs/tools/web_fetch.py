@@ -15,6 +15,7 @@ import httpx
 from envs.http import (
     USER_AGENT,
     Attempts,
+    BrokenOffError,
     PassingError,
     ServiceLimits,
     UnreadableError,
@@ -245,6 +246,8 @@ class PageFetcher:
                 return await self._page(url, response)
         except UnreadableError as error:
             raise PageRefusedError("encoding", str(error)) from None
+        except BrokenOffError:
+            raise PassingRefusalError("unreachable", "its server broke off in the midst of a compressed page") from None
         except HostUnknownError:
             raise PageRefusedError("unreachable", "there is no host of this name") from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:

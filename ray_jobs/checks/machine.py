@@ -3,9 +3,10 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from configs.cluster import RANK_SHARE
+from configs.loading import with_changes
 from configs.run import RunConfig
 from ray_jobs.run.model_folder import PreflightError
 
@@ -46,6 +47,26 @@ def check_machine(config: RunConfig) -> None:
         _check_cards(config)
 
 
+def fitted(config: RunConfig, tell: Callable[[str], None]) -> RunConfig:
+    """For a run that goes on here: with no more threads and rollout workers than this machine has cores for, which
+    `tell` hears of. They decide how fast it is and how its sums are rounded, not what it does."""
+    if config.cluster.joined is not None or "cuda" in _devices(config):
+        return config
+    cores = len(os.sched_getaffinity(0))
+    changes = {
+        name: most
+        for name, asked, most in (
+            *((name, threads, cores) for name, threads in _threads(config)),
+            ("rollout.num_workers", config.rollout.num_workers, max(1, _places() - config.learner.num_workers)),
+        )
+        if asked > most
+    }
+    if not changes:
+        return config
+    tell(f"this machine has {cores} cores: goes on with {', '.join(f'{key}={most}' for key, most in changes.items())}")
+    return with_changes(config, changes)
+
+
 def _devices(config: RunConfig) -> list[str]:
     """Of the learner's ranks and of the engines."""
     ranks, engines = config.learner.num_workers, config.rollout.num_workers
@@ -54,19 +75,29 @@ def _devices(config: RunConfig) -> list[str]:
 
 def _check_cores(config: RunConfig) -> None:
     """Raises PreflightError."""
-    cores, with_prm = len(os.sched_getaffinity(0)), config.reward.prm is not None
-    for name, threads in (
-        ("rollout.engine.num_threads", config.rollout.engine.num_threads),
-        ("learner.num_threads", config.learner.num_threads),
-        *([("prm.num_threads", config.prm.num_threads)] if with_prm else []),
-    ):
+    cores = len(os.sched_getaffinity(0))
+    for name, threads in _threads(config):
         if threads > cores and "cuda" not in _devices(config):
             raise PreflightError(f"{name} = {threads} is more than this machine's {cores} cores; set {name}={cores}")
 
 
+def _threads(config: RunConfig) -> list[tuple[str, int]]:
+    """Of each part of the run, by the setting."""
+    found = [
+        ("rollout.engine.num_threads", config.rollout.engine.num_threads),
+        ("learner.num_threads", config.learner.num_threads),
+    ]
+    return found + [("prm.num_threads", config.prm.num_threads)] * (config.reward.prm is not None)
+
+
+def _places() -> int:
+    """Of Ray, where it is started here."""
+    return max(2, os.cpu_count() or 1)
+
+
 def _check_places(config: RunConfig) -> None:
     """Ray waits without an end for places that a machine does not have. Raises PreflightError."""
-    needed, places = len(_devices(config)), max(2, os.cpu_count() or 1)
+    needed, places = len(_devices(config)), _places()
     if needed > places:
         raise PreflightError(
             f"rollout.num_workers = {config.rollout.num_workers} and the learner need {needed} CPU cores, this machine "

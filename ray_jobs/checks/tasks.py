@@ -124,7 +124,13 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
     from rollout.filters import SOLVED
 
     asked: set[str] = set()
+    datasets: dict[str, str] = {}
     for task in _own_tasks(names, path, own):
+        if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
+            raise ValueError(
+                f"'{other}' and '{task.dataset}' both have a task '{task.id}', which is the data set's name and the "
+                "row's id; give one of the data sets another name"
+            )
         scorer = task.scorer or task.dataset
         if scorer in own.datasets:
             raise ValueError(

@@ -80,6 +80,7 @@ def _check(config: "RunConfig") -> None:
 
 def _run(config: "RunConfig") -> None:
     """Checked before torch and Ray are imported; a run that has ended already is only shown."""
+    from ray_jobs.checks.machine import fitted
     from ray_jobs.run.begun import finished_summary, trains_prm
     from ray_jobs.run.preflight import check_before_start
 
@@ -91,6 +92,8 @@ def _run(config: "RunConfig") -> None:
         print_summary(summary, write_report(config.run_path))
         return
     with_prm = trains_prm(config)
+    if (config.run_path / "config.json").exists():
+        config = fitted(config, print)
     ready = check_before_start(config, with_prm=with_prm)
     from ray_jobs.train import run_training
 

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from configs.envs import EnvsConfig
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS, load_benchmark
 from envs.datasets.families import FAMILIES
@@ -61,7 +62,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
     _check_settings(config, request)
     console = Console()
     tasks = evaluation_items(config, request)
-    if beyond := beyond_search(config.envs, request.benchmarks):
+    if beyond := beyond_search(config, request.benchmarks):
         console.print(
             f"{', '.join(beyond)}: no tool of this recipe finds facts of the world, and search=offline cannot answer "
             "this: it finds the catalogue of the generated tasks and nothing else. Put wikipedia_search into "
@@ -103,13 +104,16 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
     return [task for name, tasks in groups.items() for task in _some(name, tasks, request.limit)]
 
 
-def beyond_search(envs: EnvsConfig, benchmarks: Sequence[str]) -> list[str]:
+def beyond_search(config: RunConfig, benchmarks: Sequence[str]) -> list[str]:
     """The benchmarks that ask for facts of the world, where no tool of the recipe looks outside. A tool of one's own
-    may."""
+    may, and so may an agent of one's own."""
+    envs = config.envs
     outside = {"wikipedia_search", "web_search", "google_search", *envs.tools}
     if envs.search != "offline":
         outside.add("search")
-    return [] if outside & {*envs.actions} else [name for name in benchmarks if BENCHMARKS[name].asks_facts]
+    if not isinstance(config.agent, PlannerAgentConfig) or outside & {*envs.actions}:
+        return []
+    return [name for name in benchmarks if BENCHMARKS[name].asks_facts]
 
 
 def attempt_all(

@@ -105,7 +105,8 @@ def greedy_answer(model: "PreTrainedModel", prompt: Prompt, max_new_tokens: int,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         logits_processor=[form.processor()] if form else None,
-        pad_token_id=model.config.eos_token_id,
+        # One answer is never padded; the model's own end may be several tokens, and a pad is one.
+        pad_token_id=0,
     )
     return tuple(output[0, len(prompt) :].tolist())
 

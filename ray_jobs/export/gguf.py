@@ -200,11 +200,18 @@ def _add_tokenizer(
         parts = json.loads((model_path / "tokenizer.json").read_text())
     except (OSError, ValueError) as error:
         raise ExportError(f"{model_path.name} has no tokenizer.json that can be read: {reason(error)}") from error
+    known, added = parts["model"]["vocab"], parts["added_tokens"]
+    last = max([*known.values(), *(token["id"] for token in added)])
+    if last >= vocab_size:
+        raise ExportError(
+            f"the tokenizer has a token {last}, and the model knows those below its vocab_size = {vocab_size}, as many "
+            "as a GGUF file may name; export it with --format hf"
+        )
     texts = [f"[PAD{index}]" for index in range(vocab_size)]
     types = [TokenType.UNUSED] * vocab_size
-    for text, index in parts["model"]["vocab"].items():
+    for text, index in known.items():
         texts[index], types[index] = text, TokenType.NORMAL
-    for token in parts["added_tokens"]:
+    for token in added:
         texts[token["id"]] = token["content"]
         types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")

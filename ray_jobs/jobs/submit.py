@@ -188,7 +188,7 @@ def _check_nothing_secret_travels(request: SubmitRequest) -> None:
 
 def _output_dir(config: RunConfig, request: SubmitRequest, here: bool) -> str:
     """Where the job writes: never below its working directory, which Ray removes."""
-    written = Path(config.output_dir).expanduser()
+    written = Path(config.output_dir)
     if written.is_absolute():
         return str(written)
     if not here:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from configs.reward import AlarmConfig
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.pages.charts import Bar, LineChart, Mark, reliability_diagram
@@ -26,7 +27,7 @@ class _Run:
     the last group that the PRM scored; `held_out` are the rows of the evaluations while training."""
 
     summary: Mapping[str, Any]
-    config: Mapping[str, object]
+    config: Mapping[str, Any]
     provenance: Mapping[str, Any]
     steps: Sequence[Row]
     held_out: Sequence[Row]
@@ -74,10 +75,17 @@ def write_report(run_dir: Path) -> Path:
         endings=[_endings(phase, list(found.values())) for phase, found in run.attempts.items() if found],
         turned=turned_tasks(run.attempts["eval_before"], run.attempts["eval_after"]),
         pair=scored_pair(run.scored),
-        prm=prm_quality(summary["prm"]) if summary.get("prm") else None,
+        prm=prm_quality(summary["prm"], canary_limit=_canary_limit(run.config)) if summary.get("prm") else None,
         sandbox=SandboxState(**sandbox) if sandbox else None,
         config=json.dumps(run.config, indent=2, ensure_ascii=False),
     )
+
+
+def _canary_limit(config: Mapping[str, Any]) -> float:
+    """Above which the run's alarm rings."""
+    credit = config.get("reward", {}).get("credit", {})
+    alarms = credit.get("alarms", {}) if isinstance(credit, Mapping) else {}
+    return float(alarms.get("canary", AlarmConfig().canary))
 
 
 def _answer(summary: Mapping[str, Any]) -> tuple[str, str]:
@@ -230,7 +238,8 @@ class ScoredPair:
 
 def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
     """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
-    right, wrong = ([one for one in group if one["outcome"] == outcome] for outcome in (SOLVED, 0.0))
+    right = [one for one in group if one["outcome"] == SOLVED]
+    wrong = [one for one in group if one["outcome"] not in (SOLVED, None)]
     if not right or not wrong:
         return ScoredPair(cards={"An attempt of the group": group[0]} if group else {})
     pairs = [(one, other) for one in right for other in wrong]
@@ -281,21 +290,22 @@ class PrmQuality:
     bins: Sequence[tuple[float, float, float]]
     diagram: str
     top_error: float
-    canary_limit: float = 0.3
+    canary_limit: float
     """Junk decisions must score below it."""
 
 
-def prm_quality(found: Mapping[str, Any]) -> PrmQuality:
+def prm_quality(found: Mapping[str, Any], *, canary_limit: float) -> PrmQuality:
     bins = list(_bins(found))
     errors = [finite(found.get(key)) for key in ("mse", "mse_baseline_constant", "mse_baseline_length")]
     errors += finite_pair(found.get("mse_ci95")) or ()
     top = max((error for error in errors if error is not None), default=0.0) or 1.0
-    return PrmQuality(found=found, bins=bins, diagram=reliability_diagram(bins) if bins else "", top_error=1.1 * top)
+    diagram = reliability_diagram(bins) if bins else ""
+    return PrmQuality(found=found, bins=bins, diagram=diagram, top_error=1.1 * top, canary_limit=canary_limit)
 
 
-def write_prm_page(folder: Path, found: Mapping[str, Any]) -> Path:
+def write_prm_page(folder: Path, found: Mapping[str, Any], *, canary_limit: float) -> Path:
     """`prm_quality.html`: the quality of a PRM that was trained by itself, outside of a run. Raises OSError."""
-    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found))
+    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found, canary_limit=canary_limit))
 
 
 def _bins(found: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:

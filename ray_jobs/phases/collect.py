@@ -10,7 +10,6 @@ from configs.errors import UserError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.types import Task
-from learner.checkpoint import read_manifest
 from ray_jobs.checks.tasks import prm_tasks
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
@@ -98,13 +97,13 @@ def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
     run.console.note(sentence("collected", phase.facts))
 
 
-def _policy(config: RunConfig, adapter: Path | None) -> dict[str, object]:
+def _sampled_with(run: LocalRun) -> dict[str, object]:
     """What the trajectories are sampled with."""
+    settings = run.config.collect
     return {
-        "model": config.model.path,
-        "adapter": read_manifest(adapter)["files"]["adapter.safetensors"] if adapter else None,
-        "collect.temperature": config.collect.temperature,
-        "collect.rollouts_per_task": config.collect.rollouts_per_task,
+        **run.policy,
+        "collect.temperature": settings.temperature,
+        "collect.rollouts_per_task": settings.rollouts_per_task,
     }
 
 
@@ -128,6 +127,6 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
     OtherPolicyError."""
     with local_run(config, adapter) as run:
         tasks = prm_tasks(config, leak_report=run.folder.leaks)
-        _keep_policy(run.folder.collected, _policy(config, adapter))
+        _keep_policy(run.folder.collected, _sampled_with(run))
         _collect_all(run, tasks)
     run.console.note(f"trajectories: {run.folder.collected}")

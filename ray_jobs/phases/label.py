@@ -1,7 +1,7 @@
 """Label the steps of collected trajectories; what is labelled already is not labelled, or paid for, again."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
+from envs.tools.own_tool import own_descriptions
 from ray_jobs.checks.keys import check_judge_key
-from ray_jobs.phases.collect import side_by_side
+from ray_jobs.phases.collect import OtherPolicyError, side_by_side
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.preflight import check_labelling
@@ -24,7 +25,7 @@ from reward.labels import (
     append_label,
     read_labels,
 )
-from reward.labels.judge import StepJudge, judge_name
+from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
 from reward.openai_chat import Bill
 from reward.prm.step_text import StepText, step_texts
@@ -50,13 +51,20 @@ class LabellingStoppedError(UserError):
 
 
 def labeller_of(
-    config: LabelConfig, collected: Sequence[Trajectory], *, continue_from: ContinueFrom, receipts: Path
+    config: RunConfig,
+    collected: Sequence[Trajectory],
+    *,
+    continue_from: ContinueFrom,
+    policy: Mapping[str, object],
+    receipts: Path,
 ) -> Labeller:
-    """The recipe's."""
-    if isinstance(config, JudgeLabelConfig):
-        return StepJudge(config.judge, receipts=receipts)
-    if isinstance(config, MonteCarloLabelConfig):
-        return MonteCarloLabeller(collected, continue_from, continuations=config.continuations)
+    """The recipe's. `policy` says who continues."""
+    settings, envs = config.label, config.envs
+    if isinstance(settings, JudgeLabelConfig):
+        rubric = rubric_of(envs.actions, own_descriptions(envs))
+        return StepJudge(settings.judge, receipts=receipts, rubric=rubric)
+    if isinstance(settings, MonteCarloLabelConfig):
+        return MonteCarloLabeller(collected, continue_from, continuations=settings.continuations, policy=policy)
     return PlanLabeller(collected)
 
 
@@ -135,7 +143,10 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bo
         # Only Monte Carlo needs an engine, to go on from a step.
         needed = not dry_run and config.type == "monte_carlo"
         continue_from = run.rollouts.continue_from if needed else _no_engine
-        labeller = labeller_of(config, collected, continue_from=continue_from, receipts=run.folder.receipts)
+        policy = run.policy if needed else {}
+        labeller = labeller_of(
+            run.config, collected, continue_from=continue_from, policy=policy, receipts=run.folder.receipts
+        )
         steps = [step for trajectory in collected for step in step_texts(trajectory)]
         if dry_run:
             bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
@@ -166,7 +177,22 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     check_labelling(config)
     check_judge_key(config)
     with local_run(config, adapter) as run:
-        label(run, read_collected(run.folder.path), dry_run=dry_run)
+        collected = read_collected(run.folder.path)
+        _check_same_policy(run)
+        label(run, collected, dry_run=dry_run)
+
+
+def _check_same_policy(run: LocalRun) -> None:
+    """Whether continuations that gave labels before were sampled by whoever samples now. Raises OtherPolicyError."""
+    if run.config.label.type != "monte_carlo":
+        return
+    for given in labels_of(run.config.label, read_labels(run.folder.labels)):
+        # A label of a run, or of an earlier release, does not say.
+        if changed := [name for name, value in run.policy.items() if given.details.get(name, value) != value]:
+            raise OtherPolicyError(
+                f"'{run.folder.labels}' holds labels whose continuations another {', '.join(changed)} sampled; give "
+                "the same to add to them, or collect and label under another name=..."
+            )
 
 
 def read_collected(folder: Path) -> list[Trajectory]:

@@ -72,6 +72,14 @@ class LocalRun:
         self._adapter = adapter
         self._opened = opened
 
+    @property
+    def policy(self) -> dict[str, object]:
+        """Which one samples `rollouts`. Raises CheckpointError."""
+        from learner.checkpoint import read_manifest
+
+        digest = read_manifest(self._adapter)["files"]["adapter.safetensors"] if self._adapter else None
+        return {"model": self.config.model.path, "adapter": digest}
+
     @cached_property
     def rollouts(self) -> Rollouts:
         """The base model, or the checkpoint that the command names. Raises what `open_policy` raises."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST
+from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from ray_jobs.pages.render import number
 from ray_jobs.pages.report import write_prm_page
@@ -66,7 +67,9 @@ def run_train_prm(config: RunConfig) -> None:
         learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
-    run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
+    limit = (config.reward.gated or OutcomeGatedConfig()).alarms.canary
+    page = write_prm_page(folder.path, json.loads(folder.quality.read_text()), canary_limit=limit)
+    run.console.note(f"quality: {page}")
 
 
 def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:

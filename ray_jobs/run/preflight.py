@@ -46,6 +46,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
         )
     sandbox = _check_settings(config, training=True)
     if with_prm:
+        _check_nothing_collected(config)
         check_labelling(config)
         check_judge_key(config)
     check_tasks(config, training=True)
@@ -204,10 +205,14 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 
 
 def _work(config: RunConfig) -> RunConfig:
-    """The configuration but for the learner's ranks, of which its checkpoints know nothing, and for where the folder
-    is: a run may be moved."""
-    learner = config.learner.model_copy(update={"num_workers": 1, "zero_stage": 1})
-    return config.model_copy(update={"learner": learner, "output_dir": "", "name": "", "code_path": None})
+    """The configuration but for what a machine has room for, of which no checkpoint knows anything, and for where the
+    folder is: a run may be moved."""
+    one = {"num_threads": 1}
+    learner = config.learner.model_copy(update=one | {"num_workers": 1, "zero_stage": 1})
+    engine, prm = config.rollout.engine.model_copy(update=one), config.prm.model_copy(update=one)
+    rollout = config.rollout.model_copy(update={"engine": engine, "num_workers": 1, "max_workers": None})
+    parts = {"learner": learner, "rollout": rollout, "prm": prm}
+    return config.model_copy(update={**parts, "output_dir": "", "name": "", "code_path": None})
 
 
 def _check_run_folder(config: RunConfig) -> None:
@@ -220,6 +225,17 @@ def _check_run_folder(config: RunConfig) -> None:
         why = "may not be written to" if nearest.is_dir() else "is no folder"
         raise PreflightError(
             f"run folder '{folder}' is not writable ('{nearest}' {why}); set output_dir=... to one that is"
+        )
+
+
+def _check_nothing_collected(config: RunConfig) -> None:
+    """A run that trains a PRM collects attempts of its own policy. Raises PreflightError."""
+    folder = config.run_path
+    if not (folder / "config.json").exists() and any((folder / "collected").glob("shard-*.jsonl")):
+        raise PreflightError(
+            f"'{folder}/collected' holds trajectories of `agentflow collect`, and this run would learn its PRM from "
+            "them in place of its own policy's; choose another name=..., or give a PRM that was trained on them: "
+            f"{shlex.quote(f'reward.credit.prm_path={folder}/prm')}"
         )
 
 

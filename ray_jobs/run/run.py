@@ -41,6 +41,11 @@ class Run:
         """The workers, for one phase outside of the RL loop."""
         return RayRollouts(self.actors, open_each=self._open_each, note=self.console.note)
 
+    @property
+    def policy(self) -> dict[str, object]:
+        """Which one samples `rollouts`: versions of the run's own, on this model."""
+        return {"model": self.config.model.path}
+
     def pinned_rollouts(self) -> PinnedRollouts:
         """The workers, between two steps of the RL loop, all with the version that is the newest now."""
         version = self.actors.newest_version()

@@ -1,8 +1,9 @@
 """Labels of steps: what each is, and their estimate by continuations (Monte Carlo)."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from reward.prm.step_text import StepText
@@ -88,10 +89,19 @@ class MonteCarloLabeller:
 
     name = "monte_carlo"
 
-    def __init__(self, trajectories: Iterable[Trajectory], continue_from: ContinueFrom, *, continuations: int) -> None:
+    def __init__(
+        self,
+        trajectories: Iterable[Trajectory],
+        continue_from: ContinueFrom,
+        *,
+        continuations: int,
+        policy: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """`policy`: who continues, for the labels' details."""
         self._trajectories = {trajectory.id: trajectory for trajectory in trajectories}
         self._continue_from = continue_from
         self._continuations = continuations
+        self._policy = policy
 
     async def label(self, step: StepText) -> StepLabel:
         """Raises LabelError when tools or engine broke in a continuation: what broke was not the step. And when none of
@@ -109,9 +119,24 @@ class MonteCarloLabeller:
             raise LabelError(f"{len(ends) - len(votes)} of {len(ends)} continuations of {trajectory.id} have no score")
         score = sum(votes) / len(votes)
         spread = max(votes) - min(votes)
-        return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=votes, spread=spread)
+        details = {**self._policy, "continuations": self._continuations, "policy_versions": _versions_of(ends)}
+        return StepLabel.of(
+            step,
+            labeller=self.name,
+            score=score,
+            score_hindsight=score,
+            votes=votes,
+            spread=spread,
+            details=details,
+        )
 
     async def _ends(self, trajectory: Trajectory, step: StepText) -> Sequence[Trajectory]:
         if step.step == step.num_steps - 1:
             return (trajectory,)
         return await self._continue_from(trajectory, step.step + 1, self._continuations)
+
+
+def _versions_of(ends: Iterable[Trajectory]) -> list[int]:
+    """The policy versions that sampled them, without what they repeat."""
+    turns = (turn for end in ends for turn in end.planner_turns if turn.trainable)
+    return sorted({version for turn in turns for version in turn.completion.token_versions})

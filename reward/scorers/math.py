@@ -17,7 +17,11 @@ MAX_DEPTH = 16
 MAX_DIGITS = 1000
 """Most digits, by estimate, of a power: 9^9^9 has 370 million."""
 
-_WRAPPERS = (re.compile(r"\$\$(.*)\$\$"), re.compile(r"\$(.*)\$"), re.compile(r"\\boxed\{(.*)\}"))
+_WRAPPERS = tuple(
+    re.compile(wrapper, re.DOTALL)
+    for wrapper in (r"\$\$(.*)\$\$", r"\$(.*)\$", r"\\\[(.*)\\\]", r"\\\((.*)\\\)", r"\\boxed\{(.*)\}")
+)
+_DELIMITER = re.compile(r"\$|\\[()\[\]]")
 _SPELLINGS = {
     "×": "*",
     "·": "*",
@@ -48,7 +52,7 @@ class NotANumberError(ValueError):
 
 
 def unwrapped(text: str) -> str:
-    """Without white space and the $...$ or \\boxed{...} around it, where they close at its end."""
+    """Without white space and the $...$, \\(...\\), \\[...\\] or \\boxed{...} around it that close at its end."""
     plain = text.strip()
     for wrapper in _WRAPPERS:
         if (match := wrapper.fullmatch(plain)) and _closes_last(match[1]):
@@ -73,7 +77,7 @@ def _closes_last(inside: str) -> bool:
         depth += {"{": 1, "}": -1}.get(sign, 0)
         if depth < 0:
             return False
-    return depth == 0 and "$" not in inside
+    return depth == 0 and not _DELIMITER.search(inside)
 
 
 def _with_braces(text: str) -> str:

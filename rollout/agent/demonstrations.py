@@ -4,7 +4,6 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,15 @@ class Conversation:
 def load_teacher(config: TeacherConfig) -> Teach:
     """A plain function has a thread to itself. Raises OwnCodeError."""
     function = own_function(config.function, key="cold_start.function", takes="task, messages, tools")
-    return function if inspect.iscoroutinefunction(function) else partial(in_a_thread, function)
+    if inspect.iscoroutinefunction(function):
+        return function
+
+    async def teach(*given: object) -> object:
+        reply = await in_a_thread(function, *given)
+        # It may be a plain function around an async one.
+        return await reply if inspect.isawaitable(reply) else reply
+
+    return teach
 
 
 def read_conversations(path: str) -> list[Conversation]:

@@ -69,6 +69,12 @@ class FunctionSolving:
             answer = await given
         except (Exception, SystemExit) as error:
             raise AgentError(f"agent.function: '{self._name}' failed with {failure(error)}") from error
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise AgentError(
+                f"agent.function: '{self._name}' is a plain function that returned a coroutine, and got the client of "
+                "one; write `async def` around an async function"
+            )
         if not isinstance(answer, str):
             raise AgentError(
                 f"agent.function: '{self._name}' returned {type(answer).__name__}, not a text; return '' where it has "

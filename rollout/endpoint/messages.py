@@ -17,7 +17,9 @@ from rollout.types import Message
 
 SaidRole = Literal["system", "user", "assistant", "tool"]
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_OPENING = re.compile(r"<tool_call>\s*(?=\{)")
+_CLOSING = re.compile(r"\s*</tool_call>")
+_MALFORMED = re.compile(r"\{.*?\}\s*</tool_call>", re.DOTALL)
 
 
 class Refused(Exception):
@@ -141,18 +143,35 @@ def openai_assistant(said: Said, call_ids: Sequence[str]) -> AssistantMessage:
 def read_reply(text: str) -> Said:
     """A sampled text as a message. One in which a call is malformed, or its arguments are no object as clients expect
     them, calls nothing and is read as plain words."""
-    found = [_written_call(match) for match in _CALL.findall(text)]
-    calls = tuple(call for call in found if call is not None)
-    if not calls or len(calls) < len(found):
-        return Said(role="assistant", content=text.strip())
-    return Said(role="assistant", content=_CALL.sub("", text).strip(), calls=calls)
+    plain = Said(role="assistant", content=text.strip())
+    calls: list[ToolCall] = []
+    words, place = "", 0
+    while opening := _OPENING.search(text, place):
+        value, end = _json_at(text, opening.end())
+        closing = _CLOSING.match(text, end)
+        if closing is None:
+            if _MALFORMED.match(text, opening.end()):
+                return plain
+            words, place = words + text[place : opening.end()], opening.end()
+            continue
+        call = _written_call(value)
+        if call is None:
+            return plain
+        calls.append(call)
+        words, place = words + text[place : opening.start()], closing.end()
+    return Said(role="assistant", content=(words + text[place:]).strip(), calls=tuple(calls)) if calls else plain
 
 
-def _written_call(text: str) -> ToolCall | None:
+def _json_at(text: str, start: int) -> tuple[object, int]:
+    """The value that begins there, which may hold what ends a call in a text, and where it ends. Where there is none,
+    it ends at once."""
     try:
-        value = json.loads(text)
+        return json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
-        return None
+        return None, start
+
+
+def _written_call(value: object) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     call = call_of(value["name"], value.get("arguments", {}))

@@ -49,6 +49,9 @@ def test_not_both():
         ("cold_start.num_demonstrations=8", "needs cold_start.type = 'teacher' or 'file', or cold_start.num_demon"),
         ("memory=in_process", "needs memory = none: only the planner reads hints"),
         ("pipeline_depth=0", "needs rollout.lockstep = false: nobody knows at pipeline_depth 0"),
+        ('envs.actions=["think", "answer"]', "needs envs.actions = as it is: your agent calls its own tools"),
+        ('envs.tools={own={source="mine:tool"}}', "needs envs.tools = {}: your agent calls its own tools"),
+        ("envs.recording.path=results.jsonl", "needs envs.recording = as it is: your agent calls its own tools"),
         ('backend={type="ollama", model="m"}', "needs backend = vllm: a server of one's own tells no token ids"),
     ],
 )

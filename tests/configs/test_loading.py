@@ -32,6 +32,21 @@ def test_rendered_configuration_names_keys_that_are_not_set():
     assert "# data_path is not set\n" in render_config(load_run_config(None))
 
 
+def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    """Regression: a run with output_dir = "~/runs" went into a new folder named ~ where the command was called."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nmemory = { path = "~/m", type = "folder" }'
+    )
+    config = load_run_config(recipe, ["envs.recording.path=~/r.jsonl", "reward.credit.prm_path=~/prm", "name=a"])
+    assert config.run_path == tmp_path / "runs" / "a"
+    found = (config.envs.data_path, config.memory.path, config.envs.recording.path, config.reward.prm_path)
+    assert found == tuple(str(tmp_path / name) for name in ("q.jsonl", "m", "r.jsonl", "prm"))
+    with pytest.raises(ConfigError, match=r"memory\.path: "):
+        load_run_config(None, ['memory={type="folder", path=""}'])
+
+
 def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("seed = 1\n[learner]\nlearning_rate = 1e-3\n")

@@ -326,6 +326,14 @@ async def test_another_or_broken_compression_is_refused(coding, said):
     assert (result.error, said in result.text) == ("encoding", True)
 
 
+async def test_a_page_that_breaks_off_is_asked_for_again():
+    body = gzip.compress(b"<p>Copper is a metal.</p>")
+    left = [body[:-3], body]
+    headers = HTML | {"Content-Encoding": "gzip"}
+    with LocalServer(lambda _: Answer(headers=headers, body=left.pop(0))) as server:
+        assert (await read(server, limits=PATIENT)).text.startswith("Copper is a metal.")
+
+
 # What a page may be
 
 

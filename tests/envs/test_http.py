@@ -13,6 +13,7 @@ from email.utils import format_datetime
 import pytest
 
 from envs.http import (
+    BrokenOffError,
     PassingError,
     RefusedError,
     Service,
@@ -181,6 +182,24 @@ async def test_a_body_of_many_members_is_cut_at_the_bound():
 async def test_a_body_whose_compression_is_broken_is_refused_and_not_cut_short(coding, body):
     with pytest.raises(UnreadableError, match="its compression is broken"):
         await read_body(in_chunks(body, 1), coding, 2000)
+
+
+@pytest.mark.parametrize(("coding", "body"), PACKED.values(), ids=PACKED)
+async def test_a_body_that_ends_before_its_compression_does_is_refused_and_not_cut_short(coding, body):
+    """Regression: what came of it was taken for the whole reply."""
+    length = len(body.rstrip(b"\0"))
+    for size in (1, length // 2, length - 5):
+        with pytest.raises(BrokenOffError):
+            await read_body(in_chunks(body[:size], 7), coding, 2000)
+    assert await read_body(in_chunks(b"", 1), coding, 2000) == (b"", False)
+
+
+async def test_a_reply_that_breaks_off_is_asked_for_again():
+    body = gzip.compress(b'{"a": 1}')
+    cut, whole = (Answer(200, {"Content-Encoding": "gzip"}, part) for part in (body[:-3], body))
+    with serving(cut, whole) as server:
+        assert await ask(server, max_attempts=2) == {"a": 1}
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_the_merged_model_answers_as_the_adapter_in_its_place(model_path, adapte
         assert [greedy_answer(base, prompt, 12) for prompt in PROMPTS] != expected
 
 
+def test_a_model_with_several_tokens_that_end_a_text_answers(model_path):
+    """Regression: those of Llama 3.1 were given as the one token that pads, and nothing could be measured."""
+    with loaded_model(model_path) as model:
+        expected = greedy_answer(model, PROMPTS[0], 12)
+        model.config.eos_token_id = model.generation_config.eos_token_id = [2, 319]
+        assert greedy_answer(model, PROMPTS[0], 12)[:3] == expected[:3]
+
+
 def test_merged_weights_are_those_that_peft_itself_would_write(model_path, adapter, tmp_path):
     write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
     expected = in_place(model_path, adapter).merge_and_unload().state_dict()

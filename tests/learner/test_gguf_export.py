@@ -104,6 +104,13 @@ def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
         assert loaded(text).input_ids == tokenizer(text).input_ids
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    """Regression: it ended in an IndexError. A special token may be added without a row for it, as a pad often is."""
+    folder = save_tiny_export_model(tmp_path / "model", "llama", vocab_size=262)
+    with pytest.raises(ExportError, match=r"has a token \d+, and the model .* vocab_size = 262, .* --format hf"):
+        write_gguf(folder, tmp_path / "m.gguf", "bf16", name="tiny")
+
+
 @pytest.mark.parametrize(("opening", "server_begins"), [("{{ bos_token }}", False), ("", True)])
 def test_a_server_begins_a_dialogue_once(tmp_path, opening, server_begins):
     """Llama 3's tokenizer begins every text with its first token, and so does its chat template."""

@@ -75,6 +75,14 @@ def test_pairs_that_part_at_different_actions_or_without_a_score_are_not_compare
         assert "no step can be compared" in words(group)
 
 
+def test_a_sibling_with_a_part_of_the_score_is_a_wrong_one():
+    """Regression: a group of nothing else had no pair. One that could not be scored is neither right nor wrong."""
+    part, unscored = wrong(0.2) | {"outcome": 0.5}, wrong(0.1) | {"outcome": None}
+    pair = scored_pair([unscored, right(0.5), part])
+    assert list(pair.cards.values()) == [right(0.5), part]
+    assert pair.gaps == pytest.approx([0.3])
+
+
 def test_step_that_siblings_made_too_has_all_its_advantages(words):
     same = [[0.9251, 0.9251, -1.2345], [0.1], [0.2, 0.2]]
     record = make_record(1.0, ("search", "x", 0.8), ("code", "82*81", 0.7), ("answer", "6642", 0.9), same=same)

@@ -264,9 +264,10 @@ def test_benchmark_whose_facts_no_tool_can_find_is_warned_of(tmp_path, monkeypat
     assert "bamboogle: no tool of this recipe finds facts of the world, and search=offline cannot answer this" in said
     assert "game24: no tool" not in said
     asked = ("bamboogle", "musique", "gaia", "aime24", "gpqa")
-    assert beyond_search(config_for(tmp_path).envs, asked) == ["bamboogle", "musique", "gaia"]
-    for setting in ("envs.search=tavily", 'envs.actions=["wikipedia_search", "answer"]'):
-        assert beyond_search(config_for(tmp_path, setting).envs, asked) == []
+    assert beyond_search(config_for(tmp_path), asked) == ["bamboogle", "musique", "gaia"]
+    own_agent = ("agent.function=mine:solve", "cold_start.num_demonstrations=0", "reward.credit=outcome")
+    for settings in (("envs.search=tavily",), ('envs.actions=["wikipedia_search", "answer"]',), own_agent):
+        assert beyond_search(config_for(tmp_path, *settings), asked) == []
 
 
 def test_item_that_training_meets_is_left_out_and_that_is_said(tmp_path, capsys):

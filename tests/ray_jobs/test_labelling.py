@@ -289,13 +289,29 @@ async def no_engine(*_):
 
 
 def labeller(receipts, **settings):
-    config = RunConfig(label=settings).label
-    return labeller_of(config, collected(), continue_from=no_engine, receipts=receipts)
+    return labeller_of(RunConfig(label=settings), collected(), continue_from=no_engine, policy={}, receipts=receipts)
 
 
 async def test_the_judge_of_the_recipe_writes_its_receipts_where_it_is_told(receipts):
     assert isinstance(labeller(receipts, **JUDGED), StepJudge)
     assert receipts.exists()
+
+
+def shelf_of(article: str) -> str:
+    """On which shelf an article is."""
+
+
+async def test_the_judge_of_the_recipe_is_told_of_the_recipes_own_tools(receipts):
+    own = {"shelf_of": {"source": f"{__name__}:shelf_of"}, "news": {"source": "mcp:news", "description": "the news"}}
+    with FakeChatServer(verdict(0.7)) as server:
+        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 10.0, **PRICED}
+        config = RunConfig(
+            label={"type": "judge", "judge": judge}, envs={"actions": ("shelf_of", "news", "answer"), "tools": own}
+        )
+        judging = labeller_of(config, collected(), continue_from=no_engine, policy={}, receipts=receipts)
+        await judging.label(step(0))
+    asked = server.requests[0][2]["messages"][0]["content"]
+    assert "Its actions: shelf_of (On which shelf an article is.), news (the news), answer (ends the problem)." in asked
 
 
 @pytest.mark.parametrize(
@@ -328,7 +344,7 @@ class FakeRun:
         self.config = RunConfig(label=settings)
         self.folder, self.said, self.facts = RunPaths(folder), [], {}
         self.console = SimpleNamespace(note=self.said.append)
-        self.rollouts = SimpleNamespace(continue_from=self._continue)
+        self.rollouts, self.policy = SimpleNamespace(continue_from=self._continue), {"model": "demo"}
 
     async def _continue(self, trajectory, num_turns, count):
         return [trajectory] * count

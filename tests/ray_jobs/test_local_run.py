@@ -77,6 +77,23 @@ def test_trajectories_of_another_policy_are_not_mixed_with_those_that_are_there(
     assert len(CollectedGroups(tmp_path / "r" / "collected").group_ids) == 4
 
 
+def test_labels_by_continuations_say_who_continued_and_those_of_another_policy_are_not_added(tmp_path, loaded):
+    """Regression: labels of two policies stood side by side, and nothing told them apart."""
+    config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
+    run_collect(config, None)
+    run_label(config, None, dry_run=False)
+    [*labels] = read_labels(tmp_path / "r" / "labels.jsonl")
+    told = {"model": config.model.path, "adapter": None, "continuations": 4}
+    assert all(label.details.items() >= told.items() for label in labels)
+    checkpoint = tmp_path / "v000003"
+    checkpoint.mkdir()
+    (checkpoint / "adapter.safetensors").write_bytes(b"weights")
+    write_manifest(checkpoint, policy_version=3, step=3)
+    with pytest.raises(OtherPolicyError, match="labels whose continuations another adapter sampled; give the same"):
+        run_label(config, checkpoint, dry_run=False)
+    run_label(config_for(tmp_path, *SMALL, "label.type=plan"), checkpoint, dry_run=False)
+
+
 def test_labelling_by_the_plan_loads_no_engine(tmp_path, loaded):
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)

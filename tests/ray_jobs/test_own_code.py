@@ -53,6 +53,17 @@ def check(recipe, *overrides):
     check_before_acting(load_run_config(recipe, overrides), draws_tasks=True)
 
 
+def test_two_data_sets_whose_names_and_ids_run_together_are_refused(recipe):
+    """Regression: row b-1 of `a` and row 1 of `a-b` have one id, by which trajectories are told apart."""
+    (recipe.parent / "tasks_of_two.py").write_text(
+        "def one():\n    return [{'id': f'b-{n}', 'question': f'a{n}', 'answer': 'x'} for n in range(40)]\n"
+        "def two():\n    return [{'id': n, 'question': f'b{n}', 'answer': 'x'} for n in range(40)]\n"
+    )
+    two = 'envs.datasets={a={source="tasks_of_two:one"}, "a-b"={source="tasks_of_two:two"}}'
+    with pytest.raises(PreflightError, match=r"'a' and 'a-b' both have a task 'a-b-0', .* another name"):
+        check(recipe, two, 'envs.mix={a=0.5, "a-b"=0.5}', "reward.scorer=scorers_beside_the_recipe:right")
+
+
 AGENTS = """
 async def solve(task, client):
     return ""
@@ -60,7 +71,10 @@ async def solve(task, client):
 async def takes_less(task):
     return ""
 """
-OWN_AGENT = ["reward.scorer=scorers_beside_the_recipe:right", "reward.credit=outcome"]
+OWN_AGENT = [
+    *("reward.scorer=scorers_beside_the_recipe:right", "reward.credit=outcome"),
+    'envs.actions=["think", "search", "code", "answer"]',
+]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine
 from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.checks.tasks import notes_before_start
+from ray_jobs.commands import training
 from ray_jobs.run import model_folder
 from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS, resolve_model
 from ray_jobs.run.preflight import (
@@ -532,6 +533,20 @@ def test_plans_are_checked_as_they_are_played(config):
     check_before_start(config(*guesses, 'envs.actions=["answer"]', "rollout.max_steps=1"))
 
 
+def test_attempts_that_another_command_collected_are_not_taken_for_a_new_runs_own(config, tmp_path):
+    """Regression: a PRM learned from the attempts of whichever policy `agentflow collect` was given."""
+    collected = tmp_path / "runs" / "run" / "collected"
+    collected.mkdir(parents=True)
+    with_prm = config("reward.credit=outcome_gated", "label=plan")
+    check_before_start(with_prm, with_prm=True)
+    (collected / "shard-00000.jsonl").touch()
+    with pytest.raises(PreflightError, match=r"/collected' holds trajectories of `agentflow collect`, and .* name="):
+        check_before_start(with_prm, with_prm=True)
+    check_before_start(with_prm)
+    (collected.parent / "config.json").write_text(with_prm.model_dump_json())
+    check_before_start(with_prm, with_prm=True)
+
+
 def test_run_folder_below_a_file_is_refused(config, tmp_path):
     (tmp_path / "runs").touch()
     assert "is not writable" in refusal(config())
@@ -548,6 +563,30 @@ def test_another_run_is_never_overwritten_but_an_empty_folder_may_be_used_and_th
     own = f"(seed); choose another name=...; `agentflow resume {folder}` continues that run with its own"
     assert f"run folder '{folder}' holds a run with other settings {own}" in refusal(config("seed=7"))
     check_before_acting(config(), draws_tasks=True)
+
+
+def test_a_run_goes_on_with_as_many_threads_and_workers_as_a_smaller_machine_has_room_for(
+    config, tmp_path, monkeypatch, capsys
+):
+    """Regression: it was refused with settings that `agentflow resume` does not take."""
+    large = ("rollout.engine.num_threads=8", "learner.num_threads=2", "prm.num_threads=8", "rollout.num_workers=6")
+    begun = config(*large, "reward.credit=outcome_gated", "label=plan")
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(begun.model_dump_json())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    started = []
+    monkeypatch.setattr("ray_jobs.train.run_training", lambda config, *_, **__: started.append(config))
+    monkeypatch.setattr("ray_jobs.run.begun.begun_run", lambda _: (begun, False))
+    training.resume(folder)
+    [found] = started
+    threads = (found.rollout.engine.num_threads, found.learner.num_threads, found.prm.num_threads)
+    assert (*threads, found.rollout.num_workers) == (3, 2, 3, 2)
+    assert (
+        "this machine has 3 cores: goes on with rollout.engine.num_threads=3, prm.num_threads=3, rollout.num_workers=2"
+    ) in capsys.readouterr().out
+    assert "rollout.engine.num_threads = 8 is more than this machine's 3 cores" in refusal(begun)
 
 
 def test_checks_of_a_cpu_run_do_not_import_torch():

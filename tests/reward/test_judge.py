@@ -1,4 +1,5 @@
 import asyncio
+import hashlib
 import json
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from reward.labels import LabelError, append_label, read_labels
-from reward.labels.judge import CRITERIA, PROMPT_SHA, RUBRIC, StepJudge, Verdict, parse_verdict
+from reward.labels.judge import BLIND, CRITERIA, HINDSIGHT, RUBRIC, StepJudge, Verdict, parse_verdict, rubric_of
 from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError
 from reward.prm.step_text import StepText
 from tests.reward.test_openai_chat import Answer, FakeChatServer, Pauses, config, says
@@ -157,7 +158,8 @@ async def test_details_tell_how_the_label_came_about(receipts, tmp_path):
     with FakeChatServer(verdict(0.7, reason="Finds it.", veto=False)) as server:
         [found] = await label(server, receipts, **PRICED, max_cost_usd=10)
     assert found.details["model"] == "judge-1"
-    assert found.details["prompt_sha"] == PROMPT_SHA
+    prompts = "\x00".join((RUBRIC, BLIND, HINDSIGHT))
+    assert found.details["prompt_sha"] == hashlib.sha256(prompts.encode()).hexdigest()
     assert found.details["blind"] == [{"score": 0.7, "criteria": {}, "veto": False, "reason": "Finds it."}] * 3
     assert found.details["hindsight"]["score"] == 0.7
     # Four replies of 200 + 100 tokens at $0 and $0.01 a token.
@@ -182,6 +184,19 @@ async def test_only_hindsight_reads_the_result(receipts):
     told = [("47 kg" in prompt, "<result>" in prompt) for prompt in server.prompts]
     assert told == [(False, False)] * 3 + [(True, True)]
     assert all(body["messages"][0] == {"role": "system", "content": RUBRIC} for _, _, body in server.requests)
+
+
+async def test_the_judge_is_told_the_actions_that_the_planner_has(receipts):
+    """Regression: it was told of think, search, code and answer, whatever was switched on."""
+    own = rubric_of(("weather", "web_search", "answer"), {"weather": 'a forecast {"place": str}'})
+    usual = "think (reason, no tool), search (a few keywords), code (Python that prints)"
+    assert f"Its actions: {usual}, answer (ends the problem).\n" in RUBRIC
+    told = 'weather (a forecast {"place": str}), web_search (read web pages for a question)'
+    assert own == RUBRIC.replace(usual, told)
+    with FakeChatServer(verdict(0.7)) as server:
+        chosen = config(server)
+        await StepJudge(chosen, receipts=receipts, rubric=own).label(step())
+    assert all(body["messages"][0]["content"] == own for _, _, body in server.requests)
 
 
 ATTACKS = [

@@ -12,6 +12,7 @@ from learner.samples import build_samples
 from reward.credit import credit_parts, turn_advantages
 from reward.judging import GroupJudge, OutcomeReward, group_result
 from reward.restarts import Restarter, all_sampled_tokens, restart_metrics
+from reward.statistics import statistics_of
 from reward.stored import scored_group_of, stored_group
 from reward.types import StepScores
 from rollout.restarts import Anchor
@@ -172,6 +173,25 @@ async def test_statistics_are_of_the_roots_and_versions_of_what_the_forks_sample
     result = group_result(found.scored, duration_s=1.0, facts=found.facts)
     assert (result.ending, result.facts["right"], result.facts["trajectories"]) == ("ready", 0, 2)
     assert result.versions == {5: 2}
+
+
+async def test_step_scores_are_counted_of_what_forks_sampled():
+    """Regression: a PRM that ranked forks wrongly, or scored none, was nowhere to be seen. What forks repeat has one
+    score in all of them."""
+    scores = {"g/2": (0.9, 0.2), "g/3": (0.9, 0.8), "g/4": (0.9, None)}
+
+    async def score(group):
+        return StepScores(raw=tuple(scores[one.id] for one in group.trajectories), prm_digest="d")
+
+    judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), score)
+    forks = ScriptedForks(["42", "1", "1"])
+    restarter = Restarter(FirstCallRestartsConfig(), forks, judge, seed=0)
+    found = await restarter.revive(await judge.judge(roots("1", "2")))
+    metrics = statistics_of(group_result(found.scored, duration_s=1.0, facts=found.facts).facts).metrics()
+    assert (metrics["rollout/solve_rate"], metrics["rollout/trajectories"]) == (0, 2)
+    assert metrics["prm/score"] == pytest.approx(0.5)
+    assert metrics["prm/unscored_share"] == pytest.approx(1 / 3)
+    assert metrics["prm/sibling_auroc"] == 0
 
 
 def timed(group, *, generate_s, tool_s):

@@ -193,6 +193,12 @@ import threading
 def plain(task, messages, tools):
     return threading.current_thread() is not threading.main_thread() and task
 
+async def slow(task):
+    return task
+
+def around(task, messages, tools):
+    return slow(task)
+
 async def two(a, b): ...
 """
 
@@ -201,6 +207,8 @@ async def test_a_teacher_is_a_function_of_three_and_a_plain_one_has_a_thread(tmp
     (tmp_path / "teachers_of_a_test.py").write_text(TEACHERS)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert await load_teacher(TeacherConfig(function="teachers_of_a_test:plain"))("a task", [], []) == "a task"
+    # Regression: a plain function around an async one was said to have replied with a coroutine.
+    assert await load_teacher(TeacherConfig(function="teachers_of_a_test:around"))("a task", [], []) == "a task"
     with pytest.raises(OwnCodeError, match=r"called as two\(task, messages, tools\)"):
         load_teacher(TeacherConfig(function="teachers_of_a_test:two"))
 

@@ -172,6 +172,16 @@ async def test_a_malformed_call_is_text(written):
         assert reply.choices[0].message.content.startswith("<tool_call>")
 
 
+@pytest.mark.parametrize("said", ["</tool_call>", "{}</tool_call>", "{1}\n</tool_call>\n<tool_call>\n{2}"])
+async def test_an_argument_may_hold_what_ends_a_call(said):
+    """Regression: a call with `}</tool_call>` in a text ended there, and was read as plain words."""
+    arguments = json.dumps({"a": said})
+    async with play(f"So. {called(arguments, '{}')} Done.") as p:
+        message = (await p.ask(user("1"), tools=[ADD])).choices[0].message
+    assert [one.function.arguments for one in message.tool_calls] == [arguments, "{}"]
+    assert message.content == "So. \n Done."
+
+
 async def test_ids_of_calls_are_the_same_in_every_attempt_that_says_the_same():
     async def ids_of(*texts):
         async with play(*texts) as p:

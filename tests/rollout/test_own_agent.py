@@ -39,6 +39,9 @@ async def raises(task, client):
 async def gives_none(task, client):
     return None
 
+def wraps(task, client):
+    return gives_none(task, client)
+
 async def asks_nobody(task, client):
     return "42"
 
@@ -230,6 +233,7 @@ async def test_an_agent_is_not_told_the_answer(functions):
         ("exits_its_thread", "failed with SystemExit: enough"),
         ("cancels", "the agent was cancelled by something that it waited for"),
         ("gives_none", "returned NoneType, not a text; return '' where it has no answer"),
+        ("wraps", ":wraps' is a plain function that returned a coroutine, .*; write `async def` around an async"),
         ("asks_nobody", "answered without a call that the endpoint took"),
     ],
 )
