@@ -1,5 +1,6 @@
 """Where the tests' doubles are, and which tests run beside each other."""
 
+import os
 import sys
 from collections import Counter
 from functools import cache
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# Two processes of tests share the cores: threads that wait must soon sleep, as in a run (`ray_jobs/run/resources.py`).
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Scripted doubles live beside the tests that use them.
 for room in ("envs", "rollout", "learner", "actors", "ray_jobs"):
