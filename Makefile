@@ -8,8 +8,8 @@ export VENV EXTRA PYTHON
 # Every actor and every command of a test imports torch or vLLM: 7 s on two cores, twice that where nothing is cached.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
-# Two processes share the tests; tests/conftest.py says which go to the same one.
-TWO := -n 2 --dist loadscope
+# Two processes share the tests; tests/conftest.py says which go to the same one, and in which order.
+TWO := -n 2 --dist loadscope --no-loadscope-reorder
 STAMP := $(VENV)/.agentflow-$(EXTRA)
 
 .PHONY: help setup train test test-fast test-faults check docs pages lock

@@ -1,24 +1,44 @@
 """Where the tests' doubles are, and which tests run beside each other."""
 
+import os
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# Two processes of tests share the cores: threads that wait must soon sleep, as in a run (`ray_jobs/run/resources.py`).
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Scripted doubles live beside the tests that use them.
 for room in ("envs", "rollout", "learner", "actors", "ray_jobs"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 
 
+# What has slow tests and needs neither Ray nor vLLM: a part of its own, so that the long one is shorter.
+APART = {
+    "tests/benchmarks/test_endpoint_audit.py",
+    "tests/learner/test_data_parallel.py",
+    "tests/ray_jobs/test_export.py",
+    "tests/ray_jobs/test_plan.py",
+}
+MACHINE = "machine"
+
+
 class Scheduling(LoadScopeScheduling):
-    """The files that need Ray, the model or the engine are one part, which one process works off, so that each of them
-    is started once and there is memory for it; any other file is a part of its own. The mark `xdist_group` cannot say
-    so: xdist 3.8 ignores it under pytest 9.2."""
+    """The files that need Ray or the engine are one part, which one process works off, so that each of them is started
+    once and there is memory for it; any other file is a part of its own. The mark `xdist_group` cannot say so: xdist
+    3.8 ignores it under pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "machine" if _needs_the_machine(self.config.rootpath / file) else file
+        return part_of(nodeid, self.config.rootpath)
+
+
+def part_of(nodeid, root):
+    file = nodeid.partition("::")[0]
+    return MACHINE if file not in APART and _needs_the_machine(root / file) else file
 
 
 @cache
@@ -29,3 +49,15 @@ def _needs_the_machine(file: Path) -> bool:
 
 def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Where two processes share the tests, the longest part begins first, then come the files with the most tests: the
+    last ones are short, and neither process waits long for the other. xdist goes by the number of tests alone."""
+    if not hasattr(config, "workerinput"):
+        return
+    parts = [part_of(item.nodeid, config.rootpath) for item in items]
+    sizes = Counter(parts)
+    order = sorted(range(len(items)), key=lambda at: (parts[at] != MACHINE, -sizes[parts[at]]))
+    items[:] = [items[at] for at in order]

@@ -1,4 +1,5 @@
 import hashlib
+import shutil
 import threading
 import time
 
@@ -23,11 +24,27 @@ LATER_LOGPROBS = (-1.2,) * 8
 """Less than the bound on the gap away, and far enough to tell the two versions apart."""
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = StoreActor.remote(make_config(tmp_path), tmp_path)
+@pytest.fixture(scope="module")
+def only(cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    store = StoreActor.remote(make_config(folder), folder)
     yield store
     ray.kill(store)
+
+
+@pytest.fixture
+def store(only):
+    """As it starts in an empty folder. Its process, which takes seconds to start, is the same for all."""
+    ray.get(only.__ray_call__.remote(begin_anew))
+    return only
+
+
+def begin_anew(store):
+    folder = store._acks.parents[1]
+    store._ledger.close()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    store.__init__(store._config, folder)
 
 
 def make_adapter(version, data=b"weights", logprobs=None):
@@ -78,9 +95,8 @@ def test_calls_that_wait_keep_no_other_call_out(store):
     assert {admission.permits for admission in ray.get(admitted, timeout=PATIENCE_S)} == {()}
 
 
-def test_version_is_published_while_other_calls_are_answered(tmp_path):
+def test_version_is_published_while_other_calls_are_answered(store):
     """Its disk takes nothing before another call was answered."""
-    store = StoreActor.remote(make_config(tmp_path), tmp_path)
     ray.get(store.__ray_call__.remote(hold_up_publishing))
     published = store.publish.remote(make_adapter(0))
     newer = store.wait_newer.remote(-1)
@@ -89,7 +105,6 @@ def test_version_is_published_while_other_calls_are_answered(tmp_path):
     ray.get(store.__ray_call__.remote(let_publishing_go_on))
     ray.get(published, timeout=PATIENCE_S)
     assert ray.get(newer, timeout=PATIENCE_S).published.policy_version == 0
-    ray.kill(store)
 
 
 def hold_up_publishing(store):

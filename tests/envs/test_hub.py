@@ -112,7 +112,7 @@ for settings in json.loads(sys.argv[1]):
 
 def test_a_hub_is_asked_by_its_own_client(sums, tmp_path):
     with scripted_hub(tmp_path / "mine" / "sums") as hub:
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True).start()
         # The client reads its settings once in a process, and a folder of this name here would come first.
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()

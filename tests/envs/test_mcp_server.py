@@ -38,7 +38,7 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def toolbox() -> Iterator[Toolbox]:
     with Toolbox(EnvsConfig()) as opened:
         yield opened

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from attacks import SECRET, Attack, Canaries, all_attacks, left_over, own_attacks, placed_canaries, signs_of_escape
 from fastmcp import Client
-from mcp_processes import started
+from mcp_processes import HttpServer, started
 from scripted import decision, make_agent, run
 
 from envs.mcp_server import NO_SESSION
@@ -166,15 +166,20 @@ async def test_no_trick_in_the_json_itself_reaches_the_code_tool(written: str) -
     assert trajectory.num_format_errors == 6
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with started([sys.executable, str(_SERVER), "2", "2"]) as running:
+        yield running
+
+
 @pytest.mark.parametrize("session", ["stdio", "../x", "connection ", "\x00", "a" * 10_000, "' OR 1=1 --"])
-async def test_no_session_can_be_guessed_or_forged_on_the_way_of_mcp(session: str) -> None:
-    with started([sys.executable, str(_SERVER), "2", "2"]) as server:
-        async with Client(server.url, mode="legacy") as victim, Client(server.url, mode="legacy") as thief:
-            await victim.call_tool("code", {"input": f"secret = {SECRET!r}"})
-            result = await thief.call_tool("code", {"input": "secret", "session": session}, raise_on_error=False)
-            assert result.meta["error"] == NO_SESSION
-            for arguments in ({"input": ["6*7"]}, {}, {"input": "1", "timeout_s": 1e9}, {"code": "1"}):
-                assert (await thief.call_tool("code", arguments, raise_on_error=False)).is_error
+async def test_no_session_can_be_guessed_or_forged_on_the_way_of_mcp(server: HttpServer, session: str) -> None:
+    async with Client(server.url, mode="legacy") as victim, Client(server.url, mode="legacy") as thief:
+        await victim.call_tool("code", {"input": f"secret = {SECRET!r}"})
+        result = await thief.call_tool("code", {"input": "secret", "session": session}, raise_on_error=False)
+        assert result.meta["error"] == NO_SESSION
+        for arguments in ({"input": ["6*7"]}, {}, {"input": "1", "timeout_s": 1e9}, {"code": "1"}):
+            assert (await thief.call_tool("code", arguments, raise_on_error=False)).is_error
 
 
 @pytest.mark.parametrize(

@@ -83,23 +83,3 @@ def test_what_was_read_outlives_the_holder(model, weights):
     base.close()
     assert not exported.file.exists()
     assert all(torch.equal(found[name], weight) for name, weight in weights.items())
-
-
-def test_a_card_that_the_holder_has_filled_is_still_started_on():
-    """An A40's memory, of which the base weights of 8B parameters are another process's."""
-    from types import SimpleNamespace
-
-    from vllm.config.load import LoadConfig
-    from vllm.model_executor.model_loader import get_model_loader
-    from vllm.v1.worker.utils import request_memory
-
-    from configs.learner import ModelConfig
-    from configs.rollout import EngineConfig
-    from rollout.engines.vllm_parts import _register_loader, engine_options
-
-    base = {"weight": torch.empty(8_190_735_360, dtype=torch.bfloat16, device="meta")}
-    loader = get_model_loader(LoadConfig(load_format=_register_loader(base)))
-    options = engine_options(EngineConfig(device="cuda", adapter_mode="native"), ModelConfig())
-    card = SimpleNamespace(total_memory=44 << 30, free_memory=20 << 30, device_="cuda:0")
-    asked = SimpleNamespace(gpu_memory_utilization=options["gpu_memory_utilization"])
-    assert request_memory(card, asked, loader.get_external_weight_memory(None)) < card.free_memory

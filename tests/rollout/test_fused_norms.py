@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from real_engine import build_engine
 
-from benchmarks.gpu.random_model import write_folder
 from rollout.engines.vllm_parts import FUSED, fused_norms
 
 pytestmark = pytest.mark.slow
@@ -63,11 +61,3 @@ def test_what_the_kernels_cannot_do_is_left_to_the_plain_operations(ops):
         assert not fits_sum(other, other, with_weight, EPSILON)
     assert not fits_sum(x, strided, weight, EPSILON)
     assert not fits(x, weight, EPSILON, 288)
-
-
-def test_an_engine_on_a_cpu_is_told_to_use_them(ops, tmp_path):
-    engine = build_engine(write_folder(tmp_path / "model", "tiny", weights=True), max_num_seqs=1, max_model_len=64)
-    try:
-        assert ops.rms_norm.get_priority() == ops.fused_add_rms_norm.get_priority() == [FUSED, "native"]
-    finally:
-        engine.close()

@@ -48,7 +48,7 @@ def engine_over(status, reply, **settings):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     config = OpenAiConfig(**({"model": "planner", "base_url": url, "max_retries": 0} | settings))
     try:

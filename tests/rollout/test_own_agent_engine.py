@@ -41,19 +41,21 @@ async def teach(task, messages, tools):
 """
 
 
-@pytest.fixture
-def worker(model_path, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def worker(model_path, tmp_path_factory):
     from rollout.worker import Worker
 
-    (tmp_path / "agent_of_the_engine_test.py").write_text(AGENT + TEACHER)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path_factory.mktemp("agent")
+    (folder / "agent_of_the_engine_test.py").write_text(AGENT + TEACHER)
     own = ["agent.function=agent_of_the_engine_test:solve", "cold_start.function=agent_of_the_engine_test:teach"]
     config = load_run_config(
         None, [*own, "reward.credit=outcome", "rollout.max_turn_tokens=48", "rollout.episode_timeout_s=3600"]
     )
-    worker = Worker(config, model_path, index=0)
-    yield worker
-    worker.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        worker = Worker(config, model_path, index=0)
+        yield worker
+        worker.close()
 
 
 async def test_group_of_an_own_agent_and_its_forks_are_what_the_engine_sampled(worker, learner):

@@ -20,18 +20,26 @@ SYSTEM = tuple(range(10, 42))
 """One or two blocks of the cache, which all of them begin with."""
 
 
-@pytest.fixture
-def engine(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
     """Its cache holds twelve whole dialogues: 2,560 tokens."""
     own = vllm_parts.engine_options
     small = {"num_gpu_blocks_override": 2560 // vllm_parts.kv_block("cpu")}
-    monkeypatch.setattr(vllm_parts, "engine_options", lambda *a, **k: own(*a, **k) | small)
-    without_ends(monkeypatch)
-    folder = write_folder(tmp_path / "model", "tiny", weights=True)
+    folder = write_folder(tmp_path_factory.mktemp("tiny") / "model", "tiny", weights=True)
     settings = EngineConfig(max_num_seqs=AT_A_TIME, max_model_len=512, adapter_mode="native")
-    engine = vllm_engine.VllmEngine(folder, settings, ModelConfig(lora_rank=8), seed=0)
-    yield engine
-    engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_parts, "engine_options", lambda *a, **k: own(*a, **k) | small)
+        without_ends(patch)
+        engine = vllm_engine.VllmEngine(folder, settings, ModelConfig(lora_rank=8), seed=0)
+        yield engine
+        engine.close()
+
+
+@pytest.fixture
+async def engine(started):
+    """With an empty cache."""
+    await started.forget_prefixes()
+    return started
 
 
 def words(rng):
@@ -61,8 +69,10 @@ async def dialogue(engine, number):
 async def test_a_dialogue_that_began_goes_on_before_others_begin(engine):
     """Were the turns served as they come, each would be the last of all dialogues' turns, and find its beginning
     evicted: 2.2 times what is needed was computed. Now it is 1.3 times."""
+    before = engine.load
     lengths = await asyncio.gather(*(dialogue(engine, number) for number in range(NUM_DIALOGUES)))
-    computed, repeated = engine.load.computed_tokens, engine.load.repeated_tokens
+    computed = engine.load.computed_tokens - before.computed_tokens
+    repeated = engine.load.repeated_tokens - before.repeated_tokens
     assert computed <= 1.5 * (sum(lengths) + len(SYSTEM))
     assert repeated <= 0.1 * computed
 
@@ -70,15 +80,15 @@ async def test_a_dialogue_that_began_goes_on_before_others_begin(engine):
 async def test_what_is_computed_again_because_it_is_in_the_cache_no_more_is_counted(engine):
     """The second turn begins with 64 + 16 tokens, whose first two blocks of 32 are whole; the third with 112 + 16, of
     which the last was sampled and not computed: three blocks."""
-    rng = random.Random(0)
+    rng, before = random.Random(0), engine.load.repeated_tokens
     told = await turn(engine, "a", SYSTEM + words(rng), rng)
     await engine.forget_prefixes()
     told = await turn(engine, "a", told, rng)
-    assert engine.load.repeated_tokens == 64
+    assert engine.load.repeated_tokens - before == 64
     told = await turn(engine, "a", told, rng)
-    assert engine.load.repeated_tokens == 64
+    assert engine.load.repeated_tokens - before == 64
     await engine.forget_prefixes()
     await turn(engine, "b", told, rng)  # begins as another one did, and is none of its turns
-    assert engine.load.repeated_tokens == 64
+    assert engine.load.repeated_tokens - before == 64
     await turn(engine, "a", told, rng)
-    assert engine.load.repeated_tokens == 64
+    assert engine.load.repeated_tokens - before == 64

@@ -25,6 +25,7 @@ from real_engine import (
 )
 
 from rollout.engines.engine import EngineError
+from rollout.engines.vllm_parts import FUSED
 from rollout.store.canary import CanaryScores, canary_fault, moved
 from rollout.types import VersionSwitch
 
@@ -402,6 +403,13 @@ async def test_release_reaches_a_request_that_was_handed_over_just_before(engine
 
 
 # The load.
+
+
+def test_an_engine_on_a_cpu_is_told_to_use_the_kernels_for_norms(merged):
+    """What they give is in test_fused_norms.py."""
+    from vllm import ir
+
+    assert ir.ops.rms_norm.get_priority() == ir.ops.fused_add_rms_norm.get_priority() == [FUSED, "native"]
 
 
 @pytest.mark.usefixtures("endless")

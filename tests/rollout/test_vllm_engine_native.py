@@ -1,8 +1,10 @@
 """The real engine with versioned LoRA adapters, the GPU's way, proven here on the CPU build with the demo model."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+import torch
 from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
@@ -20,8 +22,11 @@ from real_engine import (
     until_sampled,
 )
 
+from configs.learner import ModelConfig
+from configs.rollout import EngineConfig
 from rollout.engines.base_weights import BaseWeights
 from rollout.engines.engine import EngineError
+from rollout.engines.vllm_parts import _register_loader, engine_options
 from rollout.store.canary import CanaryScores, canary_fault, moved
 
 pytestmark = pytest.mark.slow
@@ -187,6 +192,20 @@ async def test_an_engine_on_the_shared_base_samples_and_scores_bit_for_bit_like_
         assert answers[0] == answers[1]
     finally:
         shared.close()
+
+
+def test_a_card_that_the_holder_has_filled_is_still_started_on():
+    """An A40's memory, of which the base weights of 8B parameters are another process's."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.v1.worker.utils import request_memory
+
+    base = {"weight": torch.empty(8_190_735_360, dtype=torch.bfloat16, device="meta")}
+    loader = get_model_loader(LoadConfig(load_format=_register_loader(base)))
+    options = engine_options(EngineConfig(device="cuda", adapter_mode="native"), ModelConfig())
+    card = SimpleNamespace(total_memory=44 << 30, free_memory=20 << 30, device_="cuda:0")
+    asked = SimpleNamespace(gpu_memory_utilization=options["gpu_memory_utilization"])
+    assert request_memory(card, asked, loader.get_external_weight_memory(None)) < card.free_memory
 
 
 def test_closed_engine_leaves_nothing_in_shared_memory(native):
