@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray.job_submission import JobDetails, JobStatus, JobType
+from ray.job_submission import JobStatus
+from scripted_jobs import SECRET, ScriptedClient, make_job, make_options, plan
 
 from configs.errors import printable
 from configs.loading import load_run_config
@@ -14,80 +15,12 @@ from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
 from ray_jobs.jobs import client as jobs_client
 from ray_jobs.jobs import submit
-from ray_jobs.jobs.client import JobError, JobServer
-from ray_jobs.jobs.request import PHASES, SubmitRequest
+from ray_jobs.jobs.client import JobError
+from ray_jobs.jobs.request import PHASES
 from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from ray_jobs.run.begun import begun_run
 from ray_jobs.run.folder import RunFolder
-
-SECRET = "sk-live-0123456789"
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A working directory with a recipe, as the current one."""
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\n')
-    monkeypatch.chdir(tmp_path)
-    for name in (*jobs_client.ADDRESS_VARIABLES, "TAVILY_API_KEY", "TAVILY_API_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-def make_options(recipe="recipes/mine.toml", **fields):
-    return SubmitRequest(recipe=Path(recipe), **{"runtime_env": {}, **fields})
-
-
-def plan(*overrides, here=True, recipe="recipes/mine.toml", **fields):
-    options = make_options(recipe, overrides=overrides, **fields)
-    config = load_run_config(options.recipe if options.recipe.is_file() else None, overrides)
-    return plan_submission(config, options, here=here)
-
-
-def make_job(**fields):
-    return JobDetails(
-        **{
-            "type": JobType.SUBMISSION,
-            "submission_id": "mine-train-1",
-            "status": JobStatus.FAILED,
-            "entrypoint": "python -m ray_jobs.cli train recipes/mine.toml",
-            "start_time": 1_000,
-            "end_time": 62_000,
-            "driver_exit_code": 2,
-            **fields,
-        }
-    )
-
-
-class ScriptedClient:
-    """A job server that knows these jobs and this log."""
-
-    def __init__(self, *jobs, log=""):
-        self.known = list(jobs)
-        self.log = log
-        self.submitted = []
-
-    def list_jobs(self):
-        return self.known
-
-    def get_job_logs(self, name):
-        return self.log
-
-    def stop_job(self, name):
-        self.known = [job.model_copy(update={"status": JobStatus.STOPPED}) for job in self.known]
-
-    def submit_job(self, **fields):
-        self.submitted.append(fields)
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """Every command talks to this one."""
-    server = JobServer("http://127.0.0.1:8265", ScriptedClient(make_job()))
-    for module in ("jobs.submit", "jobs.watch"):
-        monkeypatch.setattr(f"ray_jobs.{module}.connect", lambda address: server)
-    return server
 
 
 @pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
@@ -275,7 +208,7 @@ def test_address_where_nobody_listens_is_said_at_once(address, project, capsys):
 def test_address_comes_from_the_flag_else_from_the_environment(project, monkeypatch):
     asked = []
     monkeypatch.setattr(jobs_client, "_dashboard_url", lambda named: asked.append(named) or named)
-    monkeypatch.setattr(jobs_client, "JobSubmissionClient", lambda url: url)
+    monkeypatch.setattr(jobs_client, "JobSubmissionClient", lambda url: ScriptedClient())
     monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
     jobs_client.connect("http://flag:8265")
     monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
@@ -330,6 +263,11 @@ def test_status_of_a_failed_job_ends_with_what_to_fix_and_exit_code_1(server, ca
         ({}, "ModuleNotFoundError: No module named 'peft'", "the module 'peft' is missing on the cluster"),
         ({"driver_exit_code": -9}, "step 3", "memory runs out"),
         ({"driver_exit_code": None, "message": "pip install failed"}, "", "not get as far as its command: pip install"),
+        (
+            {"driver_exit_code": None, "driver_node_id": "n", "message": "Job supervisor actor died: node lost"},
+            "step 3",
+            "its command was lost, with its machine or with Ray's process that started it: Job supervisor actor died",
+        ),
         ({"driver_exit_code": 1}, "boom\nValueError: x\n\n", "exit code 1, last line: ValueError: x"),
     ],
 )
