@@ -33,6 +33,16 @@ def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folde
     assert {"phase", "recipe", "name", "version", "commit"} <= submission.metadata.keys()
 
 
+def test_commit_is_told_of_code_that_travels_and_of_no_other(project):
+    """Regression: a run with the code of the cluster's image named the commit of who submitted it."""
+    other = plan()
+    assert (other.metadata["commit"], other.metadata["version"]) == ("as on the cluster", "as on the cluster")
+    assert "AGENTFLOW_COMMIT" not in other.runtime_env["env_vars"]
+    root = Path(submit.__file__).parents[2]
+    own = plan(working_dir=root, recipe=str(root / "configs" / "recipes" / "demo_cpu.toml"))
+    assert own.metadata["commit"] == own.runtime_env["env_vars"]["AGENTFLOW_COMMIT"] != "as on the cluster"
+
+
 def test_resume_names_the_run_folder_that_the_recipe_writes_to(project):
     assert plan(phase="resume").entrypoint == f"python -m ray_jobs.cli resume {project}/runs/mine"
 
@@ -66,6 +76,13 @@ def test_only_phases_that_act_in_their_own_process_claim_places_for_it(project):
     assert (plan(*on_gpu, phase="train").num_cpus, plan(*on_gpu, phase="train").num_gpus) == (0, 0)
     assert (plan(*on_gpu, phase="evaluate").num_cpus, plan(*on_gpu, phase="evaluate").num_gpus) == (1, 1)
     assert plan(phase="evaluate").num_gpus == 0
+    # One engine over several cards finds them only where the job has them all.
+    assert plan(*on_gpu, "rollout.engine.tensor_parallel=2", phase="evaluate").num_gpus == 2
+    assert plan(*on_gpu, "rollout.engine.tensor_parallel=2", "prm.device=cuda", phase="train-prm").num_gpus == 1
+    # Neither plans nor judges nor a server need an engine.
+    assert plan(*on_gpu, "label.type=plan", phase="label").num_gpus == 0
+    assert plan(*on_gpu, "label.type=monte_carlo", phase="label").num_gpus == 1
+    assert plan(*on_gpu, "backend.type=openai", "backend.model=m", phase="evaluate").num_gpus == 0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +131,9 @@ def test_a_key_in_an_added_environment_is_refused_with_what_to_do(name, project,
     assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"--runtime-env holds {name}" in said
-    assert f"set {name} in the environment, or {name}_FILE to the path of a file" in said
+    assert f"set {name} in the environment" in said
+    # Of a key that only another library reads no file is read.
+    assert (f"or {name}_FILE to the path of a file" in said) == (name == "TAVILY_API_KEY")
     assert SECRET not in said
     assert server.client.submitted == []
 
@@ -158,6 +177,8 @@ def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
         (["recipes/mine.toml", "--working-dir", "gone"], "--working-dir 'gone' is no folder"),
         (["/etc/hostname.toml"], "recipe '/etc/hostname.toml' does not exist"),
         (["recipes/mine.toml", "model.path=recipes"], "model.path = 'recipes' does not travel"),
+        (["recipes/mine.toml", "reward.credit.prm_path=runs/p/prm"], "prm_path = 'runs/p/prm' does not travel"),
+        (["recipes/mine.toml", "prm.model_path=recipes"], "prm.model_path = 'recipes' does not travel"),
         (["recipes/mine.toml", "cluster.address=http://h:8265"], "agentflow submit --address http://h:8265"),
         (["runs", "--phase", "resume"], "is not the folder of a run"),
         (["recipes/mine.toml", "--phase", "resume", "--options=--dry-run"], "`agentflow resume` takes no --options"),
@@ -170,6 +191,12 @@ def test_what_cannot_work_is_said_before_anything_is_sent(arguments, said, proje
     assert main(["submit", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert server.client.submitted == []
+
+
+def test_tracker_that_only_the_cluster_has_is_submitted(project, server, monkeypatch):
+    """Regression: it had to be installed where the job is sent from, too."""
+    monkeypatch.setattr("ray_jobs.metrics.trackers.MODULES", {"wandb": "no_such_module"})
+    assert main(["submit", "recipes/mine.toml", 'trackers=["wandb"]']) == 0
 
 
 def test_folder_of_the_name_of_the_demo_model_is_not_taken_for_it(project, server):
