@@ -33,6 +33,10 @@ class LearnerCalls:
     def ready(self) -> bool:
         return True
 
+    def in_each_process(self, ask: Callable[[], bool]) -> list[bool]:
+        """What a question has for an answer where the learner is: of several ranks, each rank's."""
+        return [ask()]
+
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         samples = [
             sample

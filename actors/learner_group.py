@@ -95,6 +95,10 @@ class LearnerGroupActor:
     def ready(self) -> bool:
         return self._all(LearnerCalls.ready)
 
+    def in_each_process(self, ask: Callable[[], bool]) -> list[bool]:
+        answers = ray.get([one.in_each_process.remote(ask) for one in self._members])
+        return [answer for each in answers for answer in each]
+
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         return self._all(LearnerCalls.imitate_step, demonstrations, learning_rate)
 
