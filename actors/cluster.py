@@ -1,5 +1,6 @@
 """The Ray cluster: how a driver reaches it, which processes live there, which numbers it exports."""
 
+import http.client
 import logging
 import math
 import os
@@ -103,6 +104,8 @@ QUIET = WORKER_ENV | {
 }
 
 LISTEN_PATIENCE_S = 5.0
+VERSIONS_DIFFER = "Version mismatch"
+"""How Ray begins where Ray or Python are others on the cluster; which ones stands in the lines after it."""
 
 
 class ClusterError(UserError):
@@ -177,6 +180,12 @@ def _join(address: str) -> None:
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     try:
         found = find_cluster(address)
+        if not submitted and speaks_http(found):
+            # Ray itself would ask it for a minute, and then end this process.
+            raise ConnectionError(
+                f"a web server listens at {found}, such as the dashboard; give the port of the cluster itself, which "
+                "`ray start` prints (6379 where none was chosen)"
+            )
         if address == "auto":
             # As Ray does: a cluster that was started here took the token up by itself. One that has none would take the
             # answers of a driver that has one for those of a stranger, so that elsewhere RAY_AUTH_MODE must say it.
@@ -187,7 +196,12 @@ def _join(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
+        if VERSIONS_DIFFER in str(error):
+            raise ClusterError(
+                f"cannot join the Ray cluster at '{address}': {' '.join(str(error).split())}; install the cluster's "
+                "versions here, or send the run there with `agentflow submit`, which runs with those of the cluster"
+            ) from error
         raise ClusterError(
             f"cannot join the Ray cluster at '{address}': {str(error).partition(chr(10))[0]}; see that it runs (`ray "
             f"status --address {address}`) and, where it asks for a token, that RAY_AUTH_MODE=token is set, or start "
@@ -218,3 +232,16 @@ def check_listens(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S).close()
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"nothing listens at {address} ({reason(error)})") from error
+
+
+def speaks_http(address: str) -> bool:
+    """Whether a web server listens at host:port; the one of a cluster's own port closes the connection."""
+    asking = http.client.HTTPConnection(address, timeout=LISTEN_PATIENCE_S)
+    try:
+        asking.request("GET", "/api/version")
+        asking.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        asking.close()
+    return True

@@ -93,13 +93,15 @@ if TYPE_CHECKING:
 
         __ray_call__: Call[..., bool]
 
-    class LearnerHandle(_InFolder):
+    class LearnerHandle:
         """One process, or the group that asks its ranks: these answer alike."""
 
         ready = works(LearnerCalls.ready)
+        in_each_process = works(LearnerCalls.in_each_process)
 
     class RankHandle:
         meet = works(LearnerRank.meet)
+        in_each_process = works(LearnerRank.in_each_process)
 
     class PrmHandle(_InFolder):
         ready = waits(PrmActor.ready)

@@ -42,6 +42,10 @@ class LearnerCalls:
     def ready(self) -> bool:
         return True
 
+    def in_each_process(self, ask: Callable[[], bool]) -> list[bool]:
+        """What a question has for an answer where the learner is: of several ranks, each rank's."""
+        return [ask()]
+
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         samples = [
             sample
@@ -184,6 +188,10 @@ class LearnerGroupActor:
 
     def ready(self) -> bool:
         return self._all(LearnerCalls.ready)
+
+    def in_each_process(self, ask: Callable[[], bool]) -> list[bool]:
+        answers = ray.get([one.in_each_process.remote(ask) for one in self._members])
+        return [answer for each in answers for answer in each]
 
     def imitate_step(self, demonstrations: Sequence[Trajectory], learning_rate: float) -> StepResult:
         return self._all(LearnerCalls.imitate_step, demonstrations, learning_rate)

@@ -24,6 +24,7 @@ _SHORTEST = 8
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _USER_PART = re.compile(r"://[^/\s?#]*@")
+_PASSWORD = re.compile(r"://[^/\s?#@:]*:(?!\$\{\w+\}@)[^/\s?#@]+@")
 _NAMED_VALUE = re.compile(r"(?P<name>[A-Za-z][\w-]*)['\"]?\s*[=:]\s*['\"]?(?=(?P<value>[^\s'\"&]+))")
 _FLAG_VALUE = re.compile(r"(?<!\S)-{1,2}(?P<name>[A-Za-z][\w-]*)\s+['\"]?(?P<value>[^\s'\"&-][^\s'\"&]*)")
 _KNOWN_START = re.compile(
@@ -104,11 +105,24 @@ def exposed_key(text: str) -> str | None:
     for found in (*_NAMED_VALUE.finditer(text), *_FLAG_VALUE.finditer(text)):
         if names_a_secret(found["name"]) and not found["value"].startswith(("$", "/", "./", "../", "~")):
             return f"as '{found['name']}'"
-    if known := _KNOWN_START.search(text):
-        return f"in the word that begins with '{known[1]}'"
+    if known := _known_key(text):
+        return known
     if any(not _UUID.fullmatch(found[0]) for found in _RANDOM_WORD.finditer(text)):
         return "in a word of 32 or more letters and digits"
     return None
+
+
+def certain_key(text: str) -> str | None:
+    """As `exposed_key`, of what can hardly be anything else: a password in a URL that is no reference like `${NAME}`,
+    and how keys of known services begin."""
+    if _PASSWORD.search(text):
+        return "in the user part of a URL"
+    return _known_key(text)
+
+
+def _known_key(text: str) -> str | None:
+    known = _KNOWN_START.search(text)
+    return f"in the word that begins with '{known[1]}'" if known else None
 
 
 def on_this_machine(address: str) -> bool:

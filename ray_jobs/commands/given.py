@@ -107,7 +107,29 @@ def _runtime_env(text: str) -> dict[str, Any]:
         raise ValueError(f"{text}: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict) or "working_dir" in found:
         raise ValueError(f"{text} is no runtime environment without working_dir")
+    if fault := _fault_of_runtime_env(found):
+        raise ValueError(f"{text}: {fault}")
     return found
+
+
+def _fault_of_runtime_env(found: dict[str, Any]) -> str | None:
+    """What of it Ray would refuse, or be given as something else. Values may be secret, and are not shown."""
+    if empty := [name for name, value in found.items() if value is None]:
+        return f"{empty[0]} is empty; give it a value, or leave it out"
+    variables, excludes = found.get("env_vars", {}), found.get("excludes", [])
+    if not isinstance(variables, dict):
+        return f"env_vars must be a table of NAME: value, not {_kind(variables)}"
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            return f"env_vars.{name} must be text, not {_kind(value)}; put it in quotes"
+    if not isinstance(excludes, list) or not all(isinstance(one, str) for one in excludes):
+        return f"excludes must be a list of patterns, such as [big/], not {_kind(excludes)}"
+    return None
+
+
+def _kind(value: object) -> str:
+    names = {str: "text", list: "a list", dict: "a table", bool: "true or false", type(None): "nothing"}
+    return names.get(type(value), "a number")
 
 
 def _formats(text: str) -> tuple[str, ...]:

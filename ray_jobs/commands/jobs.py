@@ -1,13 +1,12 @@
 """The commands for a Ray cluster: send a job there, see what becomes of it, end it."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from ray_jobs.commands.given import Address, Given, Job, RuntimeEnv, Words, sorted_out
-
-Phase = Literal["train", "resume", "collect", "label", "train-prm", "evaluate"]
+from ray_jobs.jobs.request import Phase, SubmitRequest
 
 
 def submit(
@@ -21,7 +20,7 @@ def submit(
 ) -> int:
     """Run `train` or one of its phases as a job on a Ray cluster."""
     path, changes = sorted_out(given)
-    from ray_jobs.jobs.submit import SubmitRequest, run_submit
+    from ray_jobs.jobs.submit import run_submit
 
     return run_submit(
         SubmitRequest(

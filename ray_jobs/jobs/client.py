@@ -2,21 +2,28 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
+import psutil
 from ray._private.utils import split_address
 from ray.dashboard.utils import ray_address_to_api_server_url
 from ray.exceptions import AuthenticationError, RuntimeEnvSetupError
 from ray.job_submission import JobDetails, JobSubmissionClient
+from requests.utils import get_environ_proxies, select_proxy
 
-from actors.cluster import check_listens, find_cluster, use_token
+from actors.cluster import check_listens, find_cluster, speaks_http, use_token
 from configs.errors import UserError
 
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 DEFAULT_PORTS = {"http": 80, "https": 443}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 START = "start one with `ray start --head --dashboard-host=127.0.0.1`"
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class JobError(UserError):
@@ -24,16 +31,17 @@ class JobError(UserError):
 
 
 class JobServer:
-    """Where jobs go. `url` is that of the cluster's dashboard."""
+    """Where jobs go: `url` is the dashboard's, `session` Ray's name of the cluster, where it is known."""
 
-    def __init__(self, url: str, client: JobSubmissionClient) -> None:
+    def __init__(self, url: str, client: JobSubmissionClient, session: str | None = None) -> None:
         self.url = url
         self.client = client
+        self._session = session
 
     @property
     def is_here(self) -> bool:
-        """Whether the address is one of this machine (or a tunnel that begins here)."""
-        return (urlsplit(self.url).hostname or "") in ("localhost", "127.0.0.1", "::1")
+        """Whether the cluster's head is this machine. The address alone does not say it: a tunnel begins here, too."""
+        return _host(self.url) in LOOPBACK if self._session is None else _heads(self._session)
 
     def job(self, name: str) -> JobDetails:
         """One job by its submission id. Raises JobError, which says which jobs there are."""
@@ -57,7 +65,8 @@ def connect(address: str | None) -> JobServer:
     RAY_ADDRESS say, else of the cluster that runs on this machine. Raises JobError."""
     named = address or next((value for name in ADDRESS_VARIABLES if (value := os.environ.get(name))), "auto")
     use_token()
-    url = _dashboard_url(named)
+    found = _dashboard_url(named)
+    url = without_user(found)
     # Ray would put these in the place of what was asked for.
     for name in ADDRESS_VARIABLES:
         os.environ.pop(name, None)
@@ -65,8 +74,15 @@ def connect(address: str | None) -> JobServer:
         logging.getLogger(f"ray.dashboard.{module}").setLevel(logging.WARNING)
     for module in ("packaging", "working_dir"):
         logging.getLogger(f"ray._private.runtime_env.{module}").setLevel(logging.ERROR)
-    with server_errors(url):
-        return JobServer(url, JobSubmissionClient(url))
+    _ask_loopback_directly(url)
+    with server_errors(url), _no_job_server(url):
+        client = JobSubmissionClient(found)
+        return JobServer(url, client, client._do_request("GET", "/api/version").json().get("session_name"))
+
+
+def without_user(text: str) -> str:
+    """The same without the user and the password that an address in it may hold."""
+    return re.sub(r"://[^/\s?#]*@", "://", text)
 
 
 @contextmanager
@@ -77,12 +93,26 @@ def server_errors(url: str) -> Iterator[None]:
     except AuthenticationError as error:
         raise JobError(
             f"{url} asks for a token, and not for the one here; put the cluster's (`ray get-auth-token` on its head "
-            "node) into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            f"node) into ~/.ray/auth_token or RAY_AUTH_TOKEN{_proxy_of(url)}"
         ) from error
-    except OSError as error:
-        raise JobError(f"{url} does not answer ({_first_line(error)}); is the head node up?") from error
-    except (RuntimeError, ValueError, RuntimeEnvSetupError) as error:
-        raise JobError(f"{url} refused: {_first_line(error)}") from error
+    except (OSError, aiohttp.ClientError) as error:
+        raise JobError(f"{url} does not answer ({_said(error)}); is the head node up?{_proxy_of(url)}") from error
+    except (RuntimeError, ValueError, TypeError, RuntimeEnvSetupError) as error:
+        raise JobError(f"{url} refused: {_said(error)}") from error
+
+
+@contextmanager
+def _no_job_server(url: str) -> Iterator[None]:
+    """Something else may answer there."""
+    try:
+        yield
+    except AuthenticationError:
+        raise
+    except (RuntimeError, ValueError, KeyError, AttributeError) as error:
+        raise JobError(
+            f"{url} is no job server of Ray ({_said(error)}); give http://host:8265, where the dashboard "
+            f"listens{_proxy_of(url)}"
+        ) from error
 
 
 def _dashboard_url(named: str) -> str:
@@ -90,13 +120,19 @@ def _dashboard_url(named: str) -> str:
         parts = urlsplit(named)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         with _no_cluster(named):
-            check_listens(f"{host}:{parts.port or DEFAULT_PORTS[parts.scheme]}")
-        return named.rstrip("/")
+            address = f"{host}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
+            if _host(named) in LOOPBACK or not _proxied(named):
+                check_listens(address)
+        # What a browser shows of the dashboard ends in `#/jobs`.
+        return named.partition("#")[0].rstrip("/")
     if "://" in named:
         raise JobError(
             f"'{split_address(named)[0]}://' is no address of a job server; give http://host:8265, where the dashboard "
             "listens, or host:port of the cluster"
         )
+    if named != "auto" and speaks_http(named):
+        # The dashboard's, which `ray start` prints without a scheme.
+        return f"http://{named}"
     with _no_cluster(named):
         cluster = find_cluster(named)
     try:
@@ -108,16 +144,53 @@ def _dashboard_url(named: str) -> str:
         ) from error
 
 
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
+
+
+def _heads(session: str) -> bool:
+    """Whether the cluster's store runs on this machine, and this process sees its folder: that of one in a container,
+    whose port is published here, lies elsewhere."""
+    for process in psutil.process_iter(["cmdline"]):
+        program, *words = process.info["cmdline"] or [""]
+        for word in words if Path(program).name == "gcs_server" else ():
+            before, found, _ = word.partition(session)
+            if found and Path(before.rpartition("=")[2] + session).is_dir():
+                return True
+    return False
+
+
+def _ask_loopback_directly(url: str) -> None:
+    """A proxy of the environment knows nothing of what listens here."""
+    if (host := _host(url)) in LOOPBACK and _proxied(url):
+        for name in ("no_proxy", "NO_PROXY"):
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), host)))
+
+
+def _proxied(url: str) -> bool:
+    """Whether Ray's client asks for this through a proxy of the environment."""
+    return select_proxy(url, get_environ_proxies(url)) is not None
+
+
+def _proxy_of(url: str) -> str:
+    """What to say where a proxy is asked; empty where none is."""
+    if not _proxied(url):
+        return ""
+    return f" (asked through the proxy of the environment; to go without, add {_host(url)} to NO_PROXY)"
+
+
 @contextmanager
 def _no_cluster(named: str) -> Iterator[None]:
-    where = "on this machine" if named == "auto" else f"at {named}"
+    where = "on this machine" if named == "auto" else f"at {without_user(named)}"
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
-        raise JobError(
-            f"no Ray cluster {where}: {_first_line(error)}; {START}, or name another with --address"
-        ) from error
+        raise JobError(f"no Ray cluster {where}: {_said(error)}; {START}, or name another with --address") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def _said(error: BaseException) -> str:
+    """The first line of what it says; of a traceback, with which Ray's servers answer, the last."""
+    text = without_user(str(error)).strip()
+    if TRACEBACK in text.partition("\n")[0]:
+        return text.rstrip(". \n").splitlines()[-1][:300]
+    return (text.splitlines() or [type(error).__name__])[0][:300]

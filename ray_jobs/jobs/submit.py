@@ -1,24 +1,26 @@
 """Send a phase to a Ray cluster as a job: what is checked, packed and handed over."""
 
-import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from rich.console import Console
 from rich.markup import escape
 
 from actors.cluster import WORKER_ENV
-from configs.api_keys import FILE_SUFFIX, how_to_set, key_file, names_a_secret, written_secret
+from configs.api_keys import FILE_SUFFIX, certain_key, how_to_set, key_file, names_a_secret, written_secret
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.checks.keys import key_variables
-from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
-from ray_jobs.jobs.watch import ACTING_PHASES, follow
+from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors, without_user
+from ray_jobs.jobs.request import ACTING_PHASES, SubmitRequest
+from ray_jobs.jobs.travel import check_travels, excluded, largest, recipe_there
+from ray_jobs.jobs.watch import follow
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.preflight import check_labelling, check_recipe
 from ray_jobs.run.provenance import provenance
@@ -26,31 +28,15 @@ from ray_jobs.run.provenance import provenance
 COMMAND = ("python", "-m", "ray_jobs.cli")
 """What runs on the cluster: the code of the working directory, else what is installed there."""
 
-LEFT_BEHIND = (
-    *(".git/", ".venv/", "venv/", "runs/", ".cache/", "__pycache__/", "*.egg-info/", "node_modules/"),
-    *(".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/", "*.safetensors", "*.gguf", "*.ckpt"),
-    *(".env", ".env.*", "*.env", ".netrc", "*.pem", "*.key"),
-)
-"""Never part of the working directory, besides what .gitignore and .rayignore say: Ray keeps a copy of it."""
-
-
+UNKNOWN_CODE = "as on the cluster"
+"""Version and commit of a job whose code does not travel."""
+READ_INTO_IT = ("pip", "uv", "conda", "packages")
+"""Entries of a job's environment that may name a file here."""
 STILL_STARTS = "No available agent to submit job"
 """What a job server answers whose nodes' agents are not up yet, some seconds after `ray start`."""
 STARTS_WITHIN_S, ASK_AGAIN_S = 60.0, 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitRequest:
-    """`recipe` is a recipe, or for `resume` also the folder of a run. `runtime_env` is Ray's, to be added to ours."""
-
-    recipe: Path
-    overrides: tuple[str, ...] = ()
-    phase: str = "train"
-    address: str | None = None
-    working_dir: Path = Path()
-    follow: bool = False
-    phase_options: tuple[str, ...] = ()
-    runtime_env: Mapping[str, Any]
+TOO_LARGE = ("Maximum request body size", "HTTPRequestEntityTooLarge", "status code 413", "exceeds the maximum size")
+"""What a job server, or a proxy before it, answers to a working directory that is too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +76,10 @@ def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) ->
     facts = provenance(seed=config.seed)
     commit = f"{(facts['git_commit'] or 'unknown')[:12]}{' with changes' if facts['git_dirty'] else ''}"
     acts = request.phase in ACTING_PHASES
-    device = config.prm.device if request.phase == "train-prm" else config.rollout.engine.device
+    version = facts["versions"].get("agentflow-ray", "unknown")
+    if Path(__file__).resolve().parents[2] != request.working_dir.resolve():
+        # Other code runs there than this: what the working directory has, or the cluster.
+        commit = version = UNKNOWN_CODE
     return Submission(
         submission_id=f"{config.name}-{request.phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         entrypoint=shlex.join([*COMMAND, *command_line(request, output_dir=output_dir, run=run)]),
@@ -100,12 +89,12 @@ def plan_submission(config: RunConfig, request: SubmitRequest, *, here: bool) ->
             "recipe": str(request.recipe),
             "name": config.name,
             "run": run,
-            "version": facts["versions"].get("agentflow-ray", "unknown"),
+            "version": version,
             "commit": commit,
         },
         # A phase that acts in the driver itself must be where its engine can be; `train` asks for its actors' places.
         num_cpus=1.0 if acts else 0.0,
-        num_gpus=1.0 if acts and device == "cuda" else 0.0,
+        num_gpus=_cards(config, request.phase) if acts else 0.0,
         run=run,
         key_names=names,
         key_files=key_files,
@@ -116,15 +105,9 @@ def command_line(request: SubmitRequest, *, output_dir: str, run: str) -> list[s
     """The arguments of `agentflow` on the cluster. Raises JobError for a recipe that does not travel."""
     if request.phase == "resume":
         return ["resume", run]
-    recipe, folder = request.recipe.resolve(), request.working_dir.resolve()
-    if not recipe.is_relative_to(folder):
-        raise JobError(
-            f"recipe '{request.recipe}' lies outside of the working directory '{folder}', which is all that travels; "
-            "copy it there, or give the folder above it with --working-dir"
-        )
     return [
         request.phase,
-        str(recipe.relative_to(folder)),
+        recipe_there(request),
         *(one for one in request.overrides if not one.startswith("output_dir=")),
         f"output_dir={output_dir}",
         *request.phase_options,
@@ -139,25 +122,11 @@ def _config(request: SubmitRequest) -> RunConfig:
 
 def _check(config: RunConfig, request: SubmitRequest) -> None:
     check_recipe(config)
-    _check_nothing_secret_travels(request)
+    _check_nothing_secret_travels(config, request)
     _check_nothing_is_ignored(request)
     if request.phase == "label" or (request.phase == "train" and config.trains_prm):
         check_labelling(config)
-    if not request.working_dir.is_dir():
-        raise JobError(f"--working-dir '{request.working_dir}' is no folder")
-    data = config.envs.data_path
-    if data and not Path(data).is_absolute() and not (request.working_dir / data).is_file():
-        raise JobError(
-            f"envs.data_path = '{data}' is not in the working directory '{request.working_dir}'; copy it there, or "
-            "give the absolute path that it has on every machine of the cluster"
-        )
-    for key, path in (("reward.credit.prm_path", config.reward.prm_path), ("model.path", config.model.path)):
-        # A model hub's id has no file here, and the demo's model is a name.
-        if path and path != "demo" and not Path(path).expanduser().is_absolute() and Path(path).exists():
-            raise JobError(
-                f"{key} = '{path}' does not travel: weights are left out of the working directory; give the absolute "
-                "path that it has on every machine of the cluster"
-            )
+    check_travels(config, request)
 
 
 def _check_nothing_is_ignored(request: SubmitRequest) -> None:
@@ -174,16 +143,36 @@ def _check_nothing_is_ignored(request: SubmitRequest) -> None:
         )
 
 
-def _check_nothing_secret_travels(request: SubmitRequest) -> None:
+def _check_nothing_secret_travels(config: RunConfig, request: SubmitRequest) -> None:
     """Ray writes a job's environment to its logs on every machine, for all to read. Raises JobError where a key is in
     what --runtime-env adds."""
-    own = request.runtime_env.get("env_vars", {})
-    name = next(filter(names_a_secret, own), None) or written_secret(json.dumps(request.runtime_env, default=str))
-    if name:
-        raise JobError(
-            f"--runtime-env holds {name}, and Ray writes a job's environment to logs that all users of its machines "
-            f"can read; on the machines of the cluster {how_to_set(name)}"
-        )
+    added = request.runtime_env
+    text = "\n".join(_texts(added))
+    name = next(filter(names_a_secret, added.get("env_vars", {})), None) or written_secret(text)
+    where = None if name else certain_key(text)
+    if name is None and where is None:
+        return
+    # Only a key that is asked for by its name may lie in a file; what another library reads is not ours to say.
+    there = how_to_set(name) if name in key_variables(config) else f"set {name or 'it'} in the environment"
+    raise JobError(
+        f"--runtime-env holds {name or f'a key {where}'}, and Ray writes a job's environment to logs that all users of "
+        f"its machines can read; on the machines of the cluster {there}, before their `ray start`"
+    )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in what --runtime-env adds, also in files of requirements, which Ray reads into it."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield str(name)
+            yield from _texts(one)
+            if name in READ_INTO_IT and isinstance(one, str) and Path(one).is_file():
+                yield Path(one).read_text(encoding="utf-8", errors="replace")
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _texts(one)
+    else:
+        yield str(value)
 
 
 def _output_dir(config: RunConfig, request: SubmitRequest, here: bool) -> str:
@@ -191,13 +180,13 @@ def _output_dir(config: RunConfig, request: SubmitRequest, here: bool) -> str:
     written = Path(config.output_dir)
     if written.is_absolute():
         return str(written)
+    if request.phase == "resume" and request.recipe.is_dir():
+        return str(request.recipe.resolve().parent)
     if not here:
         raise JobError(
             f"output_dir = '{written}' is relative, and a job's working directory on the cluster does not last; give a "
             "folder there that does, e.g. output_dir=/mnt/shared/runs"
         )
-    if request.phase == "resume" and request.recipe.is_dir():
-        return str(request.recipe.resolve().parent)
     return str(request.working_dir.resolve() / written)
 
 
@@ -205,16 +194,16 @@ def _runtime_env(request: SubmitRequest, key_files: Mapping[str, str], commit: s
     """The working directory and the environment, with what --runtime-env adds."""
     added = dict(request.runtime_env)
     own = added.pop("env_vars", {})
+    taken_out = added.pop("excludes", [])
     files = {f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}
-    env = {**WORKER_ENV, **files, "AGENTFLOW_COMMIT": commit, **own}
+    env = {**WORKER_ENV, **files, **({} if commit == UNKNOWN_CODE else {"AGENTFLOW_COMMIT": commit}), **own}
     if here and sys.prefix != sys.base_prefix:
         # Ray runs a job with whatever `python` it finds; a cluster on this machine should find the one that is used.
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
     folder = request.working_dir.resolve()
-    inside = [f"/{Path(path).relative_to(folder)}" for path in key_files.values() if Path(path).is_relative_to(folder)]
     return {
         "working_dir": str(folder),
-        "excludes": [*LEFT_BEHIND, *inside, *added.pop("excludes", [])],
+        "excludes": excluded(folder, taken_out, key_files.values()),
         "env_vars": env,
         **added,
     }
@@ -235,13 +224,25 @@ def _send(server: JobServer, submission: Submission) -> None:
                 )
                 return
             except RuntimeError as error:
+                if any(sign in str(error) for sign in TOO_LARGE):
+                    raise _too_large(submission) from error
                 if STILL_STARTS not in str(error) or time.monotonic() > deadline:
                     raise
             time.sleep(ASK_AGAIN_S)
 
 
+def _too_large(submission: Submission) -> JobError:
+    folder = Path(submission.runtime_env["working_dir"])
+    return JobError(
+        f"the working directory '{folder}' is larger, packed, than the {DASHBOARD_CLIENT_MAX_SIZE / 2**20:.0f} MiB "
+        f"that Ray takes; its largest files: {largest(folder, submission.runtime_env['excludes'])}; name in .rayignore "
+        "what the job does not need, or put it where all machines see it"
+    )
+
+
 def _tell(console: Console, server: JobServer, submission: Submission, request: SubmitRequest) -> None:
-    name, at = submission.submission_id, f" --address {escape(request.address)}" if request.address else ""
+    name = submission.submission_id
+    at = f" --address {escape(without_user(request.address))}" if request.address else ""
     url = escape(server.url)
     lines = [
         f"[bold green]submitted[/] [bold]{name}[/] to {url}",
@@ -260,3 +261,12 @@ def _tell(console: Console, server: JobServer, submission: Submission, request: 
             f"reads it from the file {path}" if path else f"needs {key}, or {key}{FILE_SUFFIX}, before its `ray start`"
         )
         console.print(f"[yellow]note[/] the key {key} does not travel: every machine {there}", soft_wrap=True)
+
+
+def _cards(config: RunConfig, phase: str) -> float:
+    """What a phase takes that acts in the job's own process."""
+    if phase == "train-prm":
+        return float(config.prm.device == "cuda")
+    samples = {"label": config.label.type == "monte_carlo", "evaluate": config.backend.type == "vllm"}
+    engine = config.rollout.engine
+    return float(engine.tensor_parallel) if engine.device == "cuda" and samples.get(phase, True) else 0.0

@@ -2,10 +2,13 @@
 
 import asyncio
 import re
+import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
+import aiohttp
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
 from rich.table import Table
@@ -13,10 +16,9 @@ from rich.text import Text
 
 from configs.errors import printable
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
+from ray_jobs.jobs.request import ACTING_PHASES
 from ray_jobs.run.console import duration
 
-ACTING_PHASES = ("collect", "label", "train-prm", "evaluate")
-"""They work in their own process, and start no actors."""
 STYLES = {
     JobStatus.PENDING: "yellow",
     JobStatus.RUNNING: "cyan",
@@ -26,6 +28,7 @@ STYLES = {
 }
 TAIL_LINES = 12
 STOP_PATIENCE_S = 60.0
+LOOK_EVERY_S = 2.0
 _OURS = "agentflow: error: "
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
@@ -38,7 +41,7 @@ def run_status(address: str | None, name: str | None) -> int:
         return 0
     job = server.job(name)
     console.print(job_table(job))
-    lines = tail(_log(server, job))
+    lines = _tail_of(server, job, console)
     for line in lines:
         console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
     if job.status == JobStatus.FAILED:
@@ -69,7 +72,7 @@ def run_stop(address: str | None, name: str) -> int:
     with console.status(f"stopping {job.submission_id}"):
         while not (job := server.job(name)).status.is_terminal():
             if time.monotonic() > deadline:
-                raise JobError(f"{name} has not ended within {STOP_PATIENCE_S:.0f} s; `agentflow jobs {name}` tells")
+                raise JobError(_not_ended(job))
             time.sleep(0.5)
     console.print(f"{job.submission_id}: {_state(job)}")
     if said := _goes_on(job.metadata or {}):
@@ -77,13 +80,27 @@ def run_stop(address: str | None, name: str) -> int:
     return 0
 
 
+def _not_ended(job: JobDetails) -> str:
+    name = job.submission_id
+    if job.status == JobStatus.PENDING:
+        return (
+            f"{name} has not begun ({_one_line(job.message)}), and Ray stops no job before it has: it ends when it "
+            "would begin, or where it cannot within 15 min"
+        )
+    return f"{name} has not ended within {STOP_PATIENCE_S:.0f} s; `agentflow jobs {name}` tells"
+
+
 def _goes_on(metadata: Mapping[str, str]) -> str | None:
     """What to do about a job that was stopped; None where nobody knows."""
     if metadata.get("phase") in ACTING_PHASES:
         return "what it wrote is kept: the same `agentflow submit` again goes on from there"
-    if run := metadata.get("run"):
-        return f"nothing is lost: `agentflow submit RECIPE --phase resume` goes on with {run}"
-    return None
+    if not (run := metadata.get("run")):
+        return None
+    recipe, path = metadata.get("recipe", "RECIPE"), Path(run)
+    # The recipe alone may name another run, or another folder; a run's own folder takes no settings.
+    settings = [] if Path(recipe).is_dir() else [f"name={path.name}", f"output_dir={path.parent}"]
+    words = shlex.join([recipe, *settings, "--phase", "resume"])
+    return f"nothing is lost: `agentflow submit {words}` goes on with {run}"
 
 
 def follow(server: JobServer, name: str) -> int:
@@ -91,16 +108,62 @@ def follow(server: JobServer, name: str) -> int:
     reader left before (the job goes on)."""
     console = Console()
     try:
-        with server_errors(server.url):
-            asyncio.run(_print_log(server, name))
+        job = _followed(server, name, console)
     except KeyboardInterrupt:
         console.print(f"\n{name} goes on; stop it with `agentflow jobs stop {name}`")
         return 130
-    job = server.job(name)
     console.print(f"{name}: {_state(job)}")
     if job.status == JobStatus.FAILED:
-        tell_failure(console, job, tail(_log(server, job)))
+        tell_failure(console, job, _tail_of(server, job, console))
     return int(job.status != JobStatus.SUCCEEDED)
+
+
+def _followed(server: JobServer, name: str, console: Console) -> JobDetails:
+    """The job, once it has ended. Raises JobError where the server is gone."""
+    log, told = _Log(server, name, console), ""
+    while not (job := server.job(name)).status.is_terminal():
+        if job.status == JobStatus.PENDING:
+            if (said := _one_line(job.message)) != told:
+                console.print(Text(f"{name} is pending: {said}", style="yellow"), soft_wrap=True)
+                told = said
+        elif asyncio.run(log.print_more()):
+            continue
+        time.sleep(LOOK_EVERY_S)
+    asyncio.run(log.print_more())
+    return job
+
+
+class _Log:
+    """A job's log as it is printed: from one stream or, where that breaks off, from several."""
+
+    def __init__(self, server: JobServer, name: str, console: Console) -> None:
+        self._server = server
+        self._name = name
+        self._console = console
+        self._printed = 0
+        self._told = False
+
+    async def print_more(self) -> bool:
+        """Until the stream ends, which begins where the log does. Returns whether anything was new."""
+        before, skip = self._printed, self._printed
+        async for chunk in self._chunks():
+            new = chunk[skip:]
+            skip -= len(chunk) - len(new)
+            self._printed += len(new)
+            sys.stdout.write(printable(new))
+            sys.stdout.flush()
+        return self._printed > before
+
+    async def _chunks(self) -> AsyncIterator[str]:
+        try:
+            async for chunk in self._server.client.tail_job_logs(self._name):
+                yield chunk
+        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+            # The job goes on without its readers, and the next stream where this one broke off.
+            if not self._told:
+                self._told = True
+                said = f"the stream of its log broke off: {_one_line(str(error))}"
+                self._console.print(Text(said, style="yellow"), soft_wrap=True)
 
 
 def jobs_table(jobs: Sequence[JobDetails], url: str) -> Table:
@@ -120,6 +183,7 @@ def job_table(job: JobDetails) -> Table:
     table.add_column(overflow="fold")
     rows: list[tuple[str, str | Text]] = [
         ("state", _state(job)),
+        *([("waits for", Text(_one_line(job.message)))] if job.status == JobStatus.PENDING else []),
         ("runs", Text(job.entrypoint)),
         *((key, Text(value)) for key, value in (job.metadata or {}).items() if not key.startswith("job_")),
         ("started", _clock(job.start_time)),
@@ -148,8 +212,13 @@ def why_failed(job: JobDetails, lines: Sequence[str]) -> str:
         )
     if job.driver_exit_code in (-9, 137) or "out of memory" in log.lower():
         return "a process was killed, as the system does when memory runs out; give the node more, or the run less"
+    if job.driver_exit_code is None and job.driver_node_id is None:
+        return f"it did not get as far as its command: {_one_line(job.message)}"
     if job.driver_exit_code is None:
-        return f"it did not get as far as its command: {' '.join(printable(job.message or 'no reason given').split())}"
+        return (
+            f"its command was lost, with its machine or with Ray's process that started it: {_one_line(job.message)}"
+            f"{f'; {said}' if (said := _goes_on(job.metadata or {})) else ''}"
+        )
     last = next((line for line in reversed(lines) if line.strip()), "its log is empty")
     return f"exit code {job.driver_exit_code}, last line: {last}"
 
@@ -159,15 +228,22 @@ def tail(log: str) -> list[str]:
     return printable(log).rstrip().splitlines()[-TAIL_LINES:]
 
 
-async def _print_log(server: JobServer, name: str) -> None:
-    async for chunk in server.client.tail_job_logs(name):
-        sys.stdout.write(printable(chunk))
-        sys.stdout.flush()
+def _tail_of(server: JobServer, job: JobDetails, console: Console) -> list[str]:
+    """The end of its log. It goes with the machine that it was written on: then that is said."""
+    try:
+        return tail(_log(server, job))
+    except JobError as error:
+        console.print(Text(f"its log cannot be read: {error}", style="yellow"), soft_wrap=True)
+        return []
 
 
 def _log(server: JobServer, job: JobDetails) -> str:
     with server_errors(server.url):
         return str(server.client.get_job_logs(str(job.submission_id)) or "")
+
+
+def _one_line(message: str | None) -> str:
+    return " ".join(printable(message or "no reason given").split())
 
 
 def _state(job: JobDetails) -> Text:

@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -25,8 +25,12 @@ from ray_jobs.run.deaths import Death
 from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import (
+    free,
+    lacking,
     learner_resources,
+    place_here,
     place_learner,
+    prm_resources,
     start_base,
     start_learner,
     this_node,
@@ -93,6 +97,7 @@ class RunActors:
         self._lives: Counter[str] = Counter()
         self.watch = watch or Watch(config.liveness, resume=f"`agentflow resume {shlex.quote(str(folder.path))}`")
         self.prm: PrmHandle | None = None
+        self._prm_place: PlacementGroup | None = None
         self.store: StoreHandle = StoreActor.options(name=self._name("store"), scheduling_strategy=this_node()).remote(
             config, folder.path
         )
@@ -140,13 +145,15 @@ class RunActors:
     def start_prm(self, base: Path) -> None:
         """A process reward model over this base: the one that the recipe names, or one that the run will train."""
         settings = prm_in_use(self._config)
-        on_card = settings.device == "cuda"
-        in_place = on_card and self._config.shares_card
+        share = prm_resources(self._config).get("GPU", 0.0)
+        if share and not self._config.shares_card:
+            self._prm_place = place_here([prm_resources(self._config)])
+        place = self._prm_place or self._learner_place
         prm: PrmHandle = PrmActor.options(
             name=self._name("prm"),
             num_cpus=0,
-            num_gpus=self._config.card.prm if on_card else 0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_place) if in_place else "DEFAULT",
+            num_gpus=share,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place) if share else this_node(soft=True),
             runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
         ).remote(settings, base, self._config.seed, self._prm_folder)
         self.prm = prm
@@ -200,7 +207,7 @@ class RunActors:
         """What to say where a worker has no place."""
         return NoRoomError(
             f"no room for rollout worker {index}: it claims {self._bundle} on one machine, and in all the cluster has "
-            f"{_free(self._bundle)} free; lower rollout.num_workers, add a node, or set cluster.patience_s to as long "
+            f"{free(self._bundle)} free; lower rollout.num_workers, add a node, or set cluster.patience_s to as long "
             "as a node takes to start"
         )
 
@@ -240,10 +247,11 @@ class RunActors:
 
     def restart_learner(self) -> None:
         """Another learner in the place of this one, up. Raises NoRoomError where its machine is lost and no other has
-        room within `cluster.patience_s`, and one of PART_LOST where the new one dies as well."""
+        room within `cluster.patience_s` or sees the run folder, and one of PART_LOST where the new one dies as well."""
         kill(self.learner)
         self.learner = self._start_learner()
         self._wait_for_learner()
+        self._check_learner_writes()
 
     def ask_learner(
         self, method: Callable[Concatenate[LearnerCalls, Takes], Answer], *args: Takes.args, **kwargs: Takes.kwargs
@@ -268,29 +276,32 @@ class RunActors:
                 has_place = placement_group_table(self._learner_place).get("state") == "CREATED"
                 without_s, since = 0.0 if has_place else without_s + now - since, now
                 if without_s > self._config.cluster.patience_s:
-                    raise self._no_room_for_learner()
+                    raise NoRoomError(lacking("learner", learner_resources(self._config)))
             ray.get(ready)
 
-    def _no_room_for_learner(self) -> NoRoomError:
-        claim, *others = learner_resources(self._config)
-        times = f", {len(others) + 1} times," if others else ""
-        return NoRoomError(
-            f"no room for the learner: it claims {claim} on one machine{times} and in all the cluster has "
-            f"{_free(claim)} free; add a node, or set cluster.patience_s to as long as a node takes to start"
-        )
-
     def wait_until_ready(self) -> None:
-        """Returns when every actor is up; they load side by side. Raises NoRoomError where the learner has no room
+        """Returns when every actor is up; they load side by side. Raises NoRoomError where learner or PRM has no room
         within `cluster.patience_s`, or cannot write where the run does."""
         self._wait_for_learner()
-        writing = {"learner": self.learner} | ({"PRM": self.prm} if self.prm else {})
-        ray.get([actor.ready.remote() for actor in (*writing.values(), *self.workers)])
-        for name, actor in writing.items():
-            if not ray.get(actor.__ray_call__.remote(_sees, self._folder.path, self._folder.fingerprint)):
-                raise NoRoomError(
-                    f"the {name} runs on a machine that does not see the run folder '{self._folder.path}', where it "
-                    "keeps its checkpoints; set output_dir to a folder that all machines share"
-                )
+        if self._prm_place and not self._prm_place.wait(self._config.cluster.patience_s):
+            raise NoRoomError(lacking("PRM", [prm_resources(self._config)]))
+        ray.get([actor.ready.remote() for actor in (*([self.prm] if self.prm else []), *self.workers)])
+        self._check_learner_writes()
+        if self.prm and not ray.get(self.prm.__ray_call__.remote(_sees, self._folder.path, self._folder.fingerprint)):
+            raise self._writes_elsewhere("PRM")
+
+    def _check_learner_writes(self) -> None:
+        """Raises NoRoomError where one of its processes does not see the run folder."""
+        sees = partial(_sees, None, self._folder.path, self._folder.fingerprint)
+        answers = ray.get(self.learner.in_each_process.remote(sees))
+        if not all(answers):
+            raise self._writes_elsewhere("learner")
+
+    def _writes_elsewhere(self, name: str) -> "NoRoomError":
+        return NoRoomError(
+            f"the {name} runs on a machine that does not see the run folder '{self._folder.path}', where it "
+            "keeps its checkpoints; set output_dir to a folder that all machines share"
+        )
 
     def sandboxes(self) -> list[str]:
         """The walls around the workers' code tools, which depend on their machines; each kind once."""
@@ -329,7 +340,8 @@ class RunActors:
     def release(self) -> None:
         """Give back all room of a cluster that outlives the run; its actors have ended."""
         self.release_unused(0)
-        remove_placement_group(self._learner_place)
+        for place in filter(None, (self._learner_place, self._prm_place)):
+            remove_placement_group(place)
 
     def close(self) -> None:
         """End engines and sandboxes in order, if they end soon; the cluster's end would only kill them."""
@@ -397,12 +409,6 @@ def in_words(method: Callable[..., object]) -> str:
 
 def _worker_name(index: int) -> str:
     return f"rollout worker {index}"
-
-
-def _free(claim: Mapping[str, float]) -> dict[str, float]:
-    """Of what is claimed, all that the cluster has now."""
-    available = ray.available_resources()
-    return {name: available.get(name, 0.0) for name in claim}
 
 
 def _build_learner(

@@ -75,6 +75,11 @@ def _take(file: TextIO, folder: Path, tell: Callable[[str], None]) -> None:
                 f"({place.kind}) keeps the locks of a machine that is gone for so long"
             )
         time.sleep(RETRY_S)
+    if option := place.locks_here_only:
+        tell(
+            f"'{folder}' is mounted with {option}: its lock is this machine's alone, and a run that another machine "
+            "starts in it would spoil this one; mount it with locks"
+        )
 
 
 def _locked(file: TextIO, folder: Path, place: FileSystem) -> bool:

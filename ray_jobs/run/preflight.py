@@ -111,6 +111,7 @@ def _check_settings(config: RunConfig, *, training: bool) -> "SandboxState | Non
     if config.backend.type == "vllm":
         check_machine(config)
     check_recipe(config)
+    check_trackers(config.trackers)
     if config.envs.data_path and not Path(config.envs.data_path).is_file():
         raise PreflightError(f"envs.data_path = '{config.envs.data_path}' is no file; name one, or leave it out")
     _check_own_code(config)
@@ -126,7 +127,6 @@ def check_recipe(config: RunConfig) -> None:
     """What the configuration says by itself, wherever it will run. Raises PreflightError and ApiKeyError."""
     check_mixes(config)
     check_nothing_secret_is_written(config)
-    check_trackers(config.trackers)
     rank = config.model.lora_rank
     if config.rollout.engine.adapter_mode == "native" and rank not in NATIVE_LORA_RANKS:
         raise PreflightError(

@@ -1,6 +1,6 @@
 """What the actors of a run take of a cluster, and how its learner is started."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import ray
@@ -11,6 +11,7 @@ from actors.base_weights import BaseWeightsActor
 from actors.learner import LearnerActor, LearnerGroupActor
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.run import RunConfig
+from reward.prm.model import prm_in_use
 
 if TYPE_CHECKING:
     from actors.handles import BaseHandle, LearnerHandle
@@ -38,6 +39,32 @@ def learner_resources(config: RunConfig) -> list[dict[str, float]]:
     return [_bundle(share if learner.device == "cuda" else 0.0)] * learner.num_workers
 
 
+def prm_resources(config: RunConfig) -> dict[str, float]:
+    """What the process reward model takes of a card; nothing on a CPU."""
+    return {"GPU": config.card.prm} if prm_in_use(config).device == "cuda" and config.card.prm else {}
+
+
+def free(claim: Iterable[str]) -> dict[str, float]:
+    """What the whole cluster has left of these resources."""
+    left = ray.available_resources()
+    return {name: left.get(name, 0.0) for name in claim}
+
+
+def lacking(name: str, claims: Sequence[Mapping[str, float]]) -> str:
+    """What to say where the cluster has no room for a part, whose processes claim this."""
+    times = f", {len(claims)} times," if len(claims) > 1 else ""
+    return (
+        f"no room for the {name}: it claims {claims[0]} on one machine{times} and in all the cluster has "
+        f"{free(claims[0])} free; add a node, or set cluster.patience_s to as long as a node takes to start"
+    )
+
+
+def place_here(bundles: Sequence[Mapping[str, float]]) -> PlacementGroup:
+    """Room on one machine, the driver's if possible."""
+    here = ray.get_runtime_context().get_node_id()
+    return placement_group([dict(one) for one in bundles], "STRICT_PACK", _soft_target_node_id=here)
+
+
 def place_learner(config: RunConfig) -> PlacementGroup:
     """Room for all processes of the learner or for none, near each other; for one process, here if possible. Where a
     card is shared it is the room of PRM and first worker as well: one whole card, which no other run can get between
@@ -45,7 +72,7 @@ def place_learner(config: RunConfig) -> PlacementGroup:
     bundles = [{"CPU": 2.0, "GPU": 1.0}] if config.shares_card else learner_resources(config)
     if len(bundles) > 1:
         return placement_group(bundles, "PACK")
-    return placement_group(bundles, "STRICT_PACK", _soft_target_node_id=ray.get_runtime_context().get_node_id())
+    return place_here(bundles)
 
 
 def start_learner(
@@ -80,9 +107,10 @@ def start_base(build_base: "Callable[[], BaseWeights]", device: str, place: Plac
     ).remote(build_base)
 
 
-def this_node() -> NodeAffinitySchedulingStrategy:
-    """Where the driver runs."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+def this_node(*, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    """Where the driver runs; elsewhere only if `soft`, and that machine is gone. An actor that claims nothing would be
+    put on any machine."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)
 
 
 def thread_env(num_threads: int) -> dict[str, str]:

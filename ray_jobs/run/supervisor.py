@@ -12,6 +12,7 @@ import ray
 
 from actors.cluster import PART_LOST, reason_of
 from actors.learner import LearnerCalls
+from configs.rollout import FolderMemoryConfig
 from ray_jobs.run.actors import in_words
 from ray_jobs.run.deaths import Death
 from ray_jobs.run.rollouts import WORKER_LOST, PinnedRollouts
@@ -36,18 +37,20 @@ PROOF_PATIENCE_S = 300.0
 
 class WantedWorkers:
     """How many workers a run shall have: the number in its `workers` file, which anybody may change at any time, and
-    `default` where there is no such file."""
+    `default` where there is no such file. `most`, where the recipe allows no more."""
 
-    def __init__(self, path: Path, default: int, note: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, default: int, note: Callable[[str], None], *, most: int | None = None) -> None:
         self._path = path
+        self._most = most
         self._default = default
         self._note = note
         self._num = default
         self._text = ""
 
     def read(self) -> int:
-        """The number of now. What is not a whole number of at least 1 changes nothing and is told once. A file that
-        cannot be read changes nothing either, nor does an empty one, which somebody is about to write."""
+        """The number of now. What is not a whole number of at least 1, or more than may be, changes nothing and is told
+        once. A file that cannot be read changes nothing either, nor does an empty one, which somebody is about to
+        write."""
         try:
             text = self._path.read_text(errors="replace").strip()
         except FileNotFoundError:
@@ -62,7 +65,14 @@ class WantedWorkers:
 
     def _parsed(self, text: str) -> int:
         with suppress(ValueError):
-            if (num := int(text)) >= 1:
+            num = int(text)
+            if self._most is not None and num > self._most:
+                self._note(
+                    f"{self._path} says {num}, and memory.type = 'folder' is for {self._most} rollout worker: "
+                    f"{self._num} as before; a run with memory.type=server may have more"
+                )
+                return self._num
+            if num >= 1:
                 return num
         self._note(f"{self._path} says {text[:40]!r}, not a whole number of at least 1: {self._num} workers as before")
         return self._num
@@ -88,7 +98,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         config = run.config.rollout
         self._patience_s = run.config.cluster.patience_s
         num_workers = max(config.num_workers, config.max_workers or 0)
-        self._wanted = WantedWorkers(run.folder.wanted_workers, num_workers, self._note)
+        most = 1 if isinstance(run.config.memory, FolderMemoryConfig) else None
+        self._wanted = WantedWorkers(run.folder.wanted_workers, num_workers, self._note, most=most)
         self._tended_at = time.monotonic()
         self._lost_at: dict[int, float] = {}
         self._given_up: set[int] = set()

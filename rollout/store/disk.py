@@ -18,6 +18,7 @@ _NETWORK = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
+_LOCAL_LOCKS = ("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl")
 _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"}
 
 
@@ -27,6 +28,13 @@ class FileSystem:
 
     kind: str
     mount: Path
+    options: frozenset[str] = frozenset()
+    """With which it is mounted, as the kernel lists them."""
+
+    @property
+    def locks_here_only(self) -> str | None:
+        """The option by which a file server's locks are this machine's alone, so that another one sees none of them."""
+        return next((one for one in _LOCAL_LOCKS if one in self.options), None) if self.networked else None
 
     @property
     def networked(self) -> bool:
@@ -48,7 +56,8 @@ def file_system_of(path: Path, mounts: Path | None = None) -> FileSystem:
         mount = Path(_unescaped(before.split(" ")[4]))
         # The later of two mounts on one folder hides the one before.
         if whole.is_relative_to(mount) and len(mount.parts) >= len(found.mount.parts):
-            found = FileSystem(kind=after.split(" ")[0], mount=mount)
+            kind, _, options = [*after.split(" "), "", ""][:3]
+            found = FileSystem(kind=kind, mount=mount, options=frozenset(options.split(",")))
     return found
 
 

@@ -289,3 +289,13 @@ def test_loop_that_ends_does_not_wait_for_attempts_whose_worker_nobody_will_repl
     policy = pinned_over(FakeActors([FakeWorker(dies_over=("t0",))]))
     with pytest.raises(NoRoomError):
         supervisor.beside(policy, lambda: asyncio.run(attempt_all(policy, TASKS[:2])), "them")
+
+
+def test_more_workers_than_a_memory_on_disk_serves_are_told_and_not_started(tmp_path):
+    """Regression: the second one could not open the folder, and died until the run ended."""
+    path, said = tmp_path / "workers", []
+    wanted = WantedWorkers(path, 1, said.append, most=1)
+    path.write_text("2\n")
+    assert (wanted.read(), wanted.read()) == (1, 1)
+    assert len(said) == 1
+    assert "says 2, and memory.type = 'folder' is for 1 rollout worker: 1 as before" in said[0]

@@ -125,3 +125,20 @@ def test_lock_of_a_machine_that_lives_is_not_waited_for_without_end(tmp_path, ne
         RunLock(tmp_path, lambda _: None)
     assert 120.0 <= networked[0] < 125.0
     lock.release()
+
+
+@pytest.mark.parametrize("option", ["nolock", "local_lock=all", "localflock"])
+def test_folder_whose_lock_other_machines_do_not_see_is_told(tmp_path, monkeypatch, option):
+    """Two machines could work in it at a time."""
+    place = FileSystem(kind="nfs", mount=tmp_path, options=frozenset({"rw", "vers=3", option}))
+    monkeypatch.setattr(run_lock, "file_system_of", lambda path: place)
+    told = []
+    RunLock(tmp_path, told.append).release()
+    assert len(told) == 1
+    assert f"is mounted with {option}: its lock is this machine's alone" in told[0]
+
+
+def test_folder_with_locks_of_its_server_tells_nothing(tmp_path, networked):
+    told = []
+    RunLock(tmp_path, told.append).release()
+    assert told == []

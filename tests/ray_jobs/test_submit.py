@@ -4,94 +4,26 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from ray.job_submission import JobDetails, JobStatus, JobType
+from ray.job_submission import JobStatus
+from scripted_jobs import SECRET, ScriptedClient, make_job, make_options, plan
 
 from configs.errors import printable
 from configs.loading import load_run_config
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
-from ray_jobs.commands.jobs import Phase
 from ray_jobs.jobs import client as jobs_client
 from ray_jobs.jobs import submit
-from ray_jobs.jobs.client import JobError, JobServer
-from ray_jobs.jobs.submit import SubmitRequest, plan_submission
+from ray_jobs.jobs.client import JobError
+from ray_jobs.jobs.request import PHASES
+from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
 
-SECRET = "sk-live-0123456789"
 
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A working directory with a recipe, as the current one."""
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\n')
-    monkeypatch.chdir(tmp_path)
-    for name in (*jobs_client.ADDRESS_VARIABLES, "TAVILY_API_KEY", "TAVILY_API_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-def make_options(recipe="recipes/mine.toml", **fields):
-    return SubmitRequest(recipe=Path(recipe), **{"runtime_env": {}, **fields})
-
-
-def plan(*overrides, here=True, recipe="recipes/mine.toml", **fields):
-    options = make_options(recipe, overrides=overrides, **fields)
-    config = load_run_config(options.recipe if options.recipe.is_file() else None, overrides)
-    return plan_submission(config, options, here=here)
-
-
-def make_job(**fields):
-    return JobDetails(
-        **{
-            "type": JobType.SUBMISSION,
-            "submission_id": "mine-train-1",
-            "status": JobStatus.FAILED,
-            "entrypoint": "python -m ray_jobs.cli train recipes/mine.toml",
-            "start_time": 1_000,
-            "end_time": 62_000,
-            "driver_exit_code": 2,
-            **fields,
-        }
-    )
-
-
-class ScriptedClient:
-    """A job server that knows these jobs and this log."""
-
-    def __init__(self, *jobs, log=""):
-        self.known = list(jobs)
-        self.log = log
-        self.submitted = []
-
-    def list_jobs(self):
-        return self.known
-
-    def get_job_logs(self, name):
-        return self.log
-
-    def stop_job(self, name):
-        self.known = [job.model_copy(update={"status": JobStatus.STOPPED}) for job in self.known]
-
-    def submit_job(self, **fields):
-        self.submitted.append(fields)
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """Every command talks to this one."""
-    server = JobServer("http://127.0.0.1:8265", ScriptedClient(make_job()))
-    for module in ("jobs.submit", "jobs.watch"):
-        monkeypatch.setattr(f"ray_jobs.{module}.connect", lambda address: server)
-    return server
-
-
-@pytest.mark.parametrize("phase", sorted(set(get_args(Phase)) - {"resume"}))
+@pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
 def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folder_that_lasts(phase, project):
     submission = plan("seed=4", phase=phase)
     command = f"python -m ray_jobs.cli {phase} recipes/mine.toml seed=4 output_dir={project}/runs"
@@ -99,6 +31,16 @@ def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folde
     assert submission.submission_id.startswith(f"mine-{phase}-20")
     assert submission.metadata["run"] == f"{project}/runs/mine"
     assert {"phase", "recipe", "name", "version", "commit"} <= submission.metadata.keys()
+
+
+def test_commit_is_told_of_code_that_travels_and_of_no_other(project):
+    """Regression: a run with the code of the cluster's image named the commit of who submitted it."""
+    other = plan()
+    assert (other.metadata["commit"], other.metadata["version"]) == ("as on the cluster", "as on the cluster")
+    assert "AGENTFLOW_COMMIT" not in other.runtime_env["env_vars"]
+    root = Path(submit.__file__).parents[2]
+    own = plan(working_dir=root, recipe=str(root / "configs" / "recipes" / "demo_cpu.toml"))
+    assert own.metadata["commit"] == own.runtime_env["env_vars"]["AGENTFLOW_COMMIT"] != "as on the cluster"
 
 
 def test_resume_names_the_run_folder_that_the_recipe_writes_to(project):
@@ -134,6 +76,13 @@ def test_only_phases_that_act_in_their_own_process_claim_places_for_it(project):
     assert (plan(*on_gpu, phase="train").num_cpus, plan(*on_gpu, phase="train").num_gpus) == (0, 0)
     assert (plan(*on_gpu, phase="evaluate").num_cpus, plan(*on_gpu, phase="evaluate").num_gpus) == (1, 1)
     assert plan(phase="evaluate").num_gpus == 0
+    # One engine over several cards finds them only where the job has them all.
+    assert plan(*on_gpu, "rollout.engine.tensor_parallel=2", phase="evaluate").num_gpus == 2
+    assert plan(*on_gpu, "rollout.engine.tensor_parallel=2", "prm.device=cuda", phase="train-prm").num_gpus == 1
+    # Neither plans nor judges nor a server need an engine.
+    assert plan(*on_gpu, "label.type=plan", phase="label").num_gpus == 0
+    assert plan(*on_gpu, "label.type=monte_carlo", phase="label").num_gpus == 1
+    assert plan(*on_gpu, "backend.type=openai", "backend.model=m", phase="evaluate").num_gpus == 0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +131,9 @@ def test_a_key_in_an_added_environment_is_refused_with_what_to_do(name, project,
     assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"--runtime-env holds {name}" in said
-    assert f"set {name} in the environment, or {name}_FILE to the path of a file" in said
+    assert f"set {name} in the environment" in said
+    # Of a key that only another library reads no file is read.
+    assert (f"or {name}_FILE to the path of a file" in said) == (name == "TAVILY_API_KEY")
     assert SECRET not in said
     assert server.client.submitted == []
 
@@ -226,6 +177,8 @@ def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
         (["recipes/mine.toml", "--working-dir", "gone"], "--working-dir 'gone' is no folder"),
         (["/etc/hostname.toml"], "recipe '/etc/hostname.toml' does not exist"),
         (["recipes/mine.toml", "model.path=recipes"], "model.path = 'recipes' does not travel"),
+        (["recipes/mine.toml", "reward.credit.prm_path=runs/p/prm"], "prm_path = 'runs/p/prm' does not travel"),
+        (["recipes/mine.toml", "prm.model_path=recipes"], "prm.model_path = 'recipes' does not travel"),
         (["recipes/mine.toml", "cluster.address=http://h:8265"], "agentflow submit --address http://h:8265"),
         (["runs", "--phase", "resume"], "is not the folder of a run"),
         (["recipes/mine.toml", "--phase", "resume", "--options=--dry-run"], "`agentflow resume` takes no --options"),
@@ -238,6 +191,12 @@ def test_what_cannot_work_is_said_before_anything_is_sent(arguments, said, proje
     assert main(["submit", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert server.client.submitted == []
+
+
+def test_tracker_that_only_the_cluster_has_is_submitted(project, server, monkeypatch):
+    """Regression: it had to be installed where the job is sent from, too."""
+    monkeypatch.setattr("ray_jobs.metrics.trackers.MODULES", {"wandb": "no_such_module"})
+    assert main(["submit", "recipes/mine.toml", 'trackers=["wandb"]']) == 0
 
 
 def test_folder_of_the_name_of_the_demo_model_is_not_taken_for_it(project, server):
@@ -276,7 +235,7 @@ def test_address_where_nobody_listens_is_said_at_once(address, project, capsys):
 def test_address_comes_from_the_flag_else_from_the_environment(project, monkeypatch):
     asked = []
     monkeypatch.setattr(jobs_client, "_dashboard_url", lambda named: asked.append(named) or named)
-    monkeypatch.setattr(jobs_client, "JobSubmissionClient", lambda url: url)
+    monkeypatch.setattr(jobs_client, "JobSubmissionClient", lambda url: ScriptedClient())
     monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
     jobs_client.connect("http://flag:8265")
     monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
@@ -331,6 +290,11 @@ def test_status_of_a_failed_job_ends_with_what_to_fix_and_exit_code_1(server, ca
         ({}, "ModuleNotFoundError: No module named 'peft'", "the module 'peft' is missing on the cluster"),
         ({"driver_exit_code": -9}, "step 3", "memory runs out"),
         ({"driver_exit_code": None, "message": "pip install failed"}, "", "not get as far as its command: pip install"),
+        (
+            {"driver_exit_code": None, "driver_node_id": "n", "message": "Job supervisor actor died: node lost"},
+            "step 3",
+            "its command was lost, with its machine or with Ray's process that started it: Job supervisor actor died",
+        ),
         ({"driver_exit_code": 1}, "boom\nValueError: x\n\n", "exit code 1, last line: ValueError: x"),
     ],
 )

@@ -49,3 +49,18 @@ def test_system_that_lists_no_mounts_has_no_known_kind(tmp_path):
 
 def test_file_system_of_this_machine_is_known():
     assert file_system_of(Path("/proc")).kind == "proc"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "found"),
+    [
+        ("nfs", "rw,vers=3,nolock,proto=tcp,local_lock=all", "nolock"),
+        ("nfs4", "rw,vers=4.2,local_lock=none", None),
+        ("lustre", "rw,localflock", "localflock"),
+        ("ext4", "rw,nolock", None),
+    ],
+)
+def test_mount_whose_locks_no_other_machine_sees_is_known(tmp_path, kind, options, found):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"31 30 0:41 / /mnt/shared rw,relatime shared:7 - {kind} server:/export {options}\n")
+    assert file_system_of(Path("/mnt/shared/runs"), mounts).locks_here_only == found
