@@ -25,6 +25,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 START = "start one with `ray start --head --dashboard-host=127.0.0.1`"
 TRACEBACK = "Traceback (most recent call last)"
 
+UNREACHED = (OSError, aiohttp.ClientError)
+"""What Ray's client of jobs lets out where the way to a job server breaks."""
+
 
 class JobError(UserError):
     """A job could not be submitted, found, read or stopped; the message says what to do."""
@@ -95,7 +98,7 @@ def server_errors(url: str) -> Iterator[None]:
             f"{url} asks for a token, and not for the one here; put the cluster's (`ray get-auth-token` on its head "
             f"node) into ~/.ray/auth_token or RAY_AUTH_TOKEN{_proxy_of(url)}"
         ) from error
-    except (OSError, aiohttp.ClientError) as error:
+    except UNREACHED as error:
         raise JobError(f"{url} does not answer ({_said(error)}); is the head node up?{_proxy_of(url)}") from error
     except (RuntimeError, ValueError, TypeError, RuntimeEnvSetupError) as error:
         raise JobError(f"{url} refused: {_said(error)}") from error

@@ -8,14 +8,13 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-import aiohttp
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from configs.errors import printable
-from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors
+from ray_jobs.jobs.client import UNREACHED, JobError, JobServer, connect, server_errors
 from ray_jobs.jobs.request import ACTING_PHASES
 from ray_jobs.run.console import duration
 
@@ -158,7 +157,7 @@ class _Log:
         try:
             async for chunk in self._server.client.tail_job_logs(self._name):
                 yield chunk
-        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+        except (RuntimeError, *UNREACHED) as error:
             # The job goes on without its readers, and the next stream where this one broke off.
             if not self._told:
                 self._told = True
