@@ -106,7 +106,10 @@ def trains_prm(config: RunConfig) -> bool:
     if not (path / "config.json").exists():
         return config.trains_prm
     check_same_run(config, path)
-    return bool(origin_of(path)["with_prm"])
+    try:
+        return bool(origin_of(path)["with_prm"])
+    except KeyError as error:
+        raise _no_run(path, error) from error
 
 
 def started_in(path: Path) -> Path:

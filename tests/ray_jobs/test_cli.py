@@ -228,6 +228,14 @@ def test_an_unfinished_run_goes_on_as_it_began(with_prm, trained, tmp_path):
     assert [asked for _, asked in trained] == [with_prm, with_prm]
 
 
+def test_a_run_that_does_not_say_how_it_began_is_refused_in_one_line(trained, tmp_path, capsys):
+    given = [f"output_dir={tmp_path}", "name=r"]
+    with RunFolder.create(load_run_config(DEFAULT_RECIPE, given)) as folder:
+        (folder.path / "provenance.json").write_text("{}")
+    assert main(["resume", str(tmp_path / "r")]) != 0
+    assert "is not the folder of a run" in capsys.readouterr().err
+
+
 def test_of_a_finished_run_the_report_is_shown_with_what_to_do_for_a_new_one(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ray_jobs.pages.report.write_report", lambda path: path / "report.html")
     monkeypatch.setattr("ray_jobs.run.console.print_summary", print)
