@@ -1,6 +1,5 @@
 """The Ray cluster: how a driver reaches it, which processes live there, which numbers it exports."""
 
-import http.client
 import logging
 import math
 import os
@@ -236,12 +235,10 @@ def check_listens(address: str) -> None:
 
 def speaks_http(address: str) -> bool:
     """Whether a web server listens at host:port; the one of a cluster's own port closes the connection."""
-    asking = http.client.HTTPConnection(address, timeout=LISTEN_PATIENCE_S)
+    host, _, port = address.rpartition(":")
     try:
-        asking.request("GET", "/api/version")
-        asking.getresponse()
-    except (OSError, http.client.HTTPException):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S) as asking:
+            asking.sendall(f"GET /api/version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+            return asking.recv(5) == b"HTTP/"
+    except (OSError, OverflowError, ValueError):
         return False
-    finally:
-        asking.close()
-    return True

@@ -59,8 +59,8 @@ def test_there_is_one_http_client_beside_those_of_hostile_pages_of_mcp_of_agents
     addresses_only = "envs/tools/guard.py"
     agents = {f"rollout/agent/{name}.py" for name in ("own", "verifiers", "harbor")}
     others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", addresses_only}
-    before_ray_answers = {"actors/cluster.py", "ray_jobs/jobs/client.py"}
-    assert places_of(*HTTP) == {"envs/http.py"} | agents | others | before_ray_answers
+    errors_of_rays_own = {"ray_jobs/jobs/client.py"}
+    assert places_of(*HTTP) == {"envs/http.py"} | agents | others | errors_of_rays_own
 
 
 def test_torch_is_imported_by_no_part_of_the_agent_or_the_world():
