@@ -91,7 +91,7 @@ def test_a_sandbox_says_which_layers_it_has_and_computes(
     sandbox_of: Callable[[str], Sandbox], configuration: str
 ) -> None:
     target = sandbox_of(configuration)
-    assert not _CONFIGURATIONS[configuration] & set(target.state.layers)
+    assert not {*_CONFIGURATIONS[configuration]} & {*target.state.layers}
     assert target.run("6 * 7", timeout_s=_TIMEOUT_S) == ToolResult(text="42\n")
 
 

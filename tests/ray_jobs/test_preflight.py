@@ -574,11 +574,12 @@ def test_a_run_goes_on_with_as_many_threads_and_workers_as_a_smaller_machine_has
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(begun.model_dump_json())
+    (folder / "provenance.json").write_text('{"with_prm": false}')
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     started = []
     monkeypatch.setattr("ray_jobs.train.run_training", lambda config, *_, **__: started.append(config))
-    monkeypatch.setattr("ray_jobs.run.begun.begun_run", lambda _: (begun, False))
+    monkeypatch.setattr("ray_jobs.run.begun.begun_config", lambda _: begun)
     training.resume(folder)
     [found] = started
     threads = (found.rollout.engine.num_threads, found.learner.num_threads, found.prm.num_threads)

@@ -11,7 +11,7 @@ from ray_jobs.cli import main
 from ray_jobs.jobs import submit, travel
 from ray_jobs.jobs.client import JobError
 from ray_jobs.jobs.submit import plan_submission
-from ray_jobs.run.begun import begun_run
+from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
 
 RECIPE = "recipes/mine.toml"
@@ -189,5 +189,5 @@ def test_run_folder_is_resumed_where_it_is_also_elsewhere(project):
     with RunFolder.create(load_run_config(None, ["name=mine"])):
         pass
     options = make_options("runs/mine", phase="resume")
-    submission = plan_submission(begun_run(Path("runs/mine"))[0], options, here=False)
+    submission = plan_submission(begun_config(Path("runs/mine")), options, here=False)
     assert submission.entrypoint == f"python -m ray_jobs.cli resume {project}/runs/mine"

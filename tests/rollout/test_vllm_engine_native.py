@@ -58,9 +58,7 @@ def folders_of(engine):
 
 async def versions_held(engine):
     """By vLLM, and on disk. They must be the same."""
-    numbers = {
-        number: version for version, held in engine._native._held.items() for number in [held.request.lora_int_id]
-    }
+    numbers = {held.lora_int_id: version for version, held in engine._native._held.items()}
     in_vllm = await in_engine_thread(engine, engine._llm.list_loras)
     on_disk = {folder.name.split("-")[0] for folder in folders_of(engine)}
     assert {f"v{numbers[number]}" for number in in_vllm} == on_disk
