@@ -228,17 +228,22 @@ def check_listens(address: str) -> None:
     if not host or not port.isdecimal():
         raise ConnectionError(f"'{address}' is not of the form host:port")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S).close()
+        _connect(address).close()
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"nothing listens at {address} ({reason(error)})") from error
 
 
 def speaks_http(address: str) -> bool:
     """Whether a web server listens at host:port; the one of a cluster's own port closes the connection."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S) as asking:
+        with _connect(address) as asking:
             asking.sendall(f"GET /api/version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
             return asking.recv(5) == b"HTTP/"
     except (OSError, OverflowError, ValueError):
         return False
+
+
+def _connect(address: str) -> socket.socket:
+    """Raises OSError, and OverflowError and ValueError for what is no port."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S)

@@ -79,7 +79,7 @@ def _check_recipe(request: SubmitRequest) -> None:
 
 def _check_read(config: RunConfig, request: SubmitRequest) -> None:
     for key, path in _files_read(config):
-        if not path or Path(path).expanduser().is_absolute():
+        if not path or Path(path).is_absolute():
             continue
         if os.path.normpath(path).startswith(os.pardir) or not (request.working_dir / path).is_file():
             raise JobError(
@@ -121,7 +121,7 @@ def _check_written(config: RunConfig) -> None:
     if isinstance(config.memory, FolderMemoryConfig):
         written.append(("memory.path", config.memory.path))
     for key, path in written:
-        if path and not Path(path).expanduser().is_absolute():
+        if path and not Path(path).is_absolute():
             raise JobError(
                 f"{key} = '{path}' is relative, and a job's working directory on the cluster does not last; give a "
                 f"path there that does, e.g. {key}=/mnt/shared/{Path(path).name}"
@@ -142,7 +142,7 @@ def _stays(request: SubmitRequest, path: str) -> bool:
     """Whether a file of the working directory is left behind, as Ray decides it."""
     folder = request.working_dir.resolve()
     patterns = excluded(folder, request.runtime_env.get("excludes", ()))
-    leaves = list(_leaves(folder, patterns))
+    leaves = [_named(folder, patterns)]
     place = folder
     for part in Path(path).parts:
         leaves += _ignored_in(place)
@@ -153,7 +153,7 @@ def _stays(request: SubmitRequest, path: str) -> bool:
 
 
 def _travelling(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    yield from _below(folder, list(_leaves(folder, patterns)))
+    return _below(folder, [_named(folder, patterns)])
 
 
 def _below(place: Path, leaves: Sequence[Leaves]) -> Iterator[Path]:
@@ -167,8 +167,9 @@ def _below(place: Path, leaves: Sequence[Leaves]) -> Iterator[Path]:
             yield path
 
 
-def _leaves(folder: Path, patterns: Sequence[str]) -> Iterable[Leaves]:
-    return [_get_excludes(folder, [*get_runtime_env_default_excludes(), *patterns])]
+def _named(folder: Path, patterns: Sequence[str]) -> Leaves:
+    """Whether these patterns, or those that Ray always has, name a path."""
+    return _get_excludes(folder, [*get_runtime_env_default_excludes(), *patterns])
 
 
 def _ignored_in(folder: Path) -> list[Leaves]:
