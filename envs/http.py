@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from configs.api_keys import ApiKeyError, find_key, how_to_set
+from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
 from configs.backend import ServedConfig
 from configs.reward import JudgeConfig
 from envs.types import ToolUnavailableError
@@ -191,7 +191,7 @@ class Service(Attempts):
             async with (
                 # The client's own limit is for each read, and a server that trickles never meets it.
                 asyncio.timeout(None if content else limit_s),
-                httpx.AsyncClient(timeout=limit_s, verify=tls_context(), headers=self._headers) as client,
+                self._client(limit_s) as client,
                 client.stream(method, self._base_url + path, params=params, json=body, content=content) as response,
             ):
                 coding = response.headers.get("Content-Encoding", "")
@@ -211,6 +211,11 @@ class Service(Attempts):
             return _value(response, reply.replace(self._key, b"[key]") if self._key else reply)
         # Not raised in an `except`: the HTTP client's error holds the request, and that the key.
         raise failure
+
+    def _client(self, limit_s: float) -> httpx.AsyncClient:
+        """A proxy of the environment knows nothing of what listens on this machine."""
+        proxied = not on_this_machine(self._base_url)
+        return httpx.AsyncClient(timeout=limit_s, verify=tls_context(), headers=self._headers, trust_env=proxied)
 
 
 class ToolService(Service):

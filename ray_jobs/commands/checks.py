@@ -11,7 +11,10 @@ from ray_jobs.simulate.request import USUAL, SimulationRequest
 
 def plan(
     *given: Given,
-    card: Annotated[str, Parameter(metavar="NAME|GiB", help="A40, L40S, A100, H100, H200, L4, ... or its GiB")] = "A40",
+    card: Annotated[
+        str | None,
+        Parameter(metavar="NAME|GiB", help="A40 (the default), L40S, A100, H100, H200, L4, ... or its GiB"),
+    ] = None,
     model_config: Annotated[File, Parameter(help="the policy's config.json (default: of model.path)")] = None,
     json: Annotated[bool, Parameter(help="print the plan as JSON")] = False,
 ) -> int:

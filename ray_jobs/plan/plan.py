@@ -14,12 +14,14 @@ from configs.loading import value_of, with_changes
 from configs.run import RunConfig
 from ray_jobs.plan.memory import GIB, WEIGHTS
 from ray_jobs.plan.run import HEADROOM, Card, RunPlan, card_bytes, find_shapes, plan_run
+from ray_jobs.plan.shapes import PlanError
 from ray_jobs.run.provenance import memory_bytes
 from rollout.engines.vllm_parts import kv_block
 
 Replan = Callable[[RunConfig], RunPlan]
 Changes = Mapping[str, object]
 LENGTH_STEP = 256
+USUAL_CARD = "A40"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +166,14 @@ def _with_trained_prm(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"prm": prm_in_use(config)})
 
 
-def run_plan(config: RunConfig, *, card: str, model_config: Path | None, as_json: bool) -> int:
-    """Print the plan; returns 1 where the run does not fit."""
-    plan, refused = make_plan(config, card=card, model_config=model_config)
+def run_plan(config: RunConfig, *, card: str | None, model_config: Path | None, as_json: bool) -> int:
+    """Print the plan; returns 1 where the run does not fit. Raises PlanError, also for a card that nothing runs on."""
+    plan, refused = make_plan(config, card=card or USUAL_CARD, model_config=model_config)
+    if card is not None and all(process.device == "cpu" for process in plan.processes):
+        raise PlanError(
+            f"--card {card}: nothing of this recipe runs on a card; leave it out, or set rollout.engine.device and "
+            "learner.device to 'cuda'"
+        )
     if as_json:
         print(json.dumps(plan_facts(plan, refused), indent=2))
     else:

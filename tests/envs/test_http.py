@@ -67,6 +67,19 @@ async def test_a_reply_is_the_json_value_and_an_empty_one_is_none():
     assert json.loads(server.requests[0].body) == {"q": 1}
 
 
+async def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(monkeypatch):
+    with serving(answer(1)) as server:
+        monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid")
+        assert await ask(server, max_attempts=1) == 1
+
+
+async def test_any_other_server_is_asked_through_the_proxy_of_the_environment(monkeypatch):
+    with serving(answer("the proxy's")) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        service = Service("http://judge.invalid", ServiceLimits(max_attempts=1))
+        assert await service.send("GET", "/x") == "the proxy's"
+
+
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 503, 599])
 async def test_what_may_pass_is_asked_again_with_growing_pauses(status):
     pauses = Pauses()

@@ -353,6 +353,11 @@ def test_the_command_prints_the_arithmetic_and_ends_with_1_where_it_does_not_fit
     assert "nor one of A40" in capsys.readouterr().err
 
 
+def test_a_card_that_nothing_runs_on_is_refused(capsys):
+    assert cli.main(["plan", "demo_cpu", "--card", "A100"]) == 2
+    assert "--card A100: nothing of this recipe runs on a card; leave it out" in capsys.readouterr().err
+
+
 def test_a_config_file_stands_in_for_the_model(tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(known_models()["Qwen/Qwen3-14B"]["config"]))
