@@ -99,7 +99,7 @@ def _goes_on(metadata: Mapping[str, str]) -> str | None:
     # The recipe alone may name another run, or another folder; a run's own folder takes no settings.
     settings = [] if Path(recipe).is_dir() else [f"name={path.name}", f"output_dir={path.parent}"]
     words = shlex.join([recipe, *settings, "--phase", "resume"])
-    return f"nothing is lost: `agentflow submit {words}` goes on with {run}"
+    return f"what it wrote is kept: `agentflow submit {words}` goes on with {run}"
 
 
 def follow(server: JobServer, name: str) -> int:

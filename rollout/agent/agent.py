@@ -107,7 +107,7 @@ class RuleVerifier:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenModel:
+class FrozenModule:
     """Asks the frozen base model, never the trained adapter."""
 
     engine: Engine
@@ -131,7 +131,7 @@ class FrozenModel:
         return Turn(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
 
 
-class ModelVerifier(FrozenModel):
+class ModelVerifier(FrozenModule):
     """Lets a model decide whether the task is done."""
 
     async def verify(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[Verdict, Turn | None]:
@@ -155,7 +155,7 @@ class RuleGenerator:
         return memory.answer, None
 
 
-class ModelGenerator(FrozenModel):
+class ModelGenerator(FrozenModule):
     """Lets a model write the answer from memory."""
 
     async def answer(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[str | None, Turn | None]:
