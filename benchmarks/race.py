@@ -1,9 +1,10 @@
 """Arms of training against each other: sampled tokens until some families of tasks are solved.
 
 For each seed a recipe is cold-started once. Every arm goes on from a copy of that run, with the same tasks in the same
-order. The end point: tokens sampled so far, of all roots and forks, dropped ones too, when the roots' solve rate over
-the last WINDOW train steps, the mean over the families, is at least the target. An arm that does not come there within
-its train steps is censored and counts with all it sampled, which is to its advantage. One that does is ended there.
+order. The end point: tokens sampled so far, of all roots and forks, dropped ones too, when the solve rate is at least
+the target: that of the roots over the last WINDOW train steps, the mean over the families, or, where the arms do not
+draw the same tasks, that of held-out tasks. An arm that does not come there within its train steps is censored and
+counts with all it sampled, which is to its advantage. One that does is ended there.
 
 An arm that ended stands as a line in the file of what was measured and is not run again.
 """
@@ -31,7 +32,8 @@ LOOK_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """`shared` and each arm's own settings change the recipe; the others are compared with the arm `baseline`."""
+    """`shared` and each arm's own settings change the recipe; the others are compared with the arm `baseline`.
+    `held_out`: the rate is that of `evaluation.every_steps`, for which `shared` has to ask."""
 
     recipe: Path
     shared: tuple[str, ...]
@@ -40,12 +42,13 @@ class Race:
     families: tuple[str, ...]
     target: float
     measured: Path
+    held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """An arm of a seed: sampled tokens, train steps and seconds of RL until the target, or in all where it was not
-    reached; solve rate of the families' roots over its first WINDOW steps, and over its last."""
+    reached; the solve rate after its first WINDOW steps, and its last."""
 
     seed: int
     arm: str
@@ -126,10 +129,11 @@ def ended(race: Race, folder: Path, *, seed: int, arm: str) -> Ended:
     at = Ended(seed=seed, arm=arm, tokens=0.0, steps=0, wall_s=0.0, reached=False, first_rate=0.0, last_rate=0.0)
     if not (folder / "ledger.sqlite").exists():
         return at
-    seconds = {
-        row["step"]: row["time/step_s"] for row in read_records(folder / "metrics.jsonl") if "policy/loss" in row
-    }
-    for step, tokens, rate in _curve(folder / "ledger.sqlite", race.families):
+    metrics = list(read_records(folder / "metrics.jsonl"))
+    seconds = {row["step"]: row["time/step_s"] for row in metrics if "policy/loss" in row}
+    held_out = {row["step"]: row["held_out/solve_rate"] for row in metrics if "held_out/solve_rate" in row}
+    for step, tokens, trained_on in _curve(folder / "ledger.sqlite", race.families):
+        rate = held_out.get(step, at.last_rate) if race.held_out else trained_on
         wall_s += seconds.get(step, 0.0)
         reached = rate >= race.target
         first = rate if step == WINDOW else first

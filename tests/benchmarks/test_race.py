@@ -2,6 +2,7 @@
 
 import json
 
+from benchmarks.choice_of_tasks import CHOICE
 from benchmarks.race import Ended, ended, table
 from benchmarks.restart_ablation import RESTARTS
 from rollout.store.choice import Draw
@@ -44,6 +45,17 @@ def test_tokens_are_those_of_all_roots_and_forks_until_the_hard_families_are_sol
     assert ended(RESTARTS, make_run(tmp_path / "arm"), seed=3, arm="roots") == Ended(
         seed=3, arm="roots", tokens=950.0, steps=7, wall_s=70.0, reached=True, first_rate=0.4688, last_rate=0.75
     )
+
+
+def test_where_arms_draw_other_tasks_the_target_is_one_of_held_out_tasks(tmp_path):
+    """0.4 after step 3, 0.6 after step 6, 750 tokens with those of a fork; in training it would be step 7."""
+    folder = make_run(tmp_path / "arm")
+    with (folder / "metrics.jsonl").open("a") as rows:
+        for step, rate in ((3, 0.4), (6, 0.6)):
+            rows.write(json.dumps({"step": step, "held_out/solve_rate": rate}) + "\n")
+    found = ended(CHOICE, folder, seed=0, arm="learnable")
+    assert (found.reached, found.steps, found.tokens) == (True, 6, 750.0)
+    assert (found.first_rate, found.last_rate) == (0.4, 0.6)
 
 
 def test_an_arm_that_has_not_begun_has_reached_nothing(tmp_path):
