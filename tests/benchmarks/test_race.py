@@ -48,7 +48,7 @@ def test_tokens_are_those_of_all_roots_and_forks_until_the_hard_families_are_sol
 
 
 def test_where_arms_draw_other_tasks_the_target_is_one_of_held_out_tasks(tmp_path):
-    """0.4 after step 3, 0.6 after step 6, 750 tokens with those of a fork; in training it would be step 7."""
+    """0.4 after step 3, 0.6 after step 6, 750 tokens with those of a fork; in training `two_lookup` was never drawn."""
     folder = make_run(tmp_path / "arm")
     with (folder / "metrics.jsonl").open("a") as rows:
         for step, rate in ((3, 0.4), (6, 0.6)):
