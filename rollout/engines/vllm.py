@@ -1,6 +1,7 @@
 """The vLLM engine: one thread owns it, others hand it work; versions change between steps."""
 
 import asyncio
+import gc
 import hashlib
 import logging
 import threading
@@ -21,6 +22,7 @@ from rollout.engines.vllm_parts import (
     OpenRequest,
     build_llm,
     completion_of,
+    free_memory,
     kv_block,
     prompt_logprobs_of,
     sampling_params,
@@ -187,7 +189,7 @@ class VllmEngine:
         await asyncio.wrap_future(self._commands.submit(self._unload))
 
     def close(self) -> None:
-        """Finish what is open and end the thread."""
+        """Finish what is open, end the thread and give the memory back."""
         with suppress(EngineError):
             self._commands.submit(self._stop)
             self._thread.join(timeout=60)
@@ -222,6 +224,7 @@ class VllmEngine:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()
             self._commands.end(EngineError("the engine is closed"))
+            self._free_memory()
         except BaseException as error:
             logging.getLogger(__name__).exception("the engine stopped")
             self._fail(error)
@@ -370,6 +373,12 @@ class VllmEngine:
         if self._native is not None:
             self._native.close()
         self._closing = True
+
+    def _free_memory(self) -> None:
+        free_memory(self._llm)
+        self._native = None
+        del self._llm
+        gc.collect()
 
     def _fail(self, error: BaseException) -> None:
         """Whoever learns of it finds `failure` set: its process is to end."""

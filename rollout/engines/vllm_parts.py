@@ -147,6 +147,14 @@ def build_llm(
     return llm
 
 
+def free_memory(llm: "LLMEngine") -> None:
+    """Let go of weights and cache. Dropping the engine alone keeps them: a finalizer of its client holds its core. The
+    core's own way to end would end `torch.distributed` for all that use it in this process."""
+    client = llm.engine_core
+    client._finalizer.detach()
+    client.engine_core.model_executor.shutdown()
+
+
 def _cpu_kv_block() -> int:
     """The block of a CPU's cache, which vLLM is told it may have: it counts on multiples of 32 only, though it has a
     kernel of 16."""
