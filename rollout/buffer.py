@@ -365,7 +365,7 @@ class GroupBuffer:
     def _expire_if_stale(self, lease: Lease, versions: Mapping[int, int]) -> None:
         """Asked when a group becomes ready, and of all that are when the policy moves on: between, none gets older."""
         ordinal, attempt = lease
-        stale = fresh_share(versions, fresh=self._version_ages) < LEAST_FRESH_SHARE
+        stale = fresh_share(versions, ages=self._version_ages) < LEAST_FRESH_SHARE
         # A task that takes longer than S versions each time is trained on what is left of it in the end.
         if stale and attempt < self._settings.max_attempts:
             self._ledger.expire(ordinal, f"older than version {self._oldest_version}")

@@ -4,7 +4,7 @@ Tokens beyond S are taken out of the loss; a trajectory is never cancelled for i
 what is hard, and cancelling it would quietly remove hard tasks from training.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rollout.store.lifecycle import State
 
@@ -46,14 +46,16 @@ def version_ages(published: Mapping[int, int], *, oldest_version: int, same_agai
     return ages
 
 
-def fresh_share(versions: Mapping[int, int], *, fresh: Container[int]) -> float:
+def fresh_share(versions: Mapping[int, int], *, ages: Mapping[int, int]) -> float:
     """The share of a group's tokens that the learner will train on; 1 for a group without tokens.
 
-    `versions`: number of tokens by the policy version that sampled them. `fresh`: the versions within the cap, as those
-    that `version_ages` knows an age of.
+    `versions`: number of tokens by the policy version that sampled them. `ages`: those of the versions within the cap.
+    A version beyond all of them is fresh, too: workers sample with new weights as soon as they are published, and their
+    step is noted after its metrics and its evaluation.
     """
     total = sum(versions.values())
-    return sum(num for version, num in versions.items() if version in fresh) / total if total else 1.0
+    fresh = sum(num for version, num in versions.items() if version in ages or version > max(ages))
+    return fresh / total if total else 1.0
 
 
 def bias_metrics(groups: Sequence[tuple[State, float, int]]) -> dict[str, float]:

@@ -849,6 +849,19 @@ async def test_group_that_comes_back_too_stale_is_drawn_again_at_once():
     assert buffer.counts == GroupCounts(drawn=4, queued=1, running=1, trained=1, expired=1)
 
 
+async def test_group_of_weights_that_are_published_and_not_noted_yet_is_kept():
+    """Between the two the learner's step is logged, and the policy may be evaluated for a minute."""
+    buffer = make_buffer(batch_groups=1, pipeline_depth=2, max_staleness=8)
+    first, wholly, mostly = await admitted(buffer)
+    await complete(buffer, first)
+    await batch_now(buffer, 1)
+    assert await complete(buffer, wholly, versions={1: 100})
+    assert await complete(buffer, mostly, versions={0: 5, 1: 95})
+    assert (buffer.counts.ready, buffer.counts.expired) == (2, 0)
+    await buffer.mark_trained(1, 1)
+    assert (buffer.counts.ready, buffer.counts.expired) == (2, 0)
+
+
 async def test_task_that_takes_too_long_each_time_is_trained_on_in_the_end():
     buffer = make_buffer(batch_groups=1, pipeline_depth=1, max_staleness=0, max_attempts=2, policy_version=5)
     first, _ = await admitted(buffer, policy_version=5)

@@ -64,20 +64,24 @@ def test_a_version_whose_step_was_not_noted_before_a_crash_is_of_the_step_after_
 
 def test_fresh_share_counts_the_tokens_of_versions_within_the_cap():
     versions = {3: 10, 4: 30, 6: 60}
-    assert fresh_share(versions, fresh={3, 4, 5, 6}) == 1
-    assert fresh_share(versions, fresh={4, 5, 6}) == pytest.approx(0.9)
-    assert fresh_share(versions, fresh={6: 0, 5: 1}) == pytest.approx(0.6)
-    assert fresh_share(versions, fresh={7}) == 0
+    assert fresh_share(versions, ages={3: 3, 4: 2, 5: 1, 6: 0}) == 1
+    assert fresh_share(versions, ages={4: 2, 5: 1, 6: 0}) == pytest.approx(0.9)
+    assert fresh_share(versions, ages={6: 0, 5: 1}) == pytest.approx(0.6)
+    assert fresh_share(versions, ages={7: 0}) == 0
+
+
+def test_a_version_whose_step_is_not_noted_yet_is_fresh():
+    assert fresh_share({0: 10, 5: 30, 6: 60}, ages={4: 1, 5: 0}) == pytest.approx(0.9)
 
 
 def test_group_that_sampled_nothing_is_fresh():
-    assert fresh_share({}, fresh={5}) == 1
-    assert fresh_share({2: 0}, fresh={5}) == 1
+    assert fresh_share({}, ages={5: 0}) == 1
+    assert fresh_share({2: 0}, ages={5: 0}) == 1
 
 
 def test_a_tenth_is_the_least_fresh_share():
     assert LEAST_FRESH_SHARE == 0.1
-    assert fresh_share({0: 90, 1: 10}, fresh={1}) == pytest.approx(LEAST_FRESH_SHARE)
+    assert fresh_share({0: 90, 1: 10}, ages={1: 0}) == pytest.approx(LEAST_FRESH_SHARE)
 
 
 def test_everything_trained_is_unbiased():
