@@ -38,7 +38,7 @@ class EvaluationConfig(Config):
     num_tasks: int = Field(default=300, ge=1)
     """Held-out tasks on which the cold-started and the trained policy are compared, paired."""
     num_untouched_tasks: int = Field(default=100, ge=0)
-    """The first so many of the same tasks are also given to the untouched model."""
+    """So many of the same tasks, of each data set its share, are also given to the untouched model."""
     mix: Mix | None = None
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
     every_steps: int = Field(default=0, ge=0)

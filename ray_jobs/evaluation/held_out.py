@@ -72,7 +72,7 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     settings = run.config.evaluation
     tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":
-        tasks = tasks[: settings.num_untouched_tasks]
+        tasks = _some_of(tasks, settings.num_untouched_tasks)
     with run.phase(phase, total=len(tasks)) as progress:
         evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0, max_attempts=settings.max_attempts)
         found = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
@@ -84,9 +84,12 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
 
 
 def tasks_while_training(config: RunConfig) -> list[Task]:
-    """Some of `evaluation_tasks`, in their order; each data set has its share of them."""
-    tasks = evaluation_tasks(config)
-    num = min(config.evaluation.while_training_tasks, len(tasks))
+    return _some_of(evaluation_tasks(config), config.evaluation.while_training_tasks)
+
+
+def _some_of(tasks: Sequence[Task], num: int) -> list[Task]:
+    """So many of them, all where there are no more, in their order; each data set has its share."""
+    num = min(num, len(tasks))
     by_dataset = sorted(range(len(tasks)), key=lambda place: tasks[place].dataset)
     return [tasks[place] for place in sorted(by_dataset[number * len(tasks) // num] for number in range(num))]
 

@@ -149,10 +149,29 @@ def shares_of_step(times: StepTimes, facts: Mapping[str, float], readings: Seque
     )
 
 
-def average_shares(steps: Sequence[Shares]) -> Shares:
-    """The mean over train steps, of which there is one at least; each counts the same."""
-    means = {field.name: math.fsum(getattr(one, field.name) for one in steps) / len(steps) for field in fields(Shares)}
-    return Shares(**means)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShares:
+    """The shares of one train step, its seconds, and how many trajectories ended in it."""
+
+    shares: Shares
+    step_s: float
+    num_trajectories: float
+
+
+def average_shares(steps: Sequence[StepShares]) -> Shares:
+    """The shares of all steps together, of which there is one at least: a step counts by its seconds, its groups by
+    their number. Steps without a weight count the same."""
+    by_time = [one.step_s for one in steps]
+    weights = {field.name: by_time for field in fields(Shares)}
+    weights["kept_share"] = [one.num_trajectories for one in steps]
+    return Shares(**{name: _mean([getattr(one.shares, name) for one in steps], of) for name, of in weights.items()})
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    total = math.fsum(weights)
+    if total <= 0:
+        return math.fsum(values) / len(values)
+    return _share(math.fsum(value * weight for value, weight in zip(values, weights, strict=True)), total)
 
 
 def verdict_metrics(shares: Shares) -> dict[str, float]:

@@ -148,7 +148,7 @@ def _families(steps: Sequence[Row], kind: str) -> dict[str, str]:
 def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
     of = summary.get("num_eval_tasks")
     for one in held_out_rates(summary):
-        note = f"{one.num_tasks} tasks" if one.num_tasks == of else f"the first {one.num_tasks} tasks"
+        note = f"{one.num_tasks} tasks" if one.num_tasks == of else f"{one.num_tasks} of these tasks"
         label, interval = POLICIES[f"eval_{one.policy}"], (one.low, one.high)
         yield Bar(label=label, note=note, rate=one.rate, interval=interval, kind=one.policy)
 

@@ -11,6 +11,7 @@ from envs.datasets.families import FAMILIES
 from ray_jobs.metrics.bottleneck import (
     Limit,
     Shares,
+    StepShares,
     StepTimes,
     Verdict,
     average_shares,
@@ -186,6 +187,7 @@ class Training:
         return bottleneck(average_shares([_shares(row) for row in rows]), self.hints)
 
 
-def _shares(row: Mapping[str, float]) -> Shares:
+def _shares(row: Mapping[str, float]) -> StepShares:
     # A run that was begun before a share was measured has none of it.
-    return Shares(**{name: row.get(f"util/{name}", 0.0) for name in Shares.__dataclass_fields__})
+    shares = Shares(**{name: row.get(f"util/{name}", 0.0) for name in Shares.__dataclass_fields__})
+    return StepShares(shares=shares, step_s=row["time/step_s"], num_trajectories=row.get("rollout/trajectories", 0.0))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ray_jobs.metrics.bottleneck import (
     LIMITS,
     Shares,
+    StepShares,
     StepTimes,
     average_shares,
     bottleneck,
@@ -145,9 +146,25 @@ def test_clocks_that_disagree_do_not_leave_the_unit_interval():
     assert (shares.engine_busy, shares.places_used) == (1.0, 1.0)
 
 
-def test_the_average_counts_every_step_the_same():
-    average = average_shares([make_shares(learner_wait=0.0, engine_busy=0.5), make_shares(learner_wait=0.5)])
-    assert average == make_shares(learner_wait=0.25, engine_busy=0.55)
+def of_step(shares, step_s=10.0, num_trajectories=8):
+    return StepShares(shares=shares, step_s=step_s, num_trajectories=num_trajectories)
+
+
+def test_a_step_counts_by_its_seconds_and_its_groups_by_their_number():
+    """A learner that waits 60 of 80 seconds, in three steps of four none: 75%, and not a quarter of 100%."""
+    quick = make_shares(learner_wait=0.0, engine_busy=0.5, kept_share=0.2)
+    slow = make_shares(learner_wait=1.0, engine_busy=0.9, kept_share=0.5)
+    steps = [*[of_step(quick, 20 / 3, 16)] * 3, of_step(slow, 60.0, 96)]
+    assert average_shares(steps) == approx_shares(make_shares(learner_wait=0.75, engine_busy=0.8, kept_share=0.4))
+
+
+def test_steps_without_a_weight_count_the_same():
+    steps = [of_step(make_shares(learner_wait=wait), 0.0, 0) for wait in (0.0, 0.5)]
+    assert average_shares(steps) == make_shares(learner_wait=0.25)
+
+
+def approx_shares(shares):
+    return Shares(**{name: pytest.approx(value) for name, value in asdict(shares).items()})
 
 
 def test_metrics_have_stable_names_and_the_verdict_as_its_number():
@@ -189,7 +206,7 @@ steps = st.builds(
 
 @given(steps=st.lists(steps, min_size=1, max_size=5))
 def test_shares_stay_in_the_unit_interval_and_always_have_a_verdict(steps):
-    for shares in [*steps, average_shares(steps)]:
+    for shares in [*steps, average_shares([of_step(shares) for shares in steps])]:
         assert all(0 <= share <= 1 for share in asdict(shares).values())
         verdict = bottleneck(shares, HINTS)
         assert verdict.limit in LIMITS

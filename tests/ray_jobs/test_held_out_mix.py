@@ -197,6 +197,19 @@ def test_a_run_writes_its_evaluation_in_the_order_of_the_tasks_and_asks_greedily
     assert {asked[2:] for asked in run.asked} == {(0, 0.0)}
 
 
+def test_the_untouched_model_is_asked_tasks_of_each_data_set(evaluated, tmp_path):
+    """Data sets that are not generated come one after the other."""
+    (tmp_path / "own.jsonl").write_text(
+        "".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(40))
+    )
+    own = ("envs.mix={lookup=0.5, own_integer=0.5}", "evaluation.num_tasks=6", "evaluation.num_untouched_tasks=3")
+    run = evaluated(
+        lambda task, seed: task.answer, *own, f"envs.data_path={tmp_path}/own.jsonl", phase="eval_untouched"
+    )
+    assert {task.dataset for task in run.tasks[:3]} == {"lookup"}
+    assert Counter(row["dataset"] for row in run.rows) == {"lookup": 2, "own_integer": 1}
+
+
 def test_a_run_evaluates_after_every_so_many_steps_and_not_after_the_last():
     def steps(*overrides):
         config = load_run_config(None, ["num_steps=6", *overrides])

@@ -88,7 +88,7 @@ def test_report_states_the_verdict_and_shows_a_task_before_and_after(folder):
     folder.write_summary(make_summary())
     words = words_of(render(folder))
     assert "Yes. On 100 held-out tasks: 10.0% solved before RL, 80.0% after RL. +70.0 points" in words
-    assert "the first 10 tasks" in words
+    assert "10 of these tasks" in words
     assert "The same task after RL" in words
     assert "1 tasks from wrong to right and 0 from right to wrong; 0 are wrong after it" in words
     assert "Look it up. search clay keys → 37 kg Answer: 42 , the reference is 42" in words.replace("&rarr;", "→")
