@@ -70,8 +70,9 @@ def reinforce(run: Run) -> Mapping[str, object]:
     """The RL loop: rollouts run `pipeline_depth` batches ahead of it, each step makes one policy version."""
     config, actors = run.config, run.actors
     training = continue_training(run)
+    # Of a run that goes on, workers sample with the cold-started policy up to here.
+    actors.sync_weights()
     if (facts := run.finished("reinforce")) is not None:
-        actors.sync_weights()
         return facts
     ray.get(actors.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
