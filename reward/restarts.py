@@ -12,8 +12,9 @@ from rollout.types import TrajectoryGroup
 
 
 class Forking(Protocol):
-    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> TrajectoryGroup:
-        """New ends of one of the group's trajectories; those whose replay is not exact are left out."""
+    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> tuple[TrajectoryGroup, int]:
+        """New ends of one of the group's trajectories, without those whose replay is not exact; and how many tokens
+        were sampled for all of them."""
         ...
 
 
@@ -46,10 +47,10 @@ class Restarter:
             return Forked(scored=roots, facts=facts)
         facts["anchored_groups"] = 1.0
         for round_ in range(1, min(self._config.rounds, anchor.num_turns) + 1):
-            forks = await self._worker.fork(roots.group, anchor, round_=round_)
+            forks, num_tokens = await self._worker.fork(roots.group, anchor, round_=round_)
             facts["forks"] += len(forks.trajectories)
             facts["inexact_forks"] += len(roots.group.trajectories) - len(forks.trajectories)
-            facts["fork_tokens"] += num_new_tokens(forks)
+            facts["fork_tokens"] += num_tokens
             for name, seconds in seconds_of(forks).items():
                 facts[name] += seconds
             scored = await self._judge.judge(forks)
@@ -58,13 +59,6 @@ class Restarter:
                 return Forked(scored=replace(scored, anchor=anchor, roots=roots), facts=facts)
             anchor = replace(anchor, num_turns=anchor.num_turns - 1)
         return Forked(scored=roots, facts=facts)
-
-
-def num_new_tokens(forks: TrajectoryGroup) -> int:
-    """Those that were sampled, not replayed."""
-    return sum(
-        len(turn.completion.token_ids) for fork in forks.trajectories for turn in fork.planner_turns if turn.trainable
-    )
 
 
 def all_sampled_tokens(facts: Mapping[str, float]) -> float:

@@ -1,7 +1,7 @@
 """Where to go on when all attempts at a task fail: an anchor, the beginning of one of them."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from configs.rollout import FirstCallRestartsConfig, RandomRestartsConfig
@@ -40,6 +40,13 @@ def as_fork(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:
     return replace(
         trajectory, turns=tuple(next(planned) if turn.role == "planner" else turn for turn in trajectory.turns)
     )
+
+
+def num_new_tokens(forks: Iterable[Trajectory], recorded: Sequence[Turn]) -> int:
+    """Those that were sampled, by frozen modules too, and not taken from the record."""
+    taken = {id(turn.completion) for turn in recorded}
+    turns = (turn for fork in forks for turn in fork.turns if id(turn.completion) not in taken)
+    return sum(len(turn.completion.token_ids) for turn in turns)
 
 
 def repeats(fork: Trajectory, root: Trajectory, num_turns: int) -> bool:

@@ -42,7 +42,7 @@ from rollout.engines.wrappers import (
     engine_seed,
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
-from rollout.restarts import Anchor, as_fork, repeats
+from rollout.restarts import Anchor, as_fork, num_new_tokens, repeats
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -203,9 +203,9 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
-    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> TrajectoryGroup:
-        """As many new ends of one of the group's trajectories as it has. One whose replay differs from the record is
-        left out."""
+    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> tuple[TrajectoryGroup, int]:
+        """As many new ends of one of the group's trajectories as it has, without those whose replay differs from the
+        record; and how many tokens were sampled for all of them."""
         size = len(group.trajectories)
         engine: Engine = self.engine
         if group.id in self._deciding:
@@ -213,8 +213,10 @@ class Worker(Solver):
             self._deciding[group.id].extend(size)
         root = next(one for one in group.trajectories if one.id == anchor.trajectory_id)
         ids = (f"{group.id}/{round_ * size + index}" for index in range(size))
-        forks = await self._continue(root, anchor.num_turns, ids, engine)
-        return TrajectoryGroup(id=group.id, task=group.task, trajectories=tuple(forks))
+        ends = await self._continue(root, anchor.num_turns, ids, engine)
+        forks = tuple(end for end in ends if repeats(end, root, anchor.num_turns))
+        num_tokens = num_new_tokens(ends, root.planner_turns[: anchor.num_turns])
+        return TrajectoryGroup(id=group.id, task=group.task, trajectories=forks), num_tokens
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         """A group outside of training, at the temperature of collecting."""
@@ -225,12 +227,13 @@ class Worker(Solver):
         """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training. One whose
         replay differs from the record is left out."""
         ids = (f"{trajectory.id}+{num_turns}/{index}" for index in range(count))
-        return await self._continue(trajectory, num_turns, ids, self.engine)
+        ends = await self._continue(trajectory, num_turns, ids, self.engine)
+        return [end for end in ends if repeats(end, trajectory, num_turns)]
 
     async def _continue(
         self, trajectory: Trajectory, num_turns: int, ids: Iterable[str], engine: Engine
     ) -> list[Trajectory]:
-        """Those whose replay is exact; the turns that are replayed are not to be trained on."""
+        """The turns that are replayed are not to be trained on."""
         recorded = trajectory.planner_turns[:num_turns]
 
         async def run(own_id: str) -> Trajectory:
@@ -238,8 +241,7 @@ class Worker(Solver):
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
             return as_fork(end, recorded)
 
-        ends = await asyncio.gather(*map(run, ids))
-        return [end for end in ends if repeats(end, trajectory, num_turns)]
+        return await asyncio.gather(*map(run, ids))
 
     def _build_replaying(self, engine: Engine, trajectory: Trajectory, num_turns: int) -> AnyAgent:
         """The planner's calls are repeated in their order, those of an agent of one's own by what they ask."""

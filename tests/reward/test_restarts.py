@@ -54,7 +54,7 @@ def roots(*answers):
 
 
 class ScriptedForks:
-    """Ends with the given answers, round by round."""
+    """Ends with the given answers, round by round. Each fork samples one token, and so do those that are left out."""
 
     def __init__(self, *rounds):
         self.rounds = list(rounds)
@@ -67,7 +67,7 @@ class ScriptedForks:
             trajectory(round_ * size + at, answer, depth=anchor.num_turns, trainable=False, version=5)
             for at, answer in enumerate(self.rounds[round_ - 1])
         ]
-        return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(forks))
+        return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(forks)), size
 
 
 JUDGE = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100))
@@ -130,7 +130,7 @@ async def test_each_further_round_goes_on_from_one_turn_earlier_and_never_from_t
 
 async def test_forks_whose_replay_was_not_exact_are_counted():
     found = await revived(roots("1", "2", "3"), ScriptedForks(["42", "1"]))
-    assert found.facts["inexact_forks"] == 1
+    assert (found.facts["inexact_forks"], found.facts["fork_tokens"]) == (1, 3)
     assert found.scored.ending == "ready"
 
 
@@ -205,7 +205,8 @@ def timed(group, *, generate_s, tool_s):
 
 class TimedForks(ScriptedForks):
     async def fork(self, group, anchor, *, round_):
-        return timed(await super().fork(group, anchor, round_=round_), generate_s=0.5, tool_s=0.25)
+        forks, num_tokens = await super().fork(group, anchor, round_=round_)
+        return timed(forks, generate_s=0.5, tool_s=0.25), num_tokens
 
 
 @pytest.mark.parametrize("answers", [["42", "1"], ["1", "1"]], ids=["revived", "dead"])

@@ -79,7 +79,7 @@ async def test_group_of_an_own_agent_and_its_forks_are_what_the_engine_sampled(w
         # Raises where a token does not follow the grammar that it was sampled under.
         assert learner.policy.logprobs(samples).shape[0] == 3
     root = group.trajectories[1]
-    forks = await worker.fork(group, Anchor(trajectory_id="g/1", num_turns=3, source="random"), round_=1)
+    forks, _ = await worker.fork(group, Anchor(trajectory_id="g/1", num_turns=3, source="random"), round_=1)
     assert [one.id for one in forks.trajectories] == ["g/2", "g/3"]
     for fork in forks.trajectories:
         assert (fork.failure, fork.branches) == (None, root.branches)

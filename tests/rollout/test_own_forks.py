@@ -242,8 +242,9 @@ async def test_calls_side_by_side_may_come_in_another_order(worker):
     [root] = group.trajectories
     anchor = Anchor(trajectory_id="g/0", num_turns=2, source="random")
     for round_ in range(1, 4):
-        forks = await own.fork(group, anchor, round_=round_)
+        forks, num_tokens = await own.fork(group, anchor, round_=round_)
         [fork] = forks.trajectories
+        assert num_tokens == sum(len(turn.completion.token_ids) for turn in fork.turns[2:])
         assert [turn.completion for turn in fork.turns[:2]] == [turn.completion for turn in root.turns[:2]]
         assert [turn.trainable for turn in fork.turns] == [False, False, True, True]
         assert fork.branches == ((0,), (1,), (2,), (3,))
