@@ -48,11 +48,13 @@ class OutcomeReward:
         outcome = outcome_of(trajectory)
         if outcome is None:
             return UNSCORABLE
-        if isinstance(self._overlong, FilterOverlongConfig) and trajectory.truncated:
+        # What a fork repeats was cut, or was long, in all of its siblings.
+        trained = [turn for turn in trajectory.planner_turns if turn.trainable]
+        if isinstance(self._overlong, FilterOverlongConfig) and any(turn.truncated for turn in trained):
             return Reward(outcome=outcome, total=None, parts={})
         parts = {"outcome": outcome}
         if isinstance(self._overlong, SoftOverlongConfig):
-            lengths = [len(turn.completion.token_ids) for turn in trajectory.planner_turns]
+            lengths = [len(turn.completion.token_ids) for turn in trained]
             parts["overlong"] = 0.0
             if lengths:
                 parts["overlong"] = soft_overlong_penalty(

@@ -98,6 +98,11 @@ class Turn:
     generate_s: float = 0.0
     tool_s: float = 0.0
 
+    @property
+    def truncated(self) -> bool:
+        """Cut by the token limit: by the finish reason, never by a missing EOS."""
+        return self.completion.finish_reason == "length"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
@@ -149,8 +154,8 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """A planner turn was cut by the token limit (by finish reason, never by a missing EOS)."""
-        return any(turn.completion.finish_reason == "length" for turn in self.planner_turns)
+        """A planner turn was cut by the token limit."""
+        return any(turn.truncated for turn in self.planner_turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

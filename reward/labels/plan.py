@@ -141,15 +141,15 @@ def fresh_error(groups: Iterable[ScoredGroup]) -> Mapping[str, float]:
 
 
 def _errors(scored: ScoredGroup) -> Iterator[float]:
-    """The PRM's scores less the plan's; none for a task without a plan, for only generated ones have it, and a mix may
-    hold others."""
+    """The PRM's scores less the plan's, not of what forks repeat; none for a task without a plan: only generated ones
+    have it, and a mix may hold others."""
     if scored.step_scores is None:
         return
     try:
         truths = [plan_scores(trajectory) for trajectory in scored.group.trajectories]
     except LabelError:
         return
-    for scores, known in zip(scored.step_scores.raw, truths, strict=True):
-        for score, truth in zip(scores, known, strict=True):
-            if score is not None:
+    for trajectory, scores, known in zip(scored.group.trajectories, scored.step_scores.raw, truths, strict=True):
+        for turn, score, truth in zip(trajectory.planner_turns, scores, known, strict=True):
+            if score is not None and turn.trainable:
                 yield score - truth

@@ -69,6 +69,14 @@ def test_error_against_the_plan_is_over_every_group_of_the_batch():
     assert fresh_error(groups) == {"prm/rejudge_mse": pytest.approx((2 * 0.36 + 2 * 0.01 + 0) / 5)}
 
 
+def test_error_is_not_of_steps_that_forks_repeat():
+    forks = make_group("g0", 0.2, 0.9)
+    repeated = forks.group.trajectories[1]
+    repeated = replace(repeated, turns=tuple(replace(turn, trainable=False) for turn in repeated.turns))
+    group = replace(forks.group, trajectories=(forks.group.trajectories[0], repeated))
+    assert fresh_error([replace(forks, group=group)]) == {"prm/rejudge_mse": pytest.approx(0.04)}
+
+
 def test_without_a_prm_no_group_is_read():
     run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=None))
     assert watch_prm(run, iter([None]), 1, 0.5) == {}

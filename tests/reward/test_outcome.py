@@ -84,6 +84,15 @@ def test_all_wrong_group_with_different_length_penalties_has_no_signal():
     assert scored.ending == "all_wrong"
 
 
+@pytest.mark.parametrize(("overlong", "total"), [("filter", 1.0), ({"type": "soft", "cache_tokens": 20}, 0.5)])
+def test_overlong_rule_looks_at_what_a_fork_sampled_and_not_at_what_it_repeats(overlong, total):
+    """A replayed turn of 100 tokens that was cut, then 90 of its own."""
+    repeated = replace(make_turn(num_tokens=100, cut=True), trainable=False)
+    own = make_trajectory(num_tokens=90)
+    fork = replace(own, turns=(repeated, *own.turns))
+    assert make_reward(overlong=overlong).score(fork).total == pytest.approx(total)
+
+
 def test_overlong_filter_takes_a_cut_trajectory_out_of_loss_and_statistics():
     reward = make_reward(overlong="filter").score(make_trajectory("1", cut=True))
     assert (reward.outcome, reward.total) == (0.0, None)

@@ -233,6 +233,26 @@ async def test_stored_forks_come_back_with_their_roots_and_anchor():
     assert scored_group_of(stored_group(found.scored)) == found.scored
 
 
+async def scored_forks(*scores, depth, answers=("42", "1")):
+    """Forks after so many searches, whose steps got these scores."""
+
+    async def score(group):
+        return StepScores(raw=scores[: len(group.trajectories)], prm_digest="d")
+
+    anchor = Anchor(trajectory_id="g/0", num_turns=depth, source="random")
+    forks, _ = await ScriptedForks(answers).fork(roots("1", "2"), anchor, round_=1)
+    return await GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), score).judge(forks)
+
+
+async def test_scores_of_what_forks_repeat_shift_no_step_that_they_sampled():
+    bare = await scored_forks((0.9, 0.2), (0.9, 0.4), depth=1)
+    long = await scored_forks((0.9, 0.9, 0.9, 0.2), (0.9, 0.9, 0.9, 0.4), depth=3)
+    sampled, after_three = (
+        [one[-1] for one in turn_advantages(scored, credit="outcome_gated", prm_weight=0.5)] for scored in (bare, long)
+    )
+    assert after_three == pytest.approx(sampled)
+
+
 def test_sampled_tokens_are_those_of_roots_and_forks():
     assert all_sampled_tokens({"sampled_tokens": 1500.0, "fork_tokens": 500.0}) == 2000
     assert all_sampled_tokens({"sampled_tokens": 1500.0}) == 1500
