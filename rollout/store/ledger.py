@@ -149,7 +149,7 @@ class Ledger(LedgerFile, LedgerReading):
 
     def rewind(self, step: int) -> None:
         """The policy is that of a checkpoint after `step`: batches that it knows are trained, later ones are ready
-        again."""
+        again. What ended is reported with the step that it was reported with, when that is made again."""
         self.mark_trained(step)
         with self.together():
             query = "SELECT ordinal, state, ordinal NOT IN (SELECT ordinal FROM payloads) FROM groups WHERE step > ?"
@@ -161,7 +161,6 @@ class Ledger(LedgerFile, LedgerReading):
                         "begin anew under another name=..."
                     )
                 self._move(ordinal, state, "ready", step=None)
-            self._db.execute("UPDATE groups SET reported_step = NULL WHERE reported_step > ?", (step,))
 
     def publish(self, policy_version: int, step: int) -> None:
         """The weights after `step` have this number from now on."""
@@ -321,8 +320,9 @@ def _versions(text: str) -> Mapping[int, int]:
 
 
 def _agrees(row: sqlite3.Row, one: TrainedStep) -> bool:
-    state = "trained" if one.refused is None else "refused"
-    return row["step"] == one.step and row["state"] in (state, "in_batch")
+    # Of a batch in training the ledger lacks only the end; what it would write as that is `trained`.
+    states = ("trained", "in_batch") if one.refused is None else ("refused",)
+    return row["step"] == one.step and row["state"] in states
 
 
 def _told(ordinals: Iterable[int], sentence: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A ledger that lost its end beside a checkpoint that did not."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from test_ledger import lease_new, run, train
@@ -139,6 +140,17 @@ def test_groups_that_other_weights_were_trained_on_are_open_again():
     assert trained_states(ledger) == {0: 1, 1: 2}
     # Their bytes were forgotten: they are run again.
     assert ledger.verify() == GroupCounts(drawn=4, trained=2, queued=2)
+
+
+def test_batch_that_was_refused_is_so_again_where_the_ledger_lost_its_end(path):
+    ledger = Ledger(path)
+    run(ledger, "ready")
+    ledger.cut([0], 1)
+    ledger.follow(
+        replace(NOTHING_TRAINED, next_task=1, steps=(TrainedStep(step=1, groups=((0, 0),), refused="NaN"),)), 1
+    )
+    ledger.rewind(1)
+    assert ledger.verify() == GroupCounts(drawn=1, refused=1)
 
 
 def test_ledger_of_another_run_is_refused():
