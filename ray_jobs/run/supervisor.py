@@ -128,21 +128,27 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     ) -> Result:
         """What a method of the learner returns. Raises LearnerLostError when the learner dies over it."""
         learner, what = self._actors.learner, in_words(method)
-        try:
-            with self._watch.call("learner", learner, what):
-                return self.get(self._actors.learner_call(method, *args, **kwargs), f"the learner's {what}")
-        except PART_LOST as error:
-            raise LearnerLostError(str(error)) from error
+        with self._watch.call("learner", learner, what):
+            reference = self._actors.learner_call(method, *args, **kwargs)
+            self._wait_for(reference, f"the learner's {what}")
+            try:
+                return self._value(reference)
+            except PART_LOST as error:
+                raise LearnerLostError(str(error)) from error
 
     def get(self, reference: "ray.ObjectRef[Result]", what: str) -> Result:
         """The value of `reference`; `what` it is, in words. Workers that die meanwhile are replaced, and new ones join.
         Raises what the call raises."""
+        self._wait_for(reference, what)
+        return self._value(reference)
+
+    def _wait_for(self, reference: AnyRef, what: str) -> None:
         with self._waiting(what):
             while True:
                 self._tend()
                 done = self._ended_runs((reference, *self._runs))
                 if reference in done:
-                    return self._value(reference)
+                    return
                 for run in done:
                     self._ended(run)
 

@@ -173,10 +173,12 @@ class MemoryFolder:
             sweep(place)
         self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
         place = MEMORY if self.in_memory else disk
-        self._home = Path(tempfile.mkdtemp(prefix=f"agentflow-{os.getpid()}-", dir=place))
+        # Under a name that no sweep looks at, until it is locked.
+        begun = Path(tempfile.mkdtemp(prefix=f".agentflow-{os.getpid()}-", dir=place))
         # The system lets go of it when the process ends, however it ends.
-        self._lock = (self._home / _LOCK).open("w")
+        self._lock = (begun / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._home = begun.rename(place / begun.name.removeprefix("."))
         self.path = self._home / "files"
         self.path.mkdir()
 

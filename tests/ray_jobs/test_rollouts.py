@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 import ray
 
+from actors.learner import LearnerCalls
 from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
-from ray_jobs.run.supervisor import Supervisor, WantedWorkers
+from ray_jobs.run.supervisor import LearnerLostError, Supervisor, WantedWorkers
 from rollout.store.adapters import AdapterMismatchError
 from rollout.types import Trajectory
 
@@ -262,11 +263,12 @@ def test_workers_file_that_is_being_written_or_cannot_be_read_changes_nothing_an
 
 @pytest.fixture
 def supervisor(tmp_path):
-    """Without workers; nothing but `beside` is asked of it."""
-    watch = SimpleNamespace(deaths=Deaths(advice="mend it"))
+    """Without workers."""
+    watch = SimpleNamespace(deaths=Deaths(advice="mend it"), call=lambda *_: nullcontext())
+    learner = {"learner": None, "learner_call": lambda method: "the call"}
     return Supervisor(
         SimpleNamespace(
-            actors=SimpleNamespace(watch=watch, prm_digest=None),
+            actors=SimpleNamespace(watch=watch, prm_digest=None, **learner),
             console=SimpleNamespace(waiting=lambda what: nullcontext(), note=[].append),
             config=load_run_config(None, []),
             folder=SimpleNamespace(wanted_workers=tmp_path / "workers"),
@@ -289,6 +291,22 @@ def test_loop_that_ends_does_not_wait_for_attempts_whose_worker_nobody_will_repl
     policy = pinned_over(FakeActors([FakeWorker(dies_over=("t0",))]))
     with pytest.raises(NoRoomError):
         supervisor.beside(policy, lambda: asyncio.run(attempt_all(policy, TASKS[:2])), "them")
+
+
+def test_learner_is_lost_where_its_own_call_fails_and_not_where_the_store_is_dead(supervisor, monkeypatch):
+    """Regression: a store that was gone for good cost six learners, and the message blamed them."""
+    dead = ray.exceptions.ActorDiedError()
+
+    def fail(*_):
+        raise dead
+
+    monkeypatch.setattr("ray_jobs.run.supervisor.ray", SimpleNamespace(get=fail, wait=lambda one, **_: (one, [])))
+    monkeypatch.setattr(supervisor, "_tend", lambda: None)
+    with pytest.raises(LearnerLostError):
+        supervisor.learn(LearnerCalls.begin_imitation)
+    monkeypatch.setattr(supervisor, "_tend", fail)
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        supervisor.learn(LearnerCalls.begin_imitation)
 
 
 def test_more_workers_than_a_memory_on_disk_serves_are_told_and_not_started(tmp_path):

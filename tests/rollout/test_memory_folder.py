@@ -54,3 +54,12 @@ def test_folder_without_a_lock_goes_with_its_process(memory):
         folder.mkdir()
     MemoryFolder().close()
     assert sorted(path.name for path in memory.iterdir()) == [living.name, other.name]
+
+
+def test_folder_that_is_being_made_is_not_taken_for_one_that_was_left(memory, monkeypatch):
+    """Regression: all workers of a host make theirs at the same moment, and one of them swept another's."""
+    lock = disk.fcntl.flock
+    monkeypatch.setattr(disk.fcntl, "flock", lambda *how: (monkeypatch.undo(), disk.sweep(memory), lock(*how)))
+    folder = MemoryFolder()
+    assert list(memory.iterdir()) == [folder.path.parent]
+    folder.close()
