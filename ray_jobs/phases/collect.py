@@ -13,7 +13,7 @@ from envs.types import Task
 from ray_jobs.checks.tasks import prm_tasks
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
-from ray_jobs.run.folder import write_json
+from ray_jobs.run.folder import locked, write_json
 from reward.collected import CollectedGroups, outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Trajectory, TrajectoryGroup
@@ -124,8 +124,8 @@ def _keep_policy(folder: Path, policy: Mapping[str, object]) -> None:
 
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes. Raises
-    OtherPolicyError."""
-    with local_run(config, adapter) as run:
+    OtherPolicyError, and RunLockError where somebody else works on the run."""
+    with local_run(config, adapter) as run, locked(run.folder.path, run.console.note):
         tasks = prm_tasks(config, leak_report=run.folder.leaks)
         _keep_policy(run.folder.collected, _sampled_with(run))
         _collect_all(run, tasks)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.phases.collect import OtherPolicyError, side_by_side
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
+from ray_jobs.run.folder import locked
 from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
 from reward.labels import (
@@ -173,13 +175,15 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
 
 
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
-    """Label what the run folder's `collected/` holds; steps that are labelled are not labelled again."""
+    """Label what the run folder's `collected/` holds; steps that are labelled are not labelled again. Raises
+    RunLockError where somebody else works on the run."""
     check_labelling(config)
     check_judge_key(config)
     with local_run(config, adapter) as run:
         collected = read_collected(run.folder.path)
         _check_same_policy(run)
-        label(run, collected, dry_run=dry_run)
+        with nullcontext() if dry_run else locked(run.folder.path, run.console.note):
+            label(run, collected, dry_run=dry_run)
 
 
 def _check_same_policy(run: LocalRun) -> None:

@@ -16,7 +16,7 @@ from ray_jobs.pages.render import number
 from ray_jobs.pages.report import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.phases.local import LocalRun, local_run
-from ray_jobs.run.folder import write_json
+from ray_jobs.run.folder import locked, write_json
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
@@ -55,7 +55,8 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 
 
 def run_train_prm(config: RunConfig) -> None:
-    """From `collected/` and `labels.jsonl` of the run folder to `prm/`, `prm_quality.json` and `prm_quality.html`."""
+    """From `collected/` and `labels.jsonl` of the run folder to `prm/`, `prm_quality.json` and `prm_quality.html`.
+    Raises RunLockError where somebody else works on the run."""
     with local_run(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
@@ -64,7 +65,8 @@ def run_train_prm(config: RunConfig) -> None:
                 f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
                 "same label settings first"
             )
-        learn_prm(run, collected, labels)
+        with locked(folder.path, run.console.note):
+            learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
     limit = (config.reward.gated or OutcomeGatedConfig()).alarms.canary

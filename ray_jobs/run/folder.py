@@ -58,6 +58,18 @@ class RunLock:
         self._file.close()
 
 
+@contextmanager
+def locked(folder: Path, tell: Callable[[str], None] = print) -> Iterator[None]:
+    """Nobody else works on this run meanwhile; its folder is made where there is none. Raises what `RunLock` raises."""
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(folder, tell)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _take(file: TextIO, folder: Path, tell: Callable[[str], None]) -> None:
     place = file_system_of(folder)
     patience_s = LEASE_S if place.networked else 0.0

@@ -11,7 +11,7 @@ from ray_jobs.phases.collect import OtherPolicyError, run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
 from ray_jobs.phases.local import open_policy
 from ray_jobs.phases.prm import run_train_prm
-from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.folder import RunFolder, RunLockError, locked
 from reward.collected import CollectedGroups
 from reward.labels import read_labels
 from rollout.types import TrajectoryGroup
@@ -56,6 +56,22 @@ def test_collecting_and_labelling_as_commands_leave_what_the_phases_of_a_run_lea
     assert f"trajectories: {tmp_path}/r/collected" in said
     assert "monte_carlo: 12 steps, at most 24 trajectories, no cost" in said
     assert "monte_carlo: 12 of 12 steps labelled, so far 24 trajectories, no cost" in said
+
+
+def test_commands_that_write_to_a_run_are_refused_while_another_works_on_it(tmp_path, loaded):
+    """Regression: two that collected wrote each trajectory twice, and two that labelled paid a judge twice."""
+    config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
+    run_collect(config, None)
+    run_label(config, None, dry_run=False)
+    with locked(tmp_path / "r"):
+        for command in (
+            lambda: run_collect(config, None),
+            lambda: run_label(config, None, dry_run=False),
+            lambda: run_train_prm(config),
+        ):
+            with pytest.raises(RunLockError, match=f"works on the run in '{tmp_path}/r'; wait for it"):
+                command()
+        run_label(config, None, dry_run=True)
 
 
 def test_trajectories_of_another_policy_are_not_mixed_with_those_that_are_there(tmp_path, loaded):
