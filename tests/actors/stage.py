@@ -215,7 +215,7 @@ def groups_of(folder: Path, *states: str) -> list[sqlite3.Row]:
     connection.row_factory = sqlite3.Row
     try:
         rows = connection.execute(
-            "SELECT ordinal, task, family, state, attempt, worker, step, reason FROM groups"
+            "SELECT ordinal, task, family, state, attempt, worker, step, reason, versions FROM groups"
         ).fetchall()
     finally:
         connection.close()
@@ -230,6 +230,12 @@ def steps_of(folder: Path) -> list[int]:
 def versions_of(folder: Path) -> list[int]:
     """The versions that were ever published."""
     return [row["policy_version"] for row in read_records(folder / "adapters" / "index.jsonl")]
+
+
+def begun_with_again(folder: Path) -> set[int]:
+    """The versions under which the policy that RL began with was published again, as each resume does."""
+    rows = list(read_records(folder / "adapters" / "index.jsonl"))
+    return {row["policy_version"] for row in rows[1:] if row["digest"] == rows[0]["digest"]}
 
 
 def check_nothing_lost(folder: Path) -> GroupCounts:

@@ -1,5 +1,6 @@
 """The driver is killed, and with it everything: another process goes on where the folder says the run was."""
 
+import json
 import os
 import random
 import resource
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stage import PATIENCE_S, ROOT, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
+from stage import PATIENCE_S, ROOT, begun_with_again, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
 
 from ray_jobs.checks.chaos.audit import differences
 from ray_jobs.checks.chaos.faults import FAULTS, Stage
@@ -70,6 +71,12 @@ def test_run_that_is_cut_off_again_and_again_trains_what_an_undisturbed_one_trai
     expected = tasks_of(groups_of(undisturbed / "r", "trained"))
     assert tasks_of(groups_of(cut_off / "r", "trained")) == expected
     assert 0 < len(expected) < NUM_TASKS
+    # Regression: after a resume workers sampled with the first policy until they had taken up the checkpoint's.
+    again = begun_with_again(cut_off / "r")
+    assert len(again) == 3
+    assert not again.intersection(
+        *(map(int, json.loads(row["versions"])) for row in groups_of(cut_off / "r", "trained"))
+    )
     # A run that is cut off is no fault of its groups.
     assert all(row["attempt"] == 1 for row in groups_of(cut_off / "r"))
 
