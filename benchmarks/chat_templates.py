@@ -31,6 +31,16 @@ LLAMA3 = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 
+# The thinking of earlier replies is dropped; one that has just begun opens the next.
+DEEPSEEK_R1 = """
+{{- bos_token }}
+{%- for m in messages %}
+  {%- if m.role == 'system' %}{{ m.content }}
+  {%- elif m.role == 'user' %}{{ '<｜User｜>' + m.content }}
+  {%- else %}{{ '<｜Assistant｜>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"""
+
 LLAMA2 = """
 {%- if messages[0].role == 'system' %}{% set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' %}
   {%- set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}

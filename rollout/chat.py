@@ -1,14 +1,16 @@
 """The chat format as token pieces: one renderer for training and inference.
 
 The model's template is rendered once around placeholders and cut there. A template that keeps no place for the
-system's words before the first user turn gets them at the head of that turn. Fixed pieces keep their special tokens;
-everything that a task, a tool or a model wrote is tokenised with special tokens switched off, so a tool result that
-contains `<|im_end|>` stays text, and nobody can forge a role. Where a template marks roles with plain text, as Llama
-2's `[INST]`, anybody can. A later turn only appends: prompt, sampled ids, bridge. Nothing that was sampled is ever
-tokenised again.
+system's words before the first user turn gets them at the head of that turn. Fixed pieces keep their special
+tokens; everything that a task, a tool or a model wrote is tokenised with special tokens switched off, so a tool
+result that contains `<|im_end|>` stays text, and nobody can forge a role. Tokens that mark roles without being
+special, as DeepSeek-R1's `<｜User｜>`, are switched off with them. Where a template marks roles with plain text, as
+Llama 2's `[INST]`, anybody can. A later turn only appends: prompt, sampled ids, bridge. Nothing that was sampled is
+ever tokenised again.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -39,11 +41,23 @@ class Encoding(Protocol):
     def input_ids(self) -> Sequence[int]: ...
 
 
+class AddedToken(Protocol):
+    """A token that stands beside the vocabulary; a special one can be switched off."""
+
+    content: str
+    special: bool
+
+
 class Tokenizer(Protocol):
     """What is asked of a Hugging Face tokenizer."""
 
     chat_template: str | None
     eos_token_id: int | None
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]: ...
+
+    def add_tokens(self, new_tokens: Sequence[str], special_tokens: bool = False) -> int: ...
 
     def __call__(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
@@ -82,6 +96,8 @@ class ChatPieces:
     before_system: str
     before_lone_user: str
     before_user: str
+    before_assistant: str
+    """Of an earlier reply; `generation` stands before the next."""
     generation: str
     before_next: str
     next_generation: str
@@ -104,6 +120,7 @@ class ChatFormat:
         """Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = pieces = chat_pieces(tokenizer)
+        self._for_free = _with_special_roles(tokenizer, pieces)
         self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self._before = self._ids_before()
         opening = self._ids(pieces.before_system)
@@ -180,7 +197,8 @@ class ChatFormat:
         return self._ids(text, split_special_tokens=split_special_tokens)
 
     def _ids(self, text: str, *, split_special_tokens: bool = False) -> tuple[int, ...]:
-        encoding = self._tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
+        tokenizer = self._for_free if split_special_tokens else self._tokenizer
+        encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
         return tuple(encoding.input_ids)
 
 
@@ -199,6 +217,20 @@ def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
     except ChatTemplateError:
         opening = [_message("user", f"{_SYSTEM}{_BETWEEN}{_USER}")]
         return _pieces(render, opening, lone_user)
+
+
+def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
+    """One to which the added tokens that mark roles are special. The others stay what they are: a reply's `<tool_call>`
+    and `<think>` are tokens, whoever wrote it."""
+    fixed = (pieces.before_system, pieces.before_lone_user, pieces.before_user, pieces.before_assistant)
+    used = {one for text in (*fixed, pieces.before_next) for one in tokenizer(text, add_special_tokens=False).input_ids}
+    added = [token for index, token in tokenizer.added_tokens_decoder.items() if index in used and not token.special]
+    marks = [token.content for token in added if token.content.strip()]
+    if not marks:
+        return tokenizer
+    changed = copy.deepcopy(tokenizer)
+    changed.add_tokens(marks, special_tokens=True)
+    return changed
 
 
 def _render(tokenizer: Tokenizer, messages: Messages) -> str:
@@ -236,13 +268,14 @@ def _pieces(render: Callable[[Messages], str], opening: Messages, before_lone_us
     """Raises ChatTemplateError where a later turn changes what was rendered up to the first reply, or leaves it out."""
     before_system, before_user, generation = _cut(render(opening), _SYSTEM, _USER)
     dialogue = render([*opening, _message("assistant", _ASSISTANT), _message("user", _NEXT)])
-    *begun, _, before_next, next_generation = _cut(dialogue, _SYSTEM, _USER, _ASSISTANT, _NEXT)
+    *begun, before_assistant, before_next, next_generation = _cut(dialogue, _SYSTEM, _USER, _ASSISTANT, _NEXT)
     if begun != [before_system, before_user]:
         raise ChatTemplateError("its template renders the first turn anew when a second one follows")
     return ChatPieces(
         before_system=before_system,
         before_lone_user=before_lone_user,
         before_user=before_user,
+        before_assistant=before_assistant,
         generation=generation,
         before_next=before_next,
         next_generation=next_generation,

@@ -16,7 +16,7 @@ from configs.own import OwnCodeError, failure, own_function
 from configs.run import RunConfig
 from configs.wording import listed
 from envs.datasets.rows import local_rows, plain_rows
-from envs.datasets.split import SPLITS, Split, purpose_of, question_key, split_of
+from envs.datasets.split import SPLITS, Split, kept_with, purpose_of, question_key, split_of
 from envs.types import Task
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def own_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> d
     The question is as `_question_of` says, further columns are the task's `metadata`. `answer` is a text or a whole
     number, for "own_text" also a list of texts of which each is right; with `as_written`, for a scorer of one's own, a
     text keeps its lines and spaces. `id` is the row's number where it has none. A row's `split` says its half; in a
-    file without any the question's hash does, the same for a question in other case, spacing or punctuation. Raises
-    ValueError, which names the file, for a row that is no task, for a question or an id that two rows have, and for a
-    question that both halves have.
+    file without any the hash of the question, or of `kept_with`, does, the same in other case, spacing or punctuation.
+    Raises ValueError, which names the file, for a row that is no task, for a question or an id that two rows have, and
+    for a question that both halves have.
     """
     if path is None:
         raise ValueError(f"{dataset!r} reads a file of your own: set envs.data_path to it")
@@ -75,7 +75,7 @@ def own_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> d
     is_hashed = all(name is None for name in named)
     found: dict[Split, list[Task]] = {split: [] for split in SPLITS}
     for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
-        hashed = split_of(question_key(task.question))
+        hashed = split_of(question_key(kept_with(task)))
         found[hashed if is_hashed else _named(name, SPLITS, f"{path}, row {number}")].append(task)
     _check_apart(found, path)
     return found
@@ -122,9 +122,10 @@ NO_SOURCES = OwnSources()
 def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> Mapping[Part, list[Task]]:
     """All tasks of the function or of the hub, by what they are for; it is asked once in a process.
 
-    A task's `split` says its part, in all of them or in none. Where none says so the question's hash does: half are for
-    evaluation, and of the others a quarter for the PRM and, in a run with a teacher, a quarter for that; the same for a
-    question in other case, spacing or punctuation. A held-out split of the hub is for evaluation as it is.
+    A task's `split` says its part, in all of them or in none. Where none says so the hash of the question, or of
+    `kept_with`, does: half are for evaluation, and of the others a quarter for the PRM and, in a run with a teacher, a
+    quarter for that; the same in other case, spacing or punctuation. A held-out split of the hub is for evaluation as
+    it is.
     Raises ValueError, which names function and row, for what is no task, for an id or a question that stands twice, and
     OwnCodeError where the function fails.
     """
@@ -139,10 +140,10 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
         split = task.metadata.get("split")
         if is_named:
             part = _named(split, PARTS, f"{config.source}, row {number}")
-        elif (split if config.eval_split else split_of(question_key(task.question))) == "eval":
+        elif (split if config.eval_split else split_of(question_key(kept_with(task)))) == "eval":
             part = "eval"
         else:
-            part = _learning(task.question, with_teacher)
+            part = _learning(kept_with(task), with_teacher)
         metadata = {key: value for key, value in task.metadata.items() if key != "split"}
         found[part].append(replace(task, metadata=metadata))
     _check_apart(found, config.source)
@@ -188,7 +189,7 @@ def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
                     f"{', '.join(table.column_names)}; name one"
                 )
         # What a row of one's own may say by these, a column of anybody's data set may not.
-        taken = ("split", "scorer", *QUESTIONS, question, config.answer)
+        taken = ("split", "kept_with", "scorer", *QUESTIONS, question, config.answer)
         held_out = {"split": "eval"} if split == config.eval_split else {}
         for number, row in enumerate(plain_rows(table), start=1):
             further = {name: value for name, value in row.items() if name not in taken}
@@ -326,13 +327,16 @@ def _check_distinct(name: str, values: list[str], path: Path | str) -> None:
 
 
 def _check_apart(parts: Mapping[AnyPart, Sequence[Task]], path: Path | str) -> None:
-    """Raises ValueError for a question that two parts have, also in other case, spacing or punctuation."""
+    """Raises ValueError for a question or a `kept_with` that two parts have, also in other case, spacing or
+    punctuation."""
     seen: dict[str, tuple[AnyPart, Task]] = {}
     for part, tasks in parts.items():
         for task in tasks:
-            other, same = seen.setdefault(question_key(task.question), (part, task))
+            other, same = seen.setdefault(question_key(kept_with(task)), (part, task))
             if other != part:
+                given = task.metadata.get("kept_with")
+                alike = f"both have kept_with = {given!r:.80}" if given else "they ask the same"
                 raise ValueError(
-                    f"{path}: {task.id} is for '{part}' and {same.id} for '{other}', and they ask the same but for "
+                    f"{path}: {task.id} is for '{part}' and {same.id} for '{other}', and {alike} but for "
                     "case, spacing or punctuation; keep one of them, or give both the same 'split'"
                 )

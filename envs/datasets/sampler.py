@@ -16,7 +16,7 @@ from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.own import NO_SOURCES, OWN, OwnSources, module_tasks, own_tasks
 from envs.datasets.registry import load_tasks
-from envs.datasets.split import Purpose, Split, TooFewTasksError, question_key
+from envs.datasets.split import Purpose, Split, TooFewTasksError, kept_with, question_key
 from envs.leakage import write_leak_report
 from envs.types import Task
 
@@ -260,11 +260,11 @@ def _asked(task: Task) -> set[str]:
 
 
 def _stem_key(task: Task) -> str:
-    return question_key(stem_of(task.question.strip()))
+    return question_key(stem_of(kept_with(task).strip()))
 
 
 def _key(task: Task) -> str:
     """The same for the same problem: a hand in whatever order, a question but for case, spacing and punctuation."""
     if task.dataset == "game24":
         return f"game24 {sorted(map(int, task.answer.split()))}"
-    return question_key(task.question)
+    return question_key(kept_with(task))

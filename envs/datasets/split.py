@@ -5,6 +5,8 @@ import re
 import unicodedata
 from typing import Literal
 
+from envs.types import Task
+
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
@@ -21,6 +23,12 @@ def split_of(key: str) -> Split:
 def purpose_of(question: str) -> Purpose:
     """What a generated training question is for: the same for a question in other case, spacing or punctuation."""
     return _PURPOSES[_digest(f"purpose:{question_key(question)}")[0] % len(_PURPOSES)]
+
+
+def kept_with(task: Task) -> str:
+    """The text whose hash says what a task is for. It is the question, or the task's own `kept_with`: where the
+    question says more than what is asked, to tell tasks apart that ask the same."""
+    return str(task.metadata.get("kept_with") or task.question)
 
 
 def question_key(question: str) -> str:

@@ -1,6 +1,7 @@
 """Tasks in Harbor's format as tasks, agent and reward: each attempt is a trial of Harbor's, which asks our endpoint."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ PLACES = ("PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CO
 KNOWN = (*INHERITED, *PLACES, "HARBOR_TELEMETRY")
 """Variables of the worker that Harbor gets: where programs lie, where a container engine answers, and whether it
 reports each trial to its makers, which is off where this is not set."""
+INSTRUCTION = "instruction.md"
 ENDING_S = 30.0
 """That a trial which is called off has to take down its containers."""
 
@@ -52,13 +54,14 @@ class HarborTasks:
         program: str = "harbor",
     ) -> None:
         """`folder` holds tasks at any depth, each a folder with `task.toml` and `instruction.md`. Those of `held_out`
-        are for evaluation; without it the instruction's hash decides what a task is for.
+        are for evaluation; without it the instruction's hash decides what a task is for, so that all folders of one
+        instruction are for the same.
 
         `agent` is one of Harbor's that asks the model from Harbor's own process, or `module:Class`; `options` are
         further words of `harbor run`. `variables` names what of the worker's environment Harbor gets besides
         KNOWN. `reward` is the number of the task's verifier that counts. `model` is `agent.model`; `program` is
         Harbor's, which has an environment of its own.
-        Raises OwnCodeError where there is no such program, or a folder has no task.
+        Raises OwnCodeError where there is no such program, a folder has no task, or one task is in both.
         """
         found = shutil.which(program)
         if found is None:
@@ -70,17 +73,22 @@ class HarborTasks:
         self._reward = reward
         self._rows = [*_load(Path(folder).expanduser().absolute(), "train" if held_out else None)]
         if held_out:
-            self._rows += _load(Path(held_out).expanduser().absolute(), "eval")
+            asked = [*_load(Path(held_out).expanduser().absolute(), "eval")]
+            _check_apart(self._rows, asked)
+            self._rows += asked
 
     def tasks(self) -> Iterator[dict[str, object]]:
-        """Tables with the instruction as the question. What is right the task's verifier knows alone: the answer here
-        is what `score` takes for right."""
+        """Tables with the instruction as the question, and the folder's name behind one that comes again. What is right
+        the task's verifier knows alone: the answer here is what `score` takes for right."""
         seen: set[str] = set()
         for number, row in enumerate(self._rows):
             key = question_key(row.instruction)
             question = f"{row.instruction} [{row.folder.name}]" if key in seen else row.instruction
+            table = {"id": number, "question": question, "answer": json.dumps({self._reward: 1.0}), "split": row.split}
+            if row.split is None and key in seen:
+                table["kept_with"] = row.instruction
             seen.add(key)
-            yield {"id": number, "question": question, "answer": json.dumps({self._reward: 1.0}), "split": row.split}
+            yield table
 
     async def solve(self, task: "GivenTask", client: "AsyncOpenAI") -> str:
         """Runs one trial, as a job of its own. The answer is JSON with what the task's verifier gave.
@@ -144,10 +152,32 @@ def _load(folder: Path, split: str | None) -> Iterator[_Row]:
     for place in places:
         if tomllib.loads((place / "task.toml").read_text()).get("steps"):
             raise OwnCodeError(f"'{place}' has several steps, each with a reward; tasks of one step can be trained")
-        instruction = place / "instruction.md"
+        instruction = place / INSTRUCTION
         if not instruction.is_file():
-            raise OwnCodeError(f"'{place}' has no instruction.md")
+            raise OwnCodeError(f"'{place}' has no {INSTRUCTION}")
         yield _Row(folder=place, instruction=instruction.read_text().strip(), split=split)
+
+
+def _check_apart(trained: Sequence[_Row], held_out: Sequence[_Row]) -> None:
+    """An instruction may be in both folders, of tasks that differ in their other files: "Fix the bug." is asked of many
+    a project. Raises OwnCodeError for one task that is."""
+    shared = {question_key(row.instruction) for row in trained} & {question_key(row.instruction) for row in held_out}
+    met = {_made_of(row): row.folder for row in trained if question_key(row.instruction) in shared}
+    for row in held_out:
+        if question_key(row.instruction) in shared and (same := met.get(_made_of(row))):
+            raise OwnCodeError(
+                f"'{row.folder}' is held out and '{same}' trained on, and they are one task; keep one of the folders"
+            )
+
+
+def _made_of(row: _Row) -> tuple[str, ...]:
+    """The same for tasks with the same instruction, but for case, spacing and punctuation, and the same other files."""
+    made = [question_key(row.instruction)]
+    for file in sorted(row.folder.rglob("*")):
+        if file.is_file() and file != row.folder / INSTRUCTION:
+            with file.open("rb") as stream:
+                made += [str(file.relative_to(row.folder)), hashlib.file_digest(stream, "sha256").hexdigest()]
+    return tuple(made)
 
 
 def _rewards(jobs: Path, said: str) -> object:

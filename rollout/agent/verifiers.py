@@ -1,7 +1,7 @@
 """An environment of the verifiers library as an agent: its rollout asks our endpoint, and its rewards are the score."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOCAL = {"type": "subprocess"}
 NO_CODE = {"id": "null"}
+NAMES = frozenset({"idx", "id", "name", "description"})
+"""What a task is called. The rest of its data makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,16 @@ class _Row:
     task: vf.Task
     config: vf.EnvConfig
     split: str | None
+
+    @property
+    def prompt(self) -> str:
+        return str(self.task.data.prompt_text).strip()
+
+    @property
+    def made_of(self) -> str:
+        """The same for tasks with the same prompt, but for case, spacing and punctuation, and the same data."""
+        data = self.task.data.model_dump_json(exclude=NAMES | {"prompt"})
+        return question_key(f"{question_key(self.prompt)} {data}")
 
 
 class VerifiersEnvironment:
@@ -51,11 +63,12 @@ class VerifiersEnvironment:
     ) -> None:
         """`taskset` names an installed one, or a module beside the recipe, and `arguments` are its own.
 
-        `evaluation` are the arguments that differ for the held-out tasks; the first `num_taught` others are then for a
-        teacher. Without it the question's hash decides what a task is for. `environment` is the rest of verifiers' own
-        `[env]` table: `id` of a class that plays in turns, and a table for each seat. A seat plays on this machine,
-        and where neither it nor the taskset names a harness, with `null`, which runs no code. At most `num_tasks` are
-        loaded of each. `model` is `agent.model`.
+        `evaluation` are the arguments that differ for the held-out tasks; the first `num_taught` others, and those that
+        equal them, are then for a teacher. Without it the prompt's hash decides what a task is for, so that all tasks
+        of one prompt are for the same; of tasks without a prompt it is their data's. `environment` is the rest of
+        verifiers' own `[env]` table: `id` of a class that plays in turns, and a table for each seat. A seat plays on
+        this machine, and where neither it nor the taskset names a harness, with `null`, which runs no code. At most
+        `num_tasks` are loaded of each. `model` is `agent.model`.
         Raises OwnCodeError for what is not there, for several seats, and for a harness that would run the model's code
         unconfined.
         """
@@ -71,23 +84,30 @@ class VerifiersEnvironment:
         if self._held_out is None:
             return self._load(self._train, None)
         others = self._load(self._train, "train")
-        taught = [replace(row, split="demonstrations") for row in others[: self._num_taught]]
-        return [*taught, *others[self._num_taught :], *self._load(self._held_out, "eval")]
+        held_out = self._load(self._held_out, "eval")
+        _check_apart(others, held_out)
+        taught = {row.made_of for row in others[: self._num_taught]}
+        given = [replace(row, split="demonstrations") if row.made_of in taught else row for row in others]
+        return [*given, *held_out]
 
     def _load(self, config: vf.EnvConfig, split: str | None) -> list[_Row]:
         loaded = vf.load_taskset(config.taskset).take(self._num_tasks)
         return [_Row(task=task, config=config, split=split) for task in loaded]
 
     def tasks(self) -> Iterator[dict[str, object]]:
-        """Tables with the prompt as the question. The answer stands in the environment alone: the one here is what
-        `score` takes for right."""
+        """Tables with the prompt as the question, and a number behind one that comes again. The answer stands in the
+        environment alone: the one here is what `score` takes for right. Raises OwnCodeError for a task that is trained
+        on and held out."""
         seen: set[str] = set()
         for number, row in enumerate(self._rows):
-            label = row.task.data.prompt_text.strip() or row.config.env_id
+            label = row.prompt or row.config.env_id
             key = question_key(label)
             question = f"{label} [{number}]" if key in seen else label
+            table = {"id": number, "question": question, "answer": _told(1.0, ""), "split": row.split}
+            if row.split is None and (key in seen or not row.prompt):
+                table["kept_with"] = row.prompt or row.made_of
             seen.add(key)
-            yield {"id": number, "question": question, "answer": _told(1.0, ""), "split": row.split}
+            yield table
 
     async def solve(self, task: "GivenTask", client: "AsyncOpenAI") -> str:
         """Plays one episode. The answer is JSON with `reward` and `reply`, the last that the model said.
@@ -114,6 +134,18 @@ class VerifiersEnvironment:
     def score(self, task: Task, answer: str) -> float:
         """The episode's reward, the sum of its weighted rewards."""
         return float(json.loads(answer)["reward"])
+
+
+def _check_apart(others: Sequence[_Row], held_out: Sequence[_Row]) -> None:
+    """A prompt may be on both sides, of tasks that differ in what the model is not told at first: the number that it
+    guesses, the world that it acts in. Raises OwnCodeError for one task that is."""
+    met = {row.made_of for row in others}
+    for row in held_out:
+        if row.made_of in met:
+            raise OwnCodeError(
+                f"{row.config.env_id}: the task {row.prompt!r:.80} is trained on and held out, with the same data; "
+                "give `evaluation` arguments that load other tasks"
+            )
 
 
 def _told(reward: float, reply: str) -> str:

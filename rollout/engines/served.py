@@ -27,7 +27,7 @@ from rollout.types import Message, TextCompletion
 _CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|exceeds? the available context", re.IGNORECASE)
 _OPENING = re.compile(r"\s*<think>")
 _CLOSING = "</think>"
-_CONTROL = re.compile(r"<(?=\||/?(?:s|think|start_of_turn|end_of_turn)>)")
+_CONTROL = re.compile(r"<(?=[|｜]|/?(?:s|think|start_of_turn|end_of_turn)>)")
 
 
 class ChatServer:
@@ -90,7 +90,8 @@ class ChatServer:
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """As a server takes them. It reads control tokens wherever they stand, so what only looks like one (`<|im_end|>`
-    in a tool result) is written with a space: no text can forge a role. Raises EngineError when there are none."""
+    or `<｜User｜>` in a tool result) is written with a space: no text can forge a role. Raises EngineError when there
+    are none."""
     if not messages:
         raise EngineError("this module asks with token ids, and a server takes messages only")
     return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in messages]

@@ -90,6 +90,19 @@ def written():
 def several():
     return [{"question": "Which?", "answer": ["1", "2"]}]
 
+def kept_together():
+    return [
+        {"question": question, "answer": "x", **further}
+        for n in range(40)
+        for question, further in ((f"q{n}", {}), (f"q{n} [1]", {"kept_with": f"Q{n}?"}))
+    ]
+
+def kept_apart():
+    return [
+        {"question": "first", "answer": "x", "kept_with": "one", "split": "train"},
+        {"question": "second", "answer": "x", "kept_with": "one", "split": "eval"},
+    ]
+
 def parts():
     named = {"rl": "train", "held_out": "eval", "shown": "demonstrations", "judged": "prm"}
     return [{"id": id, "question": f"{id}?", "answer": "x", "split": split} for id, split in named.items()]
@@ -134,6 +147,15 @@ def test_the_questions_decide_what_is_for_training_evaluation_and_the_prm():
     questions = [{task.question for task in tasks} for tasks in found.values()]
     assert sum(map(len, questions)) == len(set.union(*questions)) == 80
     assert len(found["prm"]) < len(found["train"]) < len(found["eval"]) + len(found["train"])
+
+
+def test_tasks_that_are_kept_with_a_question_are_in_its_part_and_met_with_it():
+    found = module_tasks("mine", source("kept_together"), with_teacher=True)
+    twins = [{task.question.partition(" [")[0] for task in tasks} for tasks in found.values()]
+    assert all(len(tasks) == 2 * len(named) > 0 for tasks, named in zip(found.values(), twins, strict=True))
+    kept = [{"kept_with": min(part)} for part in twins]
+    again = [Task(id="x", dataset="other", question="?", answer="x", metadata=one) for one in kept]
+    assert never_trained_on(again, config_of("kept_together").envs) == [again[1]]
 
 
 def test_a_teacher_gets_tasks_that_rl_would_have_had_without_it():
@@ -218,6 +240,7 @@ def test_several_answers_are_refused_where_one_is_compared():
         ("no_answer", ValueError, "row 1: 'answer' must be a text or a whole number, got None"),
         ("scored_by_an_object", ValueError, "row 1: 'scorer' must be a text such as .* got <built-in function len>"),
         ("apart", ValueError, "they ask the same but for case"),
+        ("kept_apart", ValueError, "mine-2 is for 'eval' and mine-1 for 'train', and both have kept_with = 'one'"),
         ("broken", OwnCodeError, r"failed with OSError: no file \(own_tasks_of_the_test.py, line 43\)"),
         ("nothing", OwnCodeError, "returned no task"),
         ("a_number", OwnCodeError, "returned a int"),

@@ -1,7 +1,7 @@
 """Scripted engine, tokenizer and tools for agent tests: no model, no network."""
 
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.types import Task, ToolResult
@@ -18,6 +18,7 @@ class ScriptedTokenizer:
 
     eos_token_id = 1
     chat_template = "scripted"
+    added_tokens_decoder = MappingProxyType({})
 
     def apply_chat_template(self, messages, **_):
         return "".join(f"<s>{m['role']}:{m['content']}<e>" for m in messages) + "<s>assistant:"

@@ -5,12 +5,15 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from endpoint_play import play_agent, until
 from scripted import make_task
 
+from configs.envs import OwnDatasetConfig
 from configs.own import OwnCodeError
+from envs.datasets.own import module_tasks
 from rollout.agent.harbor import HarborTasks
 
 SCRIPTED = Path(__file__).with_name("scripted_harbor.py")
@@ -57,6 +60,26 @@ def test_each_folder_with_a_task_is_one_and_equal_instructions_are_told_apart(tm
     ]
     assert {row["split"] for row in HarborTasks(tmp_path / "train", program=program).tasks()} == {None}
     assert {colours.score(task_of(), row["answer"]) for row in colours.tasks()} == {1.0}
+
+
+def test_folders_of_one_instruction_are_in_one_part(tmp_path, program, monkeypatch):
+    """Regression: the folder's name, which tells them apart, chose another half for each."""
+    for number in range(12):
+        make_folder(tmp_path / "tasks" / f"fix-{number}", expected=str(number))
+    module = ModuleType("harbor_of_the_test")
+    module.tasks = HarborTasks(tmp_path / "tasks", program=program).tasks
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = module_tasks("h", OwnDatasetConfig(source=f"{module.__name__}:tasks"), with_teacher=True)
+    assert sorted(map(len, found.values())) == [0, 0, 0, 12]
+
+
+def test_a_task_in_both_folders_is_refused_and_one_with_other_files_is_not(tmp_path, program):
+    make_folder(tmp_path / "train" / "a")
+    make_folder(tmp_path / "held" / "b", expected="red")
+    HarborTasks(tmp_path / "train", held_out=tmp_path / "held", program=program)
+    make_folder(tmp_path / "held" / "same", instruction="name a  colour")
+    with pytest.raises(OwnCodeError, match=r"held/same' is held out and .*train/a' trained on, and they are one task"):
+        HarborTasks(tmp_path / "train", held_out=tmp_path / "held", program=program)
 
 
 async def test_a_trial_asks_the_attempts_endpoint_and_its_verifier_gives_the_score(tmp_path, program):

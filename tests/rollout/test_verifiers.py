@@ -1,0 +1,99 @@
+"""Environments of verifiers: which of their tasks are trained on, and which are held out."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from configs.envs import OwnDatasetConfig
+from configs.own import OwnCodeError
+from envs.datasets.own import module_tasks
+
+pytest.importorskip("verifiers")
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    secret: int
+
+class Config(vf.TasksetConfig):
+    prompts: list[str]
+    secrets: list[int] = []
+
+class Taskset(vf.Taskset[vf.Task[Data], Config]):
+    def load(self):
+        secrets = self.config.secrets or [1] * len(self.config.prompts)
+        for number, (prompt, secret) in enumerate(zip(self.config.prompts, secrets, strict=True)):
+            yield vf.Task[Data](Data(name=f"task {number}", prompt=prompt or None, secret=secret), self.config.task)
+
+__all__ = ["Taskset"]
+"""
+TWELVE = [f"word{number // 2}" for number in range(12)]
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    from rollout.agent.verifiers import VerifiersEnvironment
+
+    (tmp_path / "prompts_of_the_test.py").write_text(TASKSET)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def build(arguments, evaluation=None, **further):
+        return VerifiersEnvironment("prompts-of-the-test", arguments=arguments, evaluation=evaluation, **further)
+
+    return build
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The questions of an environment's tasks by their part, as a recipe has them."""
+
+    def parted(environment):
+        module = ModuleType("environment_of_the_test")
+        module.tasks = environment.tasks
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        module_tasks.cache_clear()
+        config = OwnDatasetConfig(source=f"{module.__name__}:tasks", scorer="own:score")
+        found = module_tasks("w", config, with_teacher=True)
+        return {part: [task.question for task in tasks] for part, tasks in found.items()}
+
+    return parted
+
+
+def test_a_prompt_that_stands_twice_is_in_one_part(environment, parts):
+    """Regression: ` [1]`, which tells the second apart, chose another half for it."""
+    found = parts(environment({"prompts": TWELVE}))
+    prompts = {part: {question.partition(" [")[0] for question in questions} for part, questions in found.items()}
+    assert sorted(prompt for part in prompts.values() for prompt in part) == sorted({*TWELVE})
+    assert sum(map(len, found.values())) == 12
+    assert prompts["train"]
+    assert prompts["eval"]
+
+
+def test_tasks_without_a_prompt_are_parted_by_what_else_they_are(environment, parts):
+    secrets = [number // 2 for number in range(24)]
+    found = parts(environment({"prompts": [""] * 24, "secrets": secrets}))
+    numbers = [
+        {int((question.partition(" [")[2] or "0]").rstrip("]")) // 2 for question in questions}
+        for questions in found.values()
+    ]
+    assert sorted(number for part in numbers for number in part) == [*range(12)]
+    assert found["train"]
+    assert found["eval"]
+
+
+def test_a_task_that_is_trained_on_and_held_out_is_refused(environment):
+    environment = environment({"prompts": ["a", "b"]}, {"prompts": ["c", "B."]})
+    with pytest.raises(OwnCodeError, match=r"'B\.' is trained on and held out, with the same data"):
+        [*environment.tasks()]
+
+
+def test_tasks_of_one_prompt_that_differ_in_their_data_may_be_on_both_sides(environment, parts):
+    found = parts(environment({"prompts": ["a"], "secrets": [1]}, {"prompts": ["a"], "secrets": [2]}))
+    assert (found["train"], found["eval"]) == (["a"], ["a [1]"])
+
+
+def test_what_is_taught_is_not_trained_on_too(environment, parts):
+    found = parts(environment({"prompts": ["a", "b", "a", "c"]}, {"prompts": ["d"]}, num_taught=1))
+    assert (found["demonstrations"], found["train"], found["eval"]) == (["a", "a [2]"], ["b", "c"], ["d"])
