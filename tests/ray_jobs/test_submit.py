@@ -22,6 +22,9 @@ from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
 
+WRITTEN = "tvly-dev-q8Zr4Tn1Vb7Kx2Lm"
+"""Of no variable, and as keys of a known service begin."""
+
 
 @pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
 def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folder_that_lasts(phase, project):
@@ -159,6 +162,30 @@ def test_a_key_of_this_environment_in_settings_or_command_is_refused(argument, p
     said = capsys.readouterr().err
     assert "hold the value of SOME_TOKEN" in said
     assert SECRET not in said
+
+
+@pytest.mark.parametrize("variable", ["MY_SERVICE", "MY_SERVICE_FILE"])
+@pytest.mark.parametrize("argument", [f"model.path=https://h/{SECRET}", f"--options=--out {SECRET}"])
+def test_a_key_that_the_recipe_names_is_refused_wherever_it_is(
+    argument, variable, project, server, monkeypatch, capsys
+):
+    (project / "key").write_text(SECRET)
+    monkeypatch.setenv(variable, str(project / "key") if variable.endswith("_FILE") else SECRET)
+    named = ("backend.type=openai", "backend.model=m", "backend.api_key_env=MY_SERVICE")
+    assert main(["submit", "recipes/mine.toml", *named, argument]) == 2
+    said = capsys.readouterr().err
+    assert "hold the value of MY_SERVICE," in said
+    assert SECRET not in said
+    assert server.client.submitted == []
+
+
+@pytest.mark.parametrize("argument", [f"model.path=https://h/{WRITTEN}", f"--options=--out {WRITTEN}"])
+def test_what_can_only_be_a_key_is_refused_in_settings_and_options(argument, project, server, capsys):
+    assert main(["submit", "recipes/mine.toml", argument]) == 2
+    said = capsys.readouterr().err
+    assert "the settings or the command hold a key in the word that begins with 'tvly-'" in said
+    assert WRITTEN not in said
+    assert server.client.submitted == []
 
 
 def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
