@@ -359,12 +359,14 @@ def summarize_evaluation(stored: StoredEvaluation) -> EvaluationSummary:
     }
 
 
-def means_by_item(items: Iterable[Item]) -> dict[Place, float]:
-    """The mean of being solved over the seeds that were scored; no entry where none was."""
+def means_by_item(items: Iterable[Item], *, with_judge: bool = False) -> dict[Place, float]:
+    """The mean of being solved over the seeds that were scored, `with_judge` also by its word; no entry where none
+    was."""
     solved: dict[Place, list[bool]] = {}
     for item in items:
         if not item.failed:
-            solved.setdefault(item.key.place, []).append(item.solved)
+            accepted = with_judge and item.judged is True
+            solved.setdefault(item.key.place, []).append(item.solved or accepted)
     return {place: mean(results) for place, results in solved.items()}
 
 
@@ -412,12 +414,11 @@ def _judged(items: Sequence[Item]) -> Judged | None:
     asked = [item for item in items if item.judge_asked]
     if not asked:
         return None
-    accepted = sum(item.judged is True for item in asked)
     return {
         "asked": len(asked),
-        "accepted": accepted,
+        "accepted": sum(item.judged is True for item in asked),
         "silent": sum(item.judged is None for item in asked),
-        "solve_rate_with_judge": (sum(item.solved for item in items) + accepted) / len(items),
+        "solve_rate_with_judge": mean(means_by_item(items, with_judge=True).values()),
     }
 
 

@@ -429,6 +429,22 @@ def test_what_the_judge_accepts_is_counted_apart_and_what_it_lacks_is_said(tmp_p
     assert "2 of the judge's votes are missing: no connection" in capsys.readouterr().out
 
 
+def test_a_judge_that_accepts_nothing_leaves_the_rate_as_it_is(tmp_path, monkeypatch):
+    """Regression: its rate was over results, and below the exact one where an item had fewer scored seeds."""
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    tried = {("musique-0", 0): "right", ("musique-0", 1): "no", ("musique-1", 0): "right"}
+
+    def answer_of(task, seed):
+        answer = tried.get((task.id, seed))
+        return broken(task, seed) if answer is None else right_answer(task) if answer == "right" else answer
+
+    use(monkeypatch, ScriptedSolver(answer_of))
+    config = config_for(tmp_path, "evaluation.judge={model='m'}", "evaluation.temperature=0.7")
+    run_evaluation(config, request_for(tmp_path, "musique", num_seeds=2))
+    row = summary_of(tmp_path)["benchmarks"]["musique"]
+    assert (row["solve_rate"], row["judge"]["solve_rate_with_judge"]) == (0.75, 0.75)
+
+
 def test_the_judge_is_asked_about_questions_of_ones_own(tmp_path, monkeypatch):
     """Regression: it was accepted, its key was demanded, and it was asked about benchmarks only."""
     rows = [{"question": f"{word} country?", "answer": "Great Britain", "split": "eval"} for word in ("Which", "What")]
