@@ -1,6 +1,7 @@
 """Submitting without a cluster: what is checked, what travels, what is said of failures."""
 
 import json
+import re
 import socket
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from ray.job_submission import JobStatus
 from scripted_jobs import SECRET, ScriptedClient, make_job, make_options, plan
 
-from configs.errors import printable
+from configs.errors import printable, visible
 from configs.loading import load_run_config
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
@@ -348,6 +349,28 @@ def test_stopped_job_says_how_its_run_goes_on(server, capsys, phase, goes_on):
 
 def test_log_cannot_command_the_terminal():
     assert printable("a\x1b[31mred\x1b]0;title\x07b\rc\n\td") == "ared]0;titlebc\n\td"
+    assert visible("a\x1b[31mred\x9b\nb\u82f9") == r"a\x1b[31mred\x9b\nb\u82f9".replace(r"\u82f9", "\u82f9")
+
+
+@pytest.mark.parametrize("named", [None, "\x1b]0;evil\x07job"])
+def test_what_others_called_their_jobs_commands_no_terminal(named, server, monkeypatch, capsys):
+    """Regression: whoever may submit a job could write escape sequences to the terminal of who looks at it."""
+    monkeypatch.setenv("COLUMNS", "200")
+    evil = "\x1b]0;evil\x07[red]"
+    job = make_job(
+        submission_id="\x1b]0;evil\x07job",
+        entrypoint=f"python {evil}.py",
+        metadata={"recipe": evil, f"key{evil}": evil, "run": f"/{evil}"},
+        status=JobStatus.STOPPED,
+    )
+    server.client.known = [job]
+    run_status("http://here:8265", named)
+    if named:
+        run_stop("http://here:8265", named)
+    said = capsys.readouterr().out
+    assert r"\x1b]0;evil\x07[red]" in said
+    assert r"\x1b]0;evil\x07job" in said
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
 
 
 def test_job_table_shows_metadata_and_nothing_of_the_environment():
