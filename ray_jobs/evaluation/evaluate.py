@@ -78,7 +78,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
         config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
     )
     out = request.out or Path(config.output_dir) / f"{config.name}-evaluation-{digest_of(identity)[:8]}"
-    folder = EvaluationFolder(out, identity, seed=config.seed)
+    folder = EvaluationFolder(out, identity, benchmarks=request.benchmarks, seed=config.seed)
     wanted = [(task, seed) for seed in range(request.num_seeds) for task in tasks]
     missing = [one for one in wanted if _key(*one) not in folder.done]
     if len(missing) < len(wanted):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
+from rich.console import Console
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
@@ -15,7 +16,13 @@ from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest
-from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
+from ray_jobs.evaluation.evaluate import (
+    EvaluationRequest,
+    beyond_search,
+    evaluation_items,
+    report_evaluation,
+    run_evaluation,
+)
 from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError, EngineError
@@ -50,6 +57,26 @@ def test_all_ten_benchmarks_are_scored_by_their_own_scorers(tmp_path, monkeypatc
     assert "100.0% of 20 items, one try each" in words
     assert "GPQA Diamond 2 100.0%" in words
     assert "2 of 125 items" in words
+
+
+def test_held_out_tasks_are_not_shown_as_the_benchmark_of_their_name(tmp_path, monkeypatch):
+    """Regression: generated hands were "Game of 24, 50 of 1362 items"."""
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    config = config_for(tmp_path, "evaluation.mix={game24=1}", "evaluation.num_tasks=5")
+    words = words_of(run_evaluation(config, request_for(tmp_path)))
+    assert "game24 5 0.0%" in words
+    assert "Game of 24" not in words
+    assert "of 1362 items" not in words
+
+
+def test_an_evaluation_of_an_earlier_release_is_shown_by_the_plain_names(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    path = tmp_path / "out" / "evaluation.json"
+    facts = json.loads(path.read_text())
+    assert facts.pop("benchmarks") == ["musique"]
+    path.write_text(json.dumps(facts))
+    assert "musique 2 100.0%" in words_of(report_evaluation(tmp_path / "out", Console()))
 
 
 def test_failed_infrastructure_is_tried_again_and_then_is_unscored_by_name_and_not_wrong(tmp_path, monkeypatch):
