@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +26,14 @@ _SHORTEST = 8
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _USER_PART = re.compile(r"://[^/\s?#]*@")
-_PASSWORD = re.compile(r"://[^/\s?#@:]*:(?!\$\{\w+\}@)[^/\s?#@]+@")
+_PASSWORD = re.compile(r"://[^/\s?#@:'\"]*:(?!\$\{\w+\}@)[^/\s?#@'\"]+@")
 _NAMED_VALUE = re.compile(r"(?P<name>[A-Za-z][\w-]*)['\"]?\s*[=:]\s*['\"]?(?=(?P<value>[^\s'\"&]+))")
 _FLAG_VALUE = re.compile(r"(?<!\S)-{1,2}(?P<name>[A-Za-z][\w-]*)\s+['\"]?(?P<value>[^\s'\"&-][^\s'\"&]*)")
 _KNOWN_START = re.compile(
     r"(?<![A-Za-z0-9])(sk-|sk_|pk_live_|gh[opsu]_|github_pat_|glpat-|hf_|tvly-|AIza|xox[abps]-|AKIA|eyJ)[\w-]{12,}"
 )
+_KEY_BODY = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{10}")
+"""Stands in next to every key, and in no name like `hf_transformers_loader`."""
 _RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z]){4})[\w-]{32,}(?![^\s'\"&])")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -88,9 +92,14 @@ def names_a_secret(name: str) -> bool:
     return bool(words) and words[-1] not in _NO_SECRET_ENDS and not _SECRET_WORDS.isdisjoint(words)
 
 
-def written_secret(text: str) -> str | None:
-    """The variable of this environment, one with the name of a secret, whose value stands in the text; None without."""
+def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
+    """The variable whose value stands in the text, None without: one of this environment with the name of a secret, or
+    one of those `named` for keys, whose value may be in a file."""
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
+    for name in named:
+        # A file that only other machines have is not read here.
+        with suppress(ApiKeyError):
+            values[name] = find_key(name) or ""
     return next((name for name, value in values.items() if len(value) >= _SHORTEST and value in text), None)
 
 
@@ -117,11 +126,12 @@ def certain_key(text: str) -> str | None:
     and how keys of known services begin."""
     if _PASSWORD.search(text):
         return "in the user part of a URL"
-    return _known_key(text)
+    return _known_key(text, _KEY_BODY)
 
 
-def _known_key(text: str) -> str | None:
-    known = _KNOWN_START.search(text)
+def _known_key(text: str, body: re.Pattern[str] = _KNOWN_START) -> str | None:
+    """`body` stands in the whole word."""
+    known = next((found for found in _KNOWN_START.finditer(text) if body.search(found[0])), None)
     return f"in the word that begins with '{known[1]}'" if known else None
 
 

@@ -30,6 +30,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text.replace("\r\n", "\n")))
 
 
+def visible(text: str) -> str:
+    """What others gave a name to, for a line of a terminal: with its control characters written out, as `\\x1b`."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], text)
+
+
 def whole_letters(text: str) -> str:
     """With a question mark for half a surrogate pair: JSON can hold one and a model may write one, but it has no UTF-8,
     no tokenizer reads it, and it would break whoever sends it or writes it down."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
 from configs.base import Config, OwnPath, typed
@@ -221,6 +221,16 @@ class CommandAgentConfig(OwnAgentConfig):
     command: str = Field(min_length=1)
     """The program and its arguments; files are looked for beside the recipe. It reads the task as JSON from its input,
     and prints its answer as the last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the endpoint."""
+
+    @field_validator("command")
+    @classmethod
+    def _holds_no_key(cls, command: str) -> str:
+        if where := exposed_key(command):
+            raise ValueError(
+                f"it holds what looks like a key, {where}, and the run folder, the report and the process list would "
+                "show it; take it out, and let the program read it from a file"
+            )
+        return command
 
 
 AgentConfig = Annotated[

@@ -46,7 +46,7 @@ FORMS = {
 }
 """What the patterns of the settings mean."""
 
-_NEVER_QUOTED = {"api_key_env", "base_url", "source", "url", "wikipedia_url"}
+_NEVER_QUOTED = {"api_key_env", "base_url", "command", "source", "url", "wikipedia_url"}
 """Settings in which a key may stand by mistake."""
 
 

@@ -6,13 +6,14 @@ list a long file without reading what was said in it, and turns are taken over f
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypeAlias, TypedDict
+from typing import Any, NotRequired, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
+from configs.errors import UserError
 from envs.types import Task, ToolCall, ToolResult
 from rollout.numbers import packed, unpacked
 from rollout.store.disk import named
@@ -33,6 +34,11 @@ LEARNER = b', "learner_logprobs": ['
 trained."""
 
 
+class RecordsError(UserError):
+    """A file of records that cannot be read; the message names the line."""
+
+
+Parsed = TypeVar("Parsed")
 Numbers: TypeAlias = str | list[int] | list[float]
 """Packed (`rollout.numbers`), or a plain list, as earlier releases wrote them."""
 
@@ -277,8 +283,26 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """The records of a file, whose type the caller knows; a last line that was cut off by a crash is left out."""
-    yield from map(json.loads, whole_lines(path))
+    """The records of a file, whose type the caller knows; a last line that was cut off by a crash is left out. Raises
+    RecordsError."""
+    yield from (record for _, record in _parsed(path, json.loads))
+
+
+def read_heads(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """As `read_records`, each line of a file of trajectories with its head."""
+    yield from _parsed(path, head_of)
+
+
+def _parsed(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[tuple[bytes, Parsed]]:
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            record = parse(line)
+        except ValueError:
+            raise RecordsError(
+                f"'{path}', line {number}, is no JSON: it was damaged after it was written; put the file back from a "
+                "copy, or delete that line"
+            ) from None
+        yield line, record
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

@@ -1,11 +1,10 @@
 """The keys that a recipe names: whether they are here, and written nowhere."""
 
-import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from configs.api_keys import ApiKeyError, find_key, how_to_set, written_secret
+from configs.api_keys import ApiKeyError, certain_key, find_key, how_to_set, written_secret
 from configs.reward import JudgeLabelConfig
 from configs.run import RunConfig
 
@@ -43,14 +42,32 @@ def check_key(setting: str, variable: str | None) -> None:
     )
 
 
-def check_nothing_secret_is_written(config: RunConfig) -> None:
-    """Run folder, report and process list show settings and command. Raises ApiKeyError where they hold the value of a
-    variable that has the name of a secret."""
-    if name := written_secret(f"{config.model_dump_json()}\n{shlex.join(sys.argv)}"):
+def check_nothing_secret_is_written(config: RunConfig, words: Sequence[str] = ()) -> None:
+    """Run folder, report and process list show settings and command, and further `words` of it. Raises ApiKeyError
+    where they hold the value of a variable that has the name of a secret or that the recipe names, or what can only be
+    a key."""
+    text = "\n".join((*_texts_of(config.model_dump(mode="json")), *sys.argv, *words))
+    if name := written_secret(text, key_variables(config)):
         raise ApiKeyError(
             f"the settings or the command hold the value of {name}, and the run folder would show it; take it out, and "
             f"name {name} with the setting's api_key_env"
         )
+    if where := certain_key(text):
+        raise ApiKeyError(
+            f"the settings or the command hold a key {where}, and the run folder would show it; take it out, put it "
+            "into an environment variable, and name that one with the setting's api_key_env"
+        )
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    """Every text in the settings, also names that their user chose."""
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        for one in value:
+            yield from _texts_of(one)
+    elif isinstance(value, str):
+        yield value
 
 
 def _values_of(table: Mapping[str, Any], key: str) -> list[str]:

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 def check_mixes(config: RunConfig) -> None:
     """Whether there are the data sets that the recipe names. Raises PreflightError."""
+    from envs.datasets.benchmarks import BENCHMARKS
     from envs.datasets.families import FAMILIES
     from envs.datasets.registry import BUILT_IN
 
     known = (*config.envs.datasets, *BUILT_IN)
-    if taken := [name for name in config.envs.datasets if name in BUILT_IN]:
-        raise PreflightError(f"envs.datasets.{taken[0]}: '{taken[0]}' is a built-in data set; give yours another name")
+    for name in config.envs.datasets:
+        if name in BUILT_IN or name in BENCHMARKS:
+            kind = "built-in data set" if name in BUILT_IN else "benchmark"
+            raise PreflightError(f"envs.datasets.{name}: '{name}' is a {kind}; give yours another name")
     for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
         unknown = [name for name in mix if name not in BUILT_IN and name not in config.envs.datasets]
         if unknown:

@@ -7,8 +7,9 @@ from typing import TypedDict
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from configs.errors import UserError
+from configs.errors import UserError, visible
 from ray_jobs.evaluation.folder import (
     IDENTITY,
     EvaluationError,
@@ -185,7 +186,7 @@ def _row(pairs: Pairs, compared: PairedComparison) -> ComparedRates:
 
 
 def _table(result: Comparison) -> Table:
-    table = Table(title=escape(f"{result['before']} -> {result['after']}"), title_justify="left")
+    table = Table(title=escape(visible(f"{result['before']} -> {result['after']}")), title_justify="left")
     for column in ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain"):
         table.add_column(column)
     rows = dict(result["benchmarks"])
@@ -193,7 +194,7 @@ def _table(result: Comparison) -> Table:
         rows["all"] = result["all"]
     for name, row in rows.items():
         table.add_row(
-            name,
+            Text(visible(name)),
             str(row["num_items"]),
             percent(row["before"]),
             percent(row["after"]),

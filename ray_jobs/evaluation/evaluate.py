@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from configs.envs import EnvsConfig
+from configs.errors import visible
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS, load_benchmark
@@ -76,7 +78,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
         config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
     )
     out = request.out or Path(config.output_dir) / f"{config.name}-evaluation-{digest_of(identity)[:8]}"
-    folder = EvaluationFolder(out, identity, seed=config.seed)
+    folder = EvaluationFolder(out, identity, benchmarks=request.benchmarks, seed=config.seed)
     wanted = [(task, seed) for seed in range(request.num_seeds) for task in tasks]
     missing = [one for one in wanted if _key(*one) not in folder.done]
     if len(missing) < len(wanted):
@@ -138,7 +140,7 @@ def attempt_all(
 
         asyncio.run(evaluator.evaluate([_wanted(*one) for one in wanted], keep))
     for why, count in judge.failures.most_common(3) if judge else ():
-        console.print(f"{count} of the judge's votes are missing: {why}", markup=False, soft_wrap=True)
+        console.print(f"{count} of the judge's votes are missing: {visible(why)}", markup=False, soft_wrap=True)
 
 
 def report_evaluation(out: Path, console: Console) -> Path:
@@ -157,13 +159,13 @@ def report_evaluation(out: Path, console: Console) -> Path:
     if leaked := [name for row in summary["benchmarks"].values() for name in row["leaks"]["leaked"]]:
         console.print(
             f"[bold]leakage audit: {len(leaked)} of {len(stored.items)} results are leaked[/bold], most of the "
-            f"question was found in what the tools brought in, first {escape(leaked[0])}"
+            f"question was found in what the tools brought in, first {escape(visible(leaked[0]))}"
         )
     if unscored := stored.unscored:
         again = "; the same command tries again what failed" if summary["infrastructure_failures"] else ""
         console.print(
             f"[bold]{len(unscored)} of {len(stored.items)} results are unscored and in no rate[/bold], "
-            f"{escape(why)}{again}"
+            f"{escape(visible(why))}{again}"
         )
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page
@@ -247,7 +249,7 @@ def _said(error: Exception) -> str:
 
 
 def _table(name: str, summary: EvaluationSummary) -> Table:
-    table = Table(title=f"Solved by {escape(name)}", title_justify="left")
+    table = Table(title=f"Solved by {escape(visible(name))}", title_justify="left")
     for column in ("benchmark", "solved", "items", "95% interval"):
         table.add_column(column)
     rows: dict[str, BenchmarkRates | EvaluationSummary] = {**summary["benchmarks"]}
@@ -255,8 +257,8 @@ def _table(name: str, summary: EvaluationSummary) -> Table:
         rows["all"] = summary
     for label, row in rows.items():
         if row["solve_rate"] is None:
-            table.add_row(label, "unscored", "0", "")
+            table.add_row(Text(visible(label)), "unscored", "0", "")
             continue
         interval = f"{points(row['solve_rate_ci95'])}%"
-        table.add_row(label, percent(row["solve_rate"]), str(row["num_scored"]), interval)
+        table.add_row(Text(visible(label)), percent(row["solve_rate"]), str(row["num_scored"]), interval)
     return table

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -166,7 +166,10 @@ class EvaluationSummary(TypedDict):
 
 
 class _Facts(TypedDict):
+    """Evaluations of earlier releases do not say which of their items are those of `benchmarks`."""
+
     schema: int
+    benchmarks: NotRequired[Sequence[str]]
     identity: Identity
     provenance: Mapping[str, object]
 
@@ -174,14 +177,15 @@ class _Facts(TypedDict):
 class EvaluationFolder:
     """Appends as it goes: an evaluation that was cut off goes on where it stopped."""
 
-    def __init__(self, path: Path, identity: Identity, *, seed: int) -> None:
+    def __init__(self, path: Path, identity: Identity, *, benchmarks: Sequence[str], seed: int) -> None:
         self.path = path
         check_no_run(path)
         path.mkdir(parents=True, exist_ok=True)
         if (path / IDENTITY).exists():
             _check_same(path, identity)
         else:
-            facts: _Facts = {"schema": SCHEMA, "identity": identity, "provenance": provenance(seed=seed)}
+            origin = provenance(seed=seed)
+            facts: _Facts = {"schema": SCHEMA, "identity": identity, "benchmarks": benchmarks, "provenance": origin}
             write_json(path / IDENTITY, facts)
         self.done = {item.key for item in items_of(path) if not item.broke_off}
 
@@ -191,10 +195,12 @@ class EvaluationFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvaluation:
-    """An evaluation read back; of an item that was tried again, what came of it last."""
+    """An evaluation read back; of an item that was tried again, what came of it last. `benchmarks` are those that were
+    asked for by name."""
 
     path: Path
     identity: Identity
+    benchmarks: Sequence[str] = ()
     provenance: Mapping[str, object]
     items: Mapping[ItemKey, Item]
 
@@ -221,7 +227,13 @@ def read_evaluation(path: Path) -> StoredEvaluation:
         raise EvaluationError(
             f"the evaluation in '{path}' has {len(items)} of {wanted} results; run the same command again to finish it"
         )
-    return StoredEvaluation(path=path, identity=facts["identity"], provenance=facts["provenance"], items=items)
+    return StoredEvaluation(
+        path=path,
+        identity=facts["identity"],
+        benchmarks=facts.get("benchmarks", ()),
+        provenance=facts["provenance"],
+        items=items,
+    )
 
 
 def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
@@ -359,12 +371,14 @@ def summarize_evaluation(stored: StoredEvaluation) -> EvaluationSummary:
     }
 
 
-def means_by_item(items: Iterable[Item]) -> dict[Place, float]:
-    """The mean of being solved over the seeds that were scored; no entry where none was."""
+def means_by_item(items: Iterable[Item], *, with_judge: bool = False) -> dict[Place, float]:
+    """The mean of being solved over the seeds that were scored, `with_judge` also by its word; no entry where none
+    was."""
     solved: dict[Place, list[bool]] = {}
     for item in items:
         if not item.failed:
-            solved.setdefault(item.key.place, []).append(item.solved)
+            accepted = with_judge and item.judged is True
+            solved.setdefault(item.key.place, []).append(item.solved or accepted)
     return {place: mean(results) for place, results in solved.items()}
 
 
@@ -412,12 +426,11 @@ def _judged(items: Sequence[Item]) -> Judged | None:
     asked = [item for item in items if item.judge_asked]
     if not asked:
         return None
-    accepted = sum(item.judged is True for item in asked)
     return {
         "asked": len(asked),
-        "accepted": accepted,
+        "accepted": sum(item.judged is True for item in asked),
         "silent": sum(item.judged is None for item in asked),
-        "solve_rate_with_judge": (sum(item.solved for item in items) + accepted) / len(items),
+        "solve_rate_with_judge": mean(means_by_item(items, with_judge=True).values()),
     }
 
 

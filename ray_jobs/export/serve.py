@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from configs.backend import OllamaConfig
+from configs.errors import visible
 from configs.run import RunConfig
 from configs.wording import reason
 from envs.tools.own_tool import function_schemas
@@ -40,7 +41,9 @@ def run_serve(config: RunConfig, folder: Path) -> None:
         asyncio.run(engine.create(folder / gguf["file"], digest, gguf["template"], gguf["parameters"]))
     with console.status("asking it for a decision"):
         text = asyncio.run(_first_decision(engine, config, *first))
-    console.print(f"{backend.base_url} serves '{backend.model}'; to a held-out task it answers {text}", markup=False)
+    console.print(
+        f"{backend.base_url} serves '{backend.model}'; to a held-out task it answers {visible(text)}", markup=False
+    )
     console.print(f"try it: agentflow solve QUESTION --backend ollama:{backend.model}", markup=False)
 
 

@@ -16,7 +16,7 @@ from actors.cluster import WORKER_ENV
 from configs.api_keys import FILE_SUFFIX, certain_key, how_to_set, key_file, names_a_secret, written_secret
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.checks.keys import key_variables
+from ray_jobs.checks.keys import check_nothing_secret_is_written, key_variables
 from ray_jobs.jobs.client import JobError, JobServer, connect, server_errors, without_user
 from ray_jobs.jobs.request import ACTING_PHASES, SubmitRequest
 from ray_jobs.jobs.travel import check_travels, excluded, largest, recipe_there
@@ -145,10 +145,12 @@ def _check_nothing_is_ignored(request: SubmitRequest) -> None:
 
 def _check_nothing_secret_travels(config: RunConfig, request: SubmitRequest) -> None:
     """Ray writes a job's environment to its logs on every machine, for all to read. Raises JobError where a key is in
-    what --runtime-env adds."""
+    what --runtime-env adds, and ApiKeyError where one is in the job's command."""
+    check_nothing_secret_is_written(config, (*request.overrides, *request.phase_options))
     added = request.runtime_env
     text = "\n".join(_texts(added))
-    name = next(filter(names_a_secret, added.get("env_vars", {})), None) or written_secret(text)
+    name = next(filter(names_a_secret, added.get("env_vars", {})), None)
+    name = name or written_secret(text, key_variables(config))
     where = None if name else certain_key(text)
     if name is None and where is None:
         return

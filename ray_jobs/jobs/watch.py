@@ -10,10 +10,11 @@ from pathlib import Path
 
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from configs.errors import printable
+from configs.errors import printable, visible
 from ray_jobs.jobs.client import UNREACHED, JobError, JobServer, connect, server_errors
 from ray_jobs.jobs.request import ACTING_PHASES
 from ray_jobs.run.console import duration
@@ -63,24 +64,24 @@ def run_stop(address: str | None, name: str) -> int:
     server, console = connect(address), Console()
     job = server.job(name)
     if job.status.is_terminal():
-        console.print(f"{job.submission_id} has ended already: {_state(job)}")
+        console.print(f"{_name(job)} has ended already: {_state(job)}", markup=False)
         return 0
     with server_errors(server.url):
         server.client.stop_job(str(job.submission_id))
     deadline = time.monotonic() + STOP_PATIENCE_S
-    with console.status(f"stopping {job.submission_id}"):
+    with console.status(Text(f"stopping {_name(job)}")):
         while not (job := server.job(name)).status.is_terminal():
             if time.monotonic() > deadline:
                 raise JobError(_not_ended(job))
             time.sleep(0.5)
-    console.print(f"{job.submission_id}: {_state(job)}")
+    console.print(f"{_name(job)}: {_state(job)}", markup=False)
     if said := _goes_on(job.metadata or {}):
         console.print(said, markup=False, soft_wrap=True)
     return 0
 
 
 def _not_ended(job: JobDetails) -> str:
-    name = job.submission_id
+    name = _name(job)
     if job.status == JobStatus.PENDING:
         return (
             f"{name} has not begun ({_one_line(job.message)}), and Ray stops no job before it has: it ends when it "
@@ -99,7 +100,7 @@ def _goes_on(metadata: Mapping[str, str]) -> str | None:
     # The recipe alone may name another run, or another folder; a run's own folder takes no settings.
     settings = [] if Path(recipe).is_dir() else [f"name={path.name}", f"output_dir={path.parent}"]
     words = shlex.join([recipe, *settings, "--phase", "resume"])
-    return f"what it wrote is kept: `agentflow submit {words}` goes on with {run}"
+    return visible(f"what it wrote is kept: `agentflow submit {words}` goes on with {run}")
 
 
 def follow(server: JobServer, name: str) -> int:
@@ -109,9 +110,9 @@ def follow(server: JobServer, name: str) -> int:
     try:
         job = _followed(server, name, console)
     except KeyboardInterrupt:
-        console.print(f"\n{name} goes on; stop it with `agentflow jobs stop {name}`")
+        console.print(f"\n{visible(name)} goes on; stop it with `agentflow jobs stop {visible(name)}`", markup=False)
         return 130
-    console.print(f"{name}: {_state(job)}")
+    console.print(f"{visible(name)}: {_state(job)}", markup=False)
     if job.status == JobStatus.FAILED:
         tell_failure(console, job, _tail_of(server, job, console))
     return int(job.status != JobStatus.SUCCEEDED)
@@ -123,7 +124,7 @@ def _followed(server: JobServer, name: str, console: Console) -> JobDetails:
     while not (job := server.job(name)).status.is_terminal():
         if job.status == JobStatus.PENDING:
             if (said := _one_line(job.message)) != told:
-                console.print(Text(f"{name} is pending: {said}", style="yellow"), soft_wrap=True)
+                console.print(Text(f"{visible(name)} is pending: {said}", style="yellow"), soft_wrap=True)
                 told = said
         elif asyncio.run(log.print_more()):
             continue
@@ -166,25 +167,26 @@ class _Log:
 
 
 def jobs_table(jobs: Sequence[JobDetails], url: str) -> Table:
-    table = Table(title=f"Jobs on {url}", title_justify="left")
+    table = Table(title=escape(f"Jobs on {visible(url)}"), title_justify="left")
     for column in ("job", "state", "recipe", "took"):
         table.add_column(column, no_wrap=column != "recipe", overflow="fold")
     for job in jobs:
-        recipe = Text((job.metadata or {}).get("recipe", ""))
-        table.add_row(Text(str(job.submission_id)), _state(job), recipe, _took(job))
+        recipe = Text(visible((job.metadata or {}).get("recipe", "")))
+        table.add_row(Text(_name(job)), _state(job), recipe, _took(job))
     return table
 
 
 def job_table(job: JobDetails) -> Table:
     """A job's facts. Of its environment nothing is shown: it may hold keys."""
-    table = Table(title=f"Job {job.submission_id}", title_justify="left", show_header=False)
+    table = Table(title=escape(f"Job {_name(job)}"), title_justify="left", show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    rows: list[tuple[str, str | Text]] = [
+    told = {key: value for key, value in (job.metadata or {}).items() if not key.startswith("job_")}
+    rows: list[tuple[str | Text, str | Text]] = [
         ("state", _state(job)),
         *([("waits for", Text(_one_line(job.message)))] if job.status == JobStatus.PENDING else []),
-        ("runs", Text(job.entrypoint)),
-        *((key, Text(value)) for key, value in (job.metadata or {}).items() if not key.startswith("job_")),
+        ("runs", Text(visible(job.entrypoint))),
+        *((Text(visible(key)), Text(visible(value))) for key, value in told.items()),
         ("started", _clock(job.start_time)),
         ("took", _took(job)),
     ]
@@ -232,7 +234,7 @@ def _tail_of(server: JobServer, job: JobDetails, console: Console) -> list[str]:
     try:
         return tail(_log(server, job))
     except JobError as error:
-        console.print(Text(f"its log cannot be read: {error}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"its log cannot be read: {_one_line(str(error))}", style="yellow"), soft_wrap=True)
         return []
 
 
@@ -243,6 +245,11 @@ def _log(server: JobServer, job: JobDetails) -> str:
 
 def _one_line(message: str | None) -> str:
     return " ".join(printable(message or "no reason given").split())
+
+
+def _name(job: JobDetails) -> str:
+    """Whoever submitted it chose it."""
+    return visible(str(job.submission_id))
 
 
 def _state(job: JobDetails) -> Text:

@@ -2,13 +2,13 @@
 of."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.datasets.benchmarks import BENCHMARKS
+from envs.datasets.benchmarks import BENCHMARKS, Benchmark
 from ray_jobs.evaluation.folder import ITEMS, BenchmarkRates, EvaluationSummary, StoredEvaluation, why_unscored
-from ray_jobs.evaluation.identity import Identity, Items, digest_of
+from ray_jobs.evaluation.identity import Items, digest_of
 from ray_jobs.pages.charts import Bar
 from ray_jobs.pages.render import write_page
 from reward.paired import wilson_interval
@@ -36,7 +36,7 @@ _PROOF = {
 
 def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: EvaluationSummary) -> Path:
     """Write `report.html` into the folder of the evaluation. Raises OSError."""
-    policy, rows = stored.identity["policy"], summary["benchmarks"]
+    policy, rows, known = stored.identity["policy"], summary["benchmarks"], known_benchmarks(stored)
     return write_page(
         out / "report.html",
         "evaluation",
@@ -45,23 +45,30 @@ def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Evaluati
         untouched=policy["backend"] == "vllm" and policy["adapter"] is None,
         summary=summary,
         why_unscored=why_unscored(stored.items.values()),
-        bars=[_bar(name, row) for name, row in rows.items() if row["num_scored"]],
+        bars=[_bar(name, row, known.get(name)) for name, row in rows.items() if row["num_scored"]],
         judged={name: row["judge"] for name, row in rows.items() if row["judge"]},
         searched={name: row["leaks"] for name, row in rows.items() if row["leaks"]["searched"]},
-        facts=list(identity_rows(stored.identity)),
+        facts=list(identity_rows(stored)),
         examples=_examples(stored.path),
         provenance=stored.provenance,
-        title_of=title_of,
+        title_of=titles(known),
     )
 
 
-def title_of(benchmark: str) -> str:
-    """The benchmark's own name; a family of generated tasks has its name only."""
-    return BENCHMARKS[benchmark].title if benchmark in BENCHMARKS else benchmark
+def known_benchmarks(*sides: StoredEvaluation) -> Mapping[str, Benchmark]:
+    """Those that all sides were asked for: tasks of another source may go by the name of one."""
+    asked = set(BENCHMARKS).intersection(*(side.benchmarks for side in sides))
+    return {name: BENCHMARKS[name] for name in asked}
 
 
-def identity_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
+def titles(known: Mapping[str, Benchmark]) -> Callable[[str], str]:
+    """A benchmark's own title; any other data set has its name only."""
+    return lambda name: known[name].title if name in known else name
+
+
+def identity_rows(*sides: StoredEvaluation) -> Iterator[tuple[str, ...]]:
     """Rows of words, one column for each evaluation: the policy, then what must be the same in all of them."""
+    identities, title_of = [side.identity for side in sides], titles(known_benchmarks(*sides))
     policies: list[Mapping[str, object]] = [one["policy"] for one in identities]
     for key in dict.fromkeys(key for one in policies for key in one):
         yield key.replace("_", " "), *(_short(one.get(key)) for one in policies)
@@ -71,10 +78,10 @@ def identity_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
         yield f"items of {title_of(name)}", *(_items(one["items"].get(name)) for one in identities)
 
 
-def _bar(name: str, row: BenchmarkRates) -> Bar:
+def _bar(name: str, row: BenchmarkRates, known: Benchmark | None) -> Bar:
     count, rate = row["num_scored"], row["solve_rate"] or 0.0
-    note = f"{count} items" if name not in BENCHMARKS else f"{count} of {BENCHMARKS[name].count} items"
-    return Bar(label=title_of(name), note=note, rate=rate, interval=row["solve_rate_ci95"], kind="after")
+    label, note = (known.title, f"{count} of {known.count} items") if known else (name, f"{count} items")
+    return Bar(label=label, note=note, rate=rate, interval=row["solve_rate_ci95"], kind="after")
 
 
 def _examples(out: Path) -> dict[str, Mapping[str, object]]:
@@ -112,17 +119,18 @@ def _short(value: object) -> str:
 def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEvaluation], result: "Comparison") -> Path:
     """Write `report.html` into `folder`. Raises OSError."""
     answer, kind = _answer(result)
+    title_of = titles(known_benchmarks(*sides))
     return write_page(
         folder / "report.html",
         "comparison",
         answer=answer,
         kind=kind,
         result=result,
-        bars=list(_bars(result)),
+        bars=list(_bars(result, title_of)),
         rows={**result["benchmarks"], "all": result["all"]},
         gains=[f"for {100 * float(gain):g} points" for gain in result["all"]["items_for"]],
         one_run=sides[0].path == sides[1].path,
-        facts=list(identity_rows(*(side.identity for side in sides))),
+        facts=list(identity_rows(*sides)),
         provenance=sides[1].provenance,
         title_of=title_of,
     )
@@ -137,7 +145,7 @@ def _answer(result: "Comparison") -> tuple[str, str]:
     return ("Yes.", "better") if result["all"]["gain"] > 0 else ("No, it is worse.", "unsure worse")
 
 
-def _bars(result: "Comparison") -> Iterator[Bar]:
+def _bars(result: "Comparison", title_of: Callable[[str], str]) -> Iterator[Bar]:
     for name, row in result["benchmarks"].items():
         count = row["num_items"]
         for kind, rate in (("before", row["before"]), ("after", row["after"])):

@@ -23,7 +23,7 @@ from configs.errors import printable
 from ray_jobs.pages.render import percent, points
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
 from rollout.filters import SOLVED
-from rollout.records import head_of, whole_lines
+from rollout.records import read_heads
 
 
 def next_commands(run: Path) -> list[tuple[str, str]]:
@@ -41,8 +41,8 @@ def _solved_question(trajectories: Path) -> str | None:
     """The first held-out question that the trained planner solved."""
     if not trajectories.exists():
         return None
-    heads = map(head_of, whole_lines(trajectories))
-    return next((one["question"] for one in heads if one["phase"] == "eval_after" and one["reward"] == SOLVED), None)
+    heads = read_heads(trajectories)
+    return next((one["question"] for _, one in heads if one["phase"] == "eval_after" and one["reward"] == SOLVED), None)
 
 
 _TITLES = {

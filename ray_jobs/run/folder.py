@@ -24,7 +24,7 @@ from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, re
 from ray_jobs.metrics.trackers import TRACKERS, Trackers
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
-from rollout.records import TOKENIZER, RecordLine, head_of, line_of, read_records, whole_lines
+from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_records
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
 
 LEASE_S = 120.0
@@ -378,7 +378,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         kept = [row for row in read_records(metrics) if self._metrics_stay(row, step)]
         with _writing(self.path):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
-            _rewrite(trajectories, (line for line in whole_lines(trajectories) if self._stays(head_of(line), step)))
+            _rewrite(trajectories, (line for line, head in read_heads(trajectories) if self._stays(head, step)))
             rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files()

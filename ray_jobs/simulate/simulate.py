@@ -202,7 +202,11 @@ def _measured_groups(folder: Path) -> Sequence[DrawnTask]:
         rows = ledger.durations(ledger.counts.drawn)
     if not any(FATES[state] == "signal" for state, *_ in rows):
         raise ConfigError(f"no group with signal has ended in '{folder}' yet, so there is nothing to simulate with")
-    return [DrawnTask(seconds=max(seconds, 1e-3), fate=FATES[state]) for state, seconds, _ in rows]
+    usual = median(seconds for state, seconds, _ in rows if seconds or state != "failed")
+    return [
+        DrawnTask(seconds=max(seconds or (usual if state == "failed" else 0.0), 1e-3), fate=FATES[state])
+        for state, seconds, _ in rows
+    ]
 
 
 def _mean_step_s(folder: Path) -> float:

@@ -192,7 +192,8 @@ _COLUMNS = (
 
 
 class LedgerRows:
-    """The groups in the order they were drawn; none where the run keeps no ledger. `version` counts readings."""
+    """The groups in the order they were drawn; none where the run keeps no ledger. `version` counts readings, `error`
+    says why the last one failed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -200,6 +201,7 @@ class LedgerRows:
         self._copied_at = float("-inf")
         self.rows: list[Row] = []
         self.version = 0
+        self.error: str | None = None
 
     def refresh(self) -> None:
         stamp = tuple(
@@ -214,10 +216,14 @@ class LedgerRows:
         try:
             with readable_ledger(self._path) as path:
                 self.rows = [_group(row) for row in _read(path)]
-        except (sqlite3.DatabaseError, LedgerMovedOnError):
-            # The run holds it at this moment, or a copy of it is not whole; it is read the next time.
+        except LedgerMovedOnError:
             return
-        self._seen, self._copied_at = stamp, time.monotonic()
+        except (sqlite3.DatabaseError, ValueError) as error:
+            # What the run holds at this moment is read the next time, and so is what may be mended.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                self.error = str(error)
+            return
+        self._seen, self._copied_at, self.error = stamp, time.monotonic(), None
         self.version += 1
 
 

@@ -70,6 +70,7 @@ class ViewedRun:
             "metrics": len(self.metrics.rows),
             "steps": max((row["step"] for row in self.metrics.rows if "policy/loss" in row), default=0),
             "ledger": self.ledger.version,
+            "ledger_error": self.ledger.error,
             "groups": dict(Counter(row["state"] for row in self.ledger.rows)),
             "read": read / there if there else 1.0,
             "unreadable": index.num_unreadable + self.metrics.num_unreadable,

@@ -22,6 +22,13 @@ def test_a_function_or_a_command_says_by_its_key_what_it_is():
     assert command.names_code
 
 
+@pytest.mark.parametrize("word", ["TAVILY_API_KEY=canary0123456789", "tvly-canary0123456789"])
+def test_a_command_holds_no_key(word):
+    with pytest.raises(ConfigError, match=r"^agent\.command: it holds what looks like a key, .* from a file") as caught:
+        load_run_config(None, [f"agent.command=env {word} python mine.py", *ALONE])
+    assert "canary" not in str(caught.value)
+
+
 def test_a_cold_start_says_by_its_key_where_its_demonstrations_are_from():
     own = ["agent.function=mine:solve", "reward.credit=outcome"]
     taught = load_run_config(None, [*own, "cold_start.function=mine:teach"]).cold_start

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.api_keys import ApiKeyError, exposed_key, find_key, names_a_secret
+from configs.api_keys import ApiKeyError, certain_key, exposed_key, find_key, names_a_secret
 from configs.envs import OwnToolConfig
 from configs.loading import ConfigError, load_run_config
 
@@ -90,6 +90,22 @@ def test_a_key_in_an_address_is_found_and_told_without_it(text, where):
 )
 def test_what_holds_no_key_is_left_alone(text):
     assert exposed_key(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (f"https://me:{KEY}@h/mcp", "in the user part of a URL"),
+        (f"--out sk-proj-{KEY}", "in the word that begins with 'sk-'"),
+        ("hf_q8Zr4Tn1Vb7Kx2Lmq8Zr4Tn1Vb7Kx2Lmxx", "in the word that begins with 'hf_'"),
+        ("hf_transformers_loader:load", None),
+        ("runs/hf_qwen2-5-7b-instruct", None),
+        ("sk_learn_scorers:score", None),
+        ('{url="http://h:80",package="@scope/name"}', None),
+    ],
+)
+def test_what_is_certainly_a_key_is_told_from_names_that_begin_like_one(text, where):
+    assert certain_key(text) == where
 
 
 @pytest.mark.parametrize(("text", "where"), EXPOSED)

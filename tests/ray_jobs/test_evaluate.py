@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
+from rich.console import Console
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
@@ -15,7 +16,13 @@ from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest
-from ray_jobs.evaluation.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
+from ray_jobs.evaluation.evaluate import (
+    EvaluationRequest,
+    beyond_search,
+    evaluation_items,
+    report_evaluation,
+    run_evaluation,
+)
 from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError, EngineError
@@ -50,6 +57,26 @@ def test_all_ten_benchmarks_are_scored_by_their_own_scorers(tmp_path, monkeypatc
     assert "100.0% of 20 items, one try each" in words
     assert "GPQA Diamond 2 100.0%" in words
     assert "2 of 125 items" in words
+
+
+def test_held_out_tasks_are_not_shown_as_the_benchmark_of_their_name(tmp_path, monkeypatch):
+    """Regression: generated hands were "Game of 24, 50 of 1362 items"."""
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    config = config_for(tmp_path, "evaluation.mix={game24=1}", "evaluation.num_tasks=5")
+    words = words_of(run_evaluation(config, request_for(tmp_path)))
+    assert "game24 5 0.0%" in words
+    assert "Game of 24" not in words
+    assert "of 1362 items" not in words
+
+
+def test_an_evaluation_of_an_earlier_release_is_shown_by_the_plain_names(tmp_path, monkeypatch):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task)))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    path = tmp_path / "out" / "evaluation.json"
+    facts = json.loads(path.read_text())
+    assert facts.pop("benchmarks") == ["musique"]
+    path.write_text(json.dumps(facts))
+    assert "musique 2 100.0%" in words_of(report_evaluation(tmp_path / "out", Console()))
 
 
 def test_failed_infrastructure_is_tried_again_and_then_is_unscored_by_name_and_not_wrong(tmp_path, monkeypatch):
@@ -427,6 +454,22 @@ def test_what_the_judge_accepts_is_counted_apart_and_what_it_lacks_is_said(tmp_p
     assert rows["medqa"]["judge"] is None
     assert "A language model's word, apart" in words_of(page).replace("&#x27;", "'")
     assert "2 of the judge's votes are missing: no connection" in capsys.readouterr().out
+
+
+def test_a_judge_that_accepts_nothing_leaves_the_rate_as_it_is(tmp_path, monkeypatch):
+    """Regression: its rate was over results, and below the exact one where an item had fewer scored seeds."""
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    tried = {("musique-0", 0): "right", ("musique-0", 1): "no", ("musique-1", 0): "right"}
+
+    def answer_of(task, seed):
+        answer = tried.get((task.id, seed))
+        return broken(task, seed) if answer is None else right_answer(task) if answer == "right" else answer
+
+    use(monkeypatch, ScriptedSolver(answer_of))
+    config = config_for(tmp_path, "evaluation.judge={model='m'}", "evaluation.temperature=0.7")
+    run_evaluation(config, request_for(tmp_path, "musique", num_seeds=2))
+    row = summary_of(tmp_path)["benchmarks"]["musique"]
+    assert (row["solve_rate"], row["judge"]["solve_rate_with_judge"]) == (0.75, 0.75)
 
 
 def test_the_judge_is_asked_about_questions_of_ones_own(tmp_path, monkeypatch):

@@ -138,6 +138,7 @@ def test_a_recipe_without_code_of_its_own_says_nothing_of_its_folder(recipe):
         (["envs.datasets.mine.source=no_such_module:load"], OwnCodeError, "cannot be imported: ModuleNotFoundError"),
         (["envs.mix={min=1.0}"], PreflightError, r"unknown data set 'min'; known: mine, .*; did you mean 'mine'\?"),
         (["envs.datasets.aime.source=a:b"], PreflightError, "'aime' is a built-in data set"),
+        (["envs.datasets.hotpotqa.source=a:b"], PreflightError, "'hotpotqa' is a benchmark; give yours another name"),
         (
             ['learner.loss={type="custom", function="no_such_module:loss"}'],
             OwnCodeError,

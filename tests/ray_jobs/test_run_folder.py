@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs.errors import UserError
 from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.own import load_own
@@ -428,6 +429,19 @@ def test_rewinding_waits_for_what_is_being_written(tmp_path, step, left):
         assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == left
         folder.log_step(3, [train_row(3)], version_ages={})
     assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == [*left, 3]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl"])
+def test_rewinding_over_a_damaged_line_names_it(tmp_path, name):
+    with make_folder(tmp_path) as folder:
+        for step in (1, 2):
+            folder.log_step(step, [train_row(step)], version_ages={})
+            folder.log_metrics(step, {"policy/loss": 0.5})
+        folder.catch_up()
+        path = folder.path / name
+        path.write_bytes(path.read_bytes().replace(b"{", b"", 1))
+        with pytest.raises(UserError, match=f"{name}', line 1, is no JSON"):
+            folder.rewind(2)
 
 
 @needs_full_device

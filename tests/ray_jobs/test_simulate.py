@@ -190,6 +190,15 @@ def test_a_run_gives_its_groups_its_steps_and_its_sync(tmp_path):
     assert "4 groups of 20 s in the median, 25% of them with signal" in inputs.said
 
 
+def test_a_group_whose_seconds_nobody_knows_takes_as_long_as_the_others(tmp_path):
+    """Regression: it took no time, which a run of groups that raised would have called fast."""
+    ended = [("ready", 10.0), ("failed", 0.0), ("all_wrong", 30.0), ("failed", 0.0), ("all_right", 20.0)]
+    folder = make_run(tmp_path / "run", groups=ended, steps=(4.0,))
+    inputs = simulation_inputs(make_options("--run", folder))
+    assert sorted(one.seconds for one in inputs.tasks.groups) == [10, 20, 20, 20, 30]
+    assert "5 groups of 20 s in the median" in inputs.said
+
+
 def test_a_measured_run_is_simulated(tmp_path, capsys):
     folder = make_run(tmp_path / "run", groups=[("ready", 10.0), ("ready", 40.0)] * 3, steps=(5.0,))
     run_simulate(make_config(), make_options("--run", folder, "--steps", 10, "--depth", 0, "--workers", 1, "--json"))

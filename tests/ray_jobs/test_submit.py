@@ -1,6 +1,7 @@
 """Submitting without a cluster: what is checked, what travels, what is said of failures."""
 
 import json
+import re
 import socket
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from ray.job_submission import JobStatus
 from scripted_jobs import SECRET, ScriptedClient, make_job, make_options, plan
 
-from configs.errors import printable
+from configs.errors import printable, visible
 from configs.loading import load_run_config
 from ray_jobs.checks.keys import key_variables
 from ray_jobs.cli import main, make_app
@@ -21,6 +22,9 @@ from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
+
+WRITTEN = "tvly-dev-q8Zr4Tn1Vb7Kx2Lm"
+"""Of no variable, and as keys of a known service begin."""
 
 
 @pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
@@ -159,6 +163,30 @@ def test_a_key_of_this_environment_in_settings_or_command_is_refused(argument, p
     said = capsys.readouterr().err
     assert "hold the value of SOME_TOKEN" in said
     assert SECRET not in said
+
+
+@pytest.mark.parametrize("variable", ["MY_SERVICE", "MY_SERVICE_FILE"])
+@pytest.mark.parametrize("argument", [f"model.path=https://h/{SECRET}", f"--options=--out {SECRET}"])
+def test_a_key_that_the_recipe_names_is_refused_wherever_it_is(
+    argument, variable, project, server, monkeypatch, capsys
+):
+    (project / "key").write_text(SECRET)
+    monkeypatch.setenv(variable, str(project / "key") if variable.endswith("_FILE") else SECRET)
+    named = ("backend.type=openai", "backend.model=m", "backend.api_key_env=MY_SERVICE")
+    assert main(["submit", "recipes/mine.toml", *named, argument]) == 2
+    said = capsys.readouterr().err
+    assert "hold the value of MY_SERVICE," in said
+    assert SECRET not in said
+    assert server.client.submitted == []
+
+
+@pytest.mark.parametrize("argument", [f"model.path=https://h/{WRITTEN}", f"--options=--out {WRITTEN}"])
+def test_what_can_only_be_a_key_is_refused_in_settings_and_options(argument, project, server, capsys):
+    assert main(["submit", "recipes/mine.toml", argument]) == 2
+    said = capsys.readouterr().err
+    assert "the settings or the command hold a key in the word that begins with 'tvly-'" in said
+    assert WRITTEN not in said
+    assert server.client.submitted == []
 
 
 def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
@@ -321,6 +349,28 @@ def test_stopped_job_says_how_its_run_goes_on(server, capsys, phase, goes_on):
 
 def test_log_cannot_command_the_terminal():
     assert printable("a\x1b[31mred\x1b]0;title\x07b\rc\n\td") == "ared]0;titlebc\n\td"
+    assert visible("a\x1b[31mred\x9b\nb\u82f9") == r"a\x1b[31mred\x9b\nb\u82f9".replace(r"\u82f9", "\u82f9")
+
+
+@pytest.mark.parametrize("named", [None, "\x1b]0;evil\x07job"])
+def test_what_others_called_their_jobs_commands_no_terminal(named, server, monkeypatch, capsys):
+    """Regression: whoever may submit a job could write escape sequences to the terminal of who looks at it."""
+    monkeypatch.setenv("COLUMNS", "200")
+    evil = "\x1b]0;evil\x07[red]"
+    job = make_job(
+        submission_id="\x1b]0;evil\x07job",
+        entrypoint=f"python {evil}.py",
+        metadata={"recipe": evil, f"key{evil}": evil, "run": f"/{evil}"},
+        status=JobStatus.STOPPED,
+    )
+    server.client.known = [job]
+    run_status("http://here:8265", named)
+    if named:
+        run_stop("http://here:8265", named)
+    said = capsys.readouterr().out
+    assert r"\x1b]0;evil\x07[red]" in said
+    assert r"\x1b]0;evil\x07job" in said
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
 
 
 def test_job_table_shows_metadata_and_nothing_of_the_environment():

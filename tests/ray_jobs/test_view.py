@@ -99,6 +99,36 @@ def test_group_that_asks_a_task_again_says_which(folder):
     assert [ask(client, "group", id=f"g00000{number}")["repeats"] for number in (2, 3)] == [None, 1]
 
 
+def test_a_ledger_that_cannot_be_read_is_said_until_it_can(folder):
+    """Regression: it was taken to be busy, for ever."""
+    client = client_of(folder)
+    assert ask(client, "state")[0]["ledger_error"] is None
+    whole = (folder / "ledger.sqlite").read_bytes()
+    (folder / "ledger.sqlite").write_bytes(b"no database " * 1000)
+    client.runs[0].refresh()
+    state = ask(client, "state")[0]
+    assert state["ledger_error"] == "file is not a database"
+    assert state["groups"], "what was read before stays"
+    (folder / "ledger.sqlite").write_bytes(whole)
+    client.runs[0].refresh()
+    assert ask(client, "state")[0]["ledger_error"] is None
+
+
+def test_a_ledger_that_the_run_holds_is_read_the_next_time(folder):
+    client = client_of(folder)
+    version = ask(client, "state")[0]["ledger"]
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)) as db:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN EXCLUSIVE")
+        db.execute("UPDATE groups SET repeats = 1 WHERE ordinal = 3")
+        db.execute("COMMIT")
+        client.runs[0].refresh()
+        state = ask(client, "state")[0]
+    assert (state["ledger"], state["ledger_error"]) == (version, None)
+    client.runs[0].refresh()
+    assert ask(client, "state")[0]["ledger"] == version + 1
+
+
 def test_new_rows_are_taken_in_without_reading_the_old_ones_again(folder):
     client = client_of(folder)
     before = ask(client, "state")[0]

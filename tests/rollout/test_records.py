@@ -4,12 +4,14 @@ from dataclasses import replace
 import pytest
 from scripted import ScriptedTool, decision, make_agent, run
 
+from configs.errors import UserError
 from envs.types import Task, ToolCall, ToolResult, ToolUnavailableError
 from rollout.records import (
     RecordLine,
     append_record,
     exact_line,
     head_of,
+    read_heads,
     read_records,
     readable,
     trajectory_of,
@@ -135,11 +137,21 @@ def test_last_line_that_a_crash_cut_off_is_left_out(tmp_path):
     assert [record["id"] for record in read_records(path)] == [1, 2]
 
 
-def test_broken_line_inside_the_file_is_an_error_and_not_skipped(tmp_path):
+@pytest.mark.parametrize("read", [read_records, read_heads])
+@pytest.mark.parametrize("torn", [b'{"id": ', b'{"id": "\xe8"}', b'{"id": 1}{"id": 2}'])
+def test_broken_line_inside_the_file_is_named_and_not_skipped(tmp_path, torn, read):
     path = tmp_path / "trajectories.jsonl"
-    path.write_text('{"id": \n{"id": 2}\n')
-    with pytest.raises(json.JSONDecodeError):
-        list(read_records(path))
+    path.write_bytes(b'{"id": 0}\n' + torn + b'\n{"id": 3}\n')
+    said = rf"^'{path}', line 2, is no JSON: it was damaged after it was written; put the file back from a copy, or "
+    with pytest.raises(UserError, match=said):
+        list(read(path))
+
+
+def test_heads_stand_with_their_lines(tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    line = exact_line(record_of(make_trajectory(make_turn())))
+    path.write_bytes(line + line[:-9])
+    assert list(read_heads(path)) == [(line, head_of(line))]
 
 
 # Back from a record.
