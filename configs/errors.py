@@ -34,3 +34,14 @@ def whole_letters(text: str) -> str:
     """With a question mark for half a surrogate pair: JSON can hold one and a model may write one, but it has no UTF-8,
     no tokenizer reads it, and it would break whoever sends it or writes it down."""
     return text.encode(errors="replace").decode()
+
+
+def in_whole_letters(value: object) -> object:
+    """A value of JSON, its texts and names in whole letters. Raises RecursionError."""
+    if isinstance(value, str):
+        return whole_letters(value)
+    if isinstance(value, list):
+        return [in_whole_letters(one) for one in value]
+    if isinstance(value, dict):
+        return {in_whole_letters(name): in_whole_letters(one) for name, one in value.items()}
+    return value

@@ -146,6 +146,22 @@ async def test_half_a_surrogate_pair_does_not_break_the_connection(foreign: Call
     assert (await tool.call("b")).text == "?,b"
 
 
+async def test_arguments_that_cannot_be_sent_are_said_and_the_server_goes_on_to_remember(
+    foreign: Callable[..., McpTool],
+) -> None:
+    """Regression: they broke the connection, or a server that could not read them never answered. NaN became null."""
+    tool = foreign("remember_under", McpLimits(time_limit_s=10.0))
+    assert (await tool.call('{"name": "\\ud83d", "value": "\\ud83d"}')).text == '?="?"'
+    says = "The tool takes a JSON object with the fields name (string), value (any)."
+    for number in ("NaN", "-Infinity", "1e999"):
+        refused = await tool.call(f'{{"name": "b", "value": {number}}}')
+        assert (refused.text, refused.error) == (says, "bad_arguments")
+    for depth in (101, 220, 400, 5000):
+        refused = await tool.call(f'{{"name": "b", "value": {"[" * depth}{"]" * depth}}}')
+        assert (refused.text, refused.error) == (f"{says[:-1]}, nested at most 100 deep.", "bad_arguments")
+    assert (await tool.call(f'{{"name": "c", "value": {"[" * 99}{"]" * 99}}}')).text.startswith('?="?",c=[[')
+
+
 async def test_a_recipe_names_it_and_every_episode_has_its_own() -> None:
     source = f"mcp:{sys.executable} {_FOREIGN} stdio#remember"
     config = EnvsConfig.model_validate(
