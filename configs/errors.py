@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -38,10 +38,15 @@ def whole_letters(text: str) -> str:
 
 def in_whole_letters(value: object) -> object:
     """A value of JSON, its texts and names in whole letters. Raises RecursionError."""
+    return each_text(value, whole_letters)
+
+
+def each_text(value: object, change: Callable[[str], str]) -> object:
+    """A value of JSON with its texts and names changed. Raises RecursionError."""
     if isinstance(value, str):
-        return whole_letters(value)
+        return change(value)
     if isinstance(value, list):
-        return [in_whole_letters(one) for one in value]
+        return [each_text(one, change) for one in value]
     if isinstance(value, dict):
-        return {in_whole_letters(name): in_whole_letters(one) for name, one in value.items()}
+        return {change(name): each_text(one, change) for name, one in value.items()}
     return value
