@@ -44,7 +44,7 @@ class McpAddress:
     def parse(cls, text: str) -> "McpAddress":
         """Read `mcp:https://host/path#tool` or `mcp:command with arguments#tool`. Raises McpAddressError."""
         target, _, tool = text.removeprefix(SCHEME).partition("#")
-        if target.startswith(("http://", "https://")) and urlsplit(target).hostname:
+        if target.startswith(("http://", "https://")) and _has_host(target):
             return cls(url=target, command=(), tool=tool or None)
         try:
             command = tuple(shlex.split(target))
@@ -62,6 +62,15 @@ class McpAddress:
             return f"'{self.command[0]}'"
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # What is no port raises ValueError, too.
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

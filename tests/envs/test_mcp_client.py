@@ -78,7 +78,10 @@ def test_an_address_is_a_url_or_a_command_with_an_optional_tool() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["mcp:", "mcp:ftp://h/mcp", "mcp:https://#add", "search", "mcp:'unclosed"])
+@pytest.mark.parametrize(
+    "text",
+    ["mcp:", "mcp:ftp://h/mcp", "mcp:https://#add", "search", "mcp:'unclosed", "mcp:http://[", "mcp:http://h:99999/"],
+)
 def test_what_names_no_server_is_refused_before_anything_starts(text: str) -> None:
     with pytest.raises(McpAddressError, match=r"names no MCP server|is no command line"):
         McpAddress.parse(text)
