@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -34,19 +34,3 @@ def whole_letters(text: str) -> str:
     """With a question mark for half a surrogate pair: JSON can hold one and a model may write one, but it has no UTF-8,
     no tokenizer reads it, and it would break whoever sends it or writes it down."""
     return text.encode(errors="replace").decode()
-
-
-def in_whole_letters(value: object) -> object:
-    """A value of JSON, its texts and names in whole letters. Raises RecursionError."""
-    return each_text(value, whole_letters)
-
-
-def each_text(value: object, change: Callable[[str], str]) -> object:
-    """A value of JSON with its texts and names changed. Raises RecursionError."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [each_text(one, change) for one in value]
-    if isinstance(value, dict):
-        return {change(name): each_text(one, change) for name, one in value.items()}
-    return value

@@ -13,7 +13,8 @@ from fastmcp.client.transports import ClientTransport
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from configs.errors import UserError, in_whole_letters, whole_letters
+from configs.errors import UserError, whole_letters
+from configs.json_values import MAX_DEPTH, check_depth, in_whole_letters
 from envs.sandbox.outcome import cut_middle, printable_text
 from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
 from envs.types import ToolResult, ToolUnavailableError
@@ -23,9 +24,6 @@ UNAVAILABLE = "unavailable"
 """Category, in a result's `_meta.error`, by which our own server says that the caller's input was not to blame."""
 _RESTARTED = "[The server was connected to anew: what it remembered of earlier calls may be gone.]\n"
 _CLOSING_S = 5.0
-_MAX_DEPTH = 100
-"""Of a call's arguments. The client cannot send ones of 255, and a server that reads with the same library leaves ones
-of 200 without an answer."""
 
 
 class McpAddressError(UserError):
@@ -287,7 +285,7 @@ def _arguments(text: str, schema: Mapping[str, object]) -> dict[str, object] | T
     except ValueError:
         pass
     except RecursionError:
-        bound = f", nested at most {_MAX_DEPTH} deep"
+        bound = f", nested at most {MAX_DEPTH} deep"
     if isinstance(value, dict):
         return value
     fields = ", ".join(f"{name} ({_type_of(one)})" for name, one in list(properties.items())[:20])
@@ -299,14 +297,8 @@ def _sendable(text: str) -> object:
     where it is nested too deep."""
     value = in_whole_letters(json.loads(text))
     json.dumps(value, allow_nan=False)
-    if _depth(value) > _MAX_DEPTH:
-        raise RecursionError
+    check_depth(value)
     return value
-
-
-def _depth(value: object) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def _takes_text(field: object) -> bool:

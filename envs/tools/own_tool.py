@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from configs.envs import EnvsConfig, OwnToolConfig
-from configs.errors import in_whole_letters
+from configs.json_values import in_whole_letters
 from configs.own import OwnCodeError, in_a_thread, load_own
 from envs.tools.keys import ToolSetupError, read_key
 from envs.types import Schema, ToolResult, ToolUnavailableError

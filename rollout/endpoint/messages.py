@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NotRequired, TypedDict
 
+from configs.json_values import check_depth
 from envs.types import ToolCall
 from rollout.types import Message
 
@@ -95,12 +96,14 @@ def _place(open_calls: tuple[object, ...], result: Said) -> int:
 
 
 def call_of(name: object, arguments: object) -> ToolCall:
-    """`arguments` is a value, or JSON text. The same have the same text; what is no JSON stays a JSON string."""
+    """`arguments` is a value, or JSON text. The same have the same text; what is no JSON that can be read stays a JSON
+    string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = arguments
-    return ToolCall(name=str(name), arguments=json.dumps(value, ensure_ascii=False, sort_keys=True))
+        written = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    except (ValueError, RecursionError):
+        written = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name=str(name), arguments=written)
 
 
 def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Message]:
@@ -141,8 +144,8 @@ def openai_assistant(said: Said, call_ids: Sequence[str]) -> AssistantMessage:
 
 
 def read_reply(text: str) -> Said:
-    """A sampled text as a message. One in which a call is malformed, or its arguments are no object as clients expect
-    them, calls nothing and is read as plain words."""
+    """A sampled text as a message. One in which a call is malformed, or its arguments are no object as clients can read
+    it, calls nothing and is read as plain words."""
     plain = Said(role="assistant", content=text.strip())
     calls: list[ToolCall] = []
     words, place = "", 0
@@ -174,10 +177,12 @@ def _json_at(text: str, start: int) -> tuple[object, int]:
 def _written_call(value: object) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    call = call_of(value["name"], value.get("arguments", {}))
     try:
+        call = call_of(value["name"], value.get("arguments", {}))
+        arguments = json.loads(call.arguments)
+        check_depth(arguments)
         # Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold.
-        json.dumps([call.name, json.loads(call.arguments)], ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
+        json.dumps([call.name, arguments], ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
         return None
     return call if call.arguments.startswith("{") else None

@@ -172,6 +172,26 @@ async def test_a_malformed_call_is_text(written):
         assert reply.choices[0].message.content.startswith("<tool_call>")
 
 
+@pytest.mark.parametrize("depth", [99, 101, 944, 3000])
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_arguments_that_are_nested_deep_are_a_call_or_text_in_each_protocol(depth, as_text):
+    """Regression: the client got an error of the server, and what was sampled was not recorded."""
+    arguments = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+    written = called(json.dumps(arguments) if as_text else arguments)
+    function = {"name": "add", "parameters": {"type": "object"}}
+    async with play(*[written] * 3) as p, httpx.AsyncClient(trust_env=False) as client:
+        for path, more in (
+            ("chat/completions", {"messages": [user("1")], "tools": [ADD]}),
+            ("responses", {"input": "1", "tools": [{"type": "function", **function}]}),
+            ("messages", {"messages": [user("1")], "tools": [{"name": "add", "input_schema": {}}], "max_tokens": 8}),
+        ):
+            key = {"authorization": f"Bearer {p.attempt.key}"}
+            reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, json={"model": "policy", **more})
+            assert reply.status_code == 200
+            assert (json.dumps(written[:20])[1:-1] in reply.text) == (depth > 100)
+        assert len(await p.attempt.end()) == 3
+
+
 @pytest.mark.parametrize("said", ["</tool_call>", "{}</tool_call>", "{1}\n</tool_call>\n<tool_call>\n{2}"])
 async def test_an_argument_may_hold_what_ends_a_call(said):
     """Regression: a call with `}</tool_call>` in a text ended there, and was read as plain words."""
