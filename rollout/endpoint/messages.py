@@ -33,6 +33,25 @@ class Refused(Exception):
         self.param = param
 
 
+def unsupported(name: str, advice: str = "") -> Refused:
+    return Refused(f"'{name}' is not supported{advice}", code="unsupported_parameter", param=name)
+
+
+_ADVICE = ", since no prompt has a place for it; say it in the content or leave it out"
+
+
+def check_fields(value: Mapping[str, object], where: str, known: Collection[str]) -> None:
+    """Whether a message, or a part of one, holds nothing that its prompt would be without. Raises Refused."""
+    for name, given in value.items():
+        if name not in known and not _is_empty(given):
+            raise unsupported(f"{where}.{name}", _ADVICE)
+
+
+def _is_empty(value: object) -> bool:
+    """Clients repeat the fields of a reply, also those with nothing in them."""
+    return not value or (isinstance(value, Mapping) and all(map(_is_empty, value.values())))
+
+
 def call_text(call: ToolCall) -> str:
     """A call of a function whose arguments are JSON, as it stands in a text."""
     return f'{OPEN}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CLOSE}'
@@ -62,6 +81,10 @@ def fields_of(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
+_PART = ("type", "text", "id", "index", "logprobs", "parsed", "cache_control", "prompt_cache_breakpoint")
+"""Fields of a text that is a part of a message: what it says, and what is no news to a model."""
+
+
 def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
     """Of a text, or of parts of these kinds. Raises Refused; `where` begins with the request's field."""
     if content is None:
@@ -73,7 +96,15 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     if not all(isinstance(text, str) for text in texts):
         field_name = where.partition("[")[0]
         raise Refused(f"{where} holds something other than text, which this model cannot read", param=field_name)
+    for index, part in enumerate(parts):
+        check_fields(part, f"{where}[{index}]" if parts is content else where, _PART)
     return "".join(map(str, texts))
+
+
+def check_last(messages: Sequence[Said]) -> None:
+    """Raises Refused where nobody spoke after the assistant."""
+    if messages and messages[-1].role == "assistant":
+        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
 
 
 def in_call_order(messages: Iterable[Said]) -> tuple[Said, ...]:

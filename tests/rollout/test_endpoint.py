@@ -481,6 +481,59 @@ async def test_messages_that_cannot_be_read_are_refused(messages, says):
             await p.ask(*messages)
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"name": "critic"}, "messages[1].name"),
+        ({"reasoning_content": "Hm."}, "messages[1].reasoning_content"),
+        ({"refusal": "No."}, "messages[1].refusal"),
+        ({"audio": {"id": "a"}}, "messages[1].audio"),
+        ({"content": [{"type": "text", "text": "a", "style": "bold"}]}, "messages[1].content[0].style"),
+        ({"tool_calls": [CALL | {"extra_content": {"a": "b"}}]}, "messages[1].tool_calls.extra_content"),
+    ],
+)
+async def test_a_field_of_a_message_that_no_prompt_would_hold_is_refused_by_name(changed, named):
+    """Regression: it was left out without a word."""
+    async with play("a") as p:
+        with pytest.raises(openai.BadRequestError, match="say it in the content or leave it out") as caught:
+            await p.ask(user("1"), {"role": "assistant", "content": "a"} | changed, user("2"))
+        assert caught.value.param == named
+        with pytest.raises(openai.BadRequestError, match=r"'messages\[0\]\.name' is not supported"):
+            await p.ask(user("1") | {"name": "critic"})
+        assert p.engine.requests == []
+
+
+async def test_what_clients_repeat_of_a_reply_changes_nothing():
+    async with play("a", called("{}"), "c") as p:
+        nothing = {"refusal": None, "audio": None, "function_call": None, "tool_calls": [], "annotations": []}
+        nothing |= {"id": "m", "reasoning_content": "", "provider_specific_fields": {"refusal": None}, "parsed": None}
+        said = [user("1"), {"role": "assistant", "content": "a"} | nothing, user("2")]
+        await p.ask(user("1"), tools=[ADD])
+        second = (await p.ask(*said, tools=[ADD])).choices[0].message
+        result = {"role": "tool", "tool_call_id": second.tool_calls[0].id, "content": "3", "name": "add"}
+        await p.ask(*said, second.model_dump(), result, tools=[ADD])
+        one, two, three = await p.attempt.end()
+        for before, after in ((one, two), (two, three)):
+            own = before.prompt_token_ids + before.completion.token_ids
+            assert after.prompt_token_ids[: len(own)] == own
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_the_beginning_of_a_reply_is_refused_in_each_protocol(path):
+    """Regression: where OpenAI's clients gave one it was taken for a whole reply."""
+    said = [user("1"), {"role": "assistant", "content": "It is"}]
+    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
+        key = {"authorization": f"Bearer {p.attempt.key}"}
+        body = {"model": "policy"} | ({"input": said} if path == "responses" else {"messages": said})
+        body |= {"max_tokens": 8} if path == "messages" else {}
+        reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, json=body)
+        assert reply.status_code == 400
+        assert "the beginning of a reply cannot be given" in reply.json()["error"]["message"]
+
+
 async def test_the_endpoint_serves_another_loop_after_the_first():
     async with play("a") as p:
         await p.ask(user("1"))
