@@ -18,6 +18,7 @@ import httpx
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
 from configs.backend import ServedConfig
+from configs.json_values import each_text
 from configs.reward import JudgeConfig
 from envs.types import ToolUnavailableError
 
@@ -167,7 +168,7 @@ class Service(Attempts):
         super().__init__(limits, sleep=sleep)
         self._base_url = base_url
         self._name = name
-        self._key = key.encode()
+        self._key = key
         self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"}
         if key:
             self._headers[key_header] = f"Bearer {key}" if key_header == "Authorization" else key
@@ -208,9 +209,12 @@ class Service(Attempts):
             if cut:
                 problem = f"status {response.status_code} with more than {self.limits.max_bytes} bytes"
                 raise UnreadableError(problem, status=response.status_code)
-            return _value(response, reply.replace(self._key, b"[key]") if self._key else reply)
+            return _value(response, reply, self._without_key)
         # Not raised in an `except`: the HTTP client's error holds the request, and that the key.
         raise failure
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
 
     def _client(self, limit_s: float) -> httpx.AsyncClient:
         """A proxy of the environment knows nothing of what listens on this machine."""
@@ -307,26 +311,33 @@ def tls_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _value(response: httpx.Response, content: bytes) -> Any:
+def _value(response: httpx.Response, content: bytes, redact: Callable[[str], str]) -> Any:
     status = response.status_code
     if not response.is_success:
         kind = PassingError if is_passing(status) else RefusedError
         wait_s = retry_after_s(response.headers.get("Retry-After", ""))
-        raise kind(f"status {status}", status=status, words=_words(content), wait_s=wait_s)
+        raise kind(f"status {status}", status=status, words=_words(content, redact), wait_s=wait_s)
     try:
-        return json.loads(content) if content else None
+        return _json(content, redact) if content else None
     except (ValueError, RecursionError):
         raise UnreadableError(f"status {status} without JSON", status=status) from None
 
 
-def _words(content: bytes) -> str:
+def _json(content: bytes, redact: Callable[[str], str]) -> Any:
+    """Its texts redacted as they are read: JSON can spell a letter in several ways. Raises ValueError and
+    RecursionError."""
+    return each_text(json.loads(content), redact)
+
+
+def _words(content: bytes, redact: Callable[[str], str]) -> str:
     """The server's own, from `{"error": "..."}` or `{"error": {"message": "..."}}` or as they stand."""
-    text = content.decode(errors="replace")
     try:
-        error = json.loads(text)["error"]
-        text = str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, RecursionError, LookupError, TypeError):
-        pass
+        value = _json(content, redact)
+        error = value.get("error", value) if isinstance(value, dict) else value
+        said = error.get("message", error) if isinstance(error, dict) else error
+        text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = redact(content.decode(errors="replace"))
     return " ".join(text.split())[:MAX_QUOTED_CHARS]
 
 

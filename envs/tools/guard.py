@@ -127,7 +127,8 @@ BLOCKED = "The result is left out: it holds a question of a benchmark."
 
 
 class GuardedTool:
-    """Marks results as foreign, leaves out those with benchmark text, caps their size and the time they take.
+    """Asks in whole letters; marks results as foreign, leaves out those with benchmark text, caps their size and the
+    time they take.
 
     Whatever a tool raises but ToolUnavailableError becomes one: a fault of somebody's own tool ends an attempt at a
     task unscored, and no run.
@@ -151,7 +152,7 @@ class GuardedTool:
         with faults_of(self.name):
             try:
                 async with asyncio.timeout(self._time_limit_s):
-                    result = await self._tool.call(arguments)
+                    result = await self._tool.call(whole_letters(arguments))
             except TimeoutError:
                 raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
             if not isinstance(result, ToolResult):

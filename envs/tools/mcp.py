@@ -14,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
 from configs.errors import UserError, whole_letters
+from configs.json_values import MAX_DEPTH, check_depth, in_whole_letters
 from envs.sandbox.outcome import cut_middle, printable_text
 from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
 from envs.types import ToolResult, ToolUnavailableError
@@ -41,7 +42,7 @@ class McpAddress:
     def parse(cls, text: str) -> "McpAddress":
         """Read `mcp:https://host/path#tool` or `mcp:command with arguments#tool`. Raises McpAddressError."""
         target, _, tool = text.removeprefix(SCHEME).partition("#")
-        if target.startswith(("http://", "https://")) and urlsplit(target).hostname:
+        if target.startswith(("http://", "https://")) and _has_host(target):
             return cls(url=target, command=(), tool=tool or None)
         try:
             command = tuple(shlex.split(target))
@@ -59,6 +60,15 @@ class McpAddress:
             return f"'{self.command[0]}'"
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # What is no port raises ValueError, too.
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +278,27 @@ def _arguments(text: str, schema: Mapping[str, object]) -> dict[str, object] | T
         return {needed[0]: text}
     if not properties:
         return {}
+    value: object = None
+    bound = ""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
+        value = _sendable(text)
+    except ValueError:
+        pass
+    except RecursionError:
+        bound = f", nested at most {MAX_DEPTH} deep"
     if isinstance(value, dict):
         return value
     fields = ", ".join(f"{name} ({_type_of(one)})" for name, one in list(properties.items())[:20])
-    return ToolResult(text=f"The tool takes a JSON object with the fields {fields}.", error="bad_arguments")
+    return ToolResult(text=f"The tool takes a JSON object with the fields {fields}{bound}.", error="bad_arguments")
+
+
+def _sendable(text: str) -> object:
+    """The value of JSON. Raises ValueError where it is none, as with a number beyond all bounds, and RecursionError
+    where it is nested too deep."""
+    value = in_whole_letters(json.loads(text))
+    json.dumps(value, allow_nan=False)
+    check_depth(value)
+    return value
 
 
 def _takes_text(field: object) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from configs.envs import EnvsConfig, OwnToolConfig
+from configs.json_values import in_whole_letters
 from configs.own import OwnCodeError, in_a_thread, load_own
 from envs.tools.keys import ToolSetupError, read_key
 from envs.types import Schema, ToolResult, ToolUnavailableError
@@ -80,7 +81,7 @@ class FunctionTool:
         if self._takes_text:
             return dict.fromkeys(self._arguments, text)
         try:
-            values = json.loads(text)
+            values = in_whole_letters(json.loads(text))
         except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):

@@ -33,10 +33,13 @@ _WEB_CODECS = ("utf-8", "utf-16", "ascii", "iso8859", "cp125", "cp932", "koi8", 
 
 
 def media_type(content_type: str) -> tuple[str, str]:
-    """Type and declared charset of a Content-Type header, in lower case; empty where it says nothing."""
+    """Type and declared charset of a Content-Type header, in lower case; empty where none can be read."""
     header = Message()
     header["Content-Type"] = content_type
-    return (header.get_content_type() if content_type.strip() else ""), str(header.get_content_charset() or "")
+    try:
+        return (header.get_content_type() if content_type.strip() else ""), str(header.get_content_charset() or "")
+    except (TypeError, ValueError):
+        return "", ""
 
 
 def decode_body(body: bytes, charset: str) -> str:
@@ -217,11 +220,11 @@ class PageFetcher:
         """The address as one that may be asked; where it leads is checked again by the connection."""
         try:
             url = httpx.URL(address[: MAX_URL_CHARS + 1])
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, ValueError):
             raise PageRefusedError("bad_url", "its address is not valid") from None
         if len(address) > MAX_URL_CHARS:
             raise PageRefusedError("bad_url", f"its address is longer than {MAX_URL_CHARS} characters")
-        if url.scheme not in ("http", "https") or not url.host:
+        if url.scheme not in ("http", "https") or not url.raw_host:
             raise PageRefusedError("bad_url", "its address does not begin with http:// or https:// and a host")
         if url.userinfo:
             raise PageRefusedError("bad_url", "its address holds a user name")
@@ -331,5 +334,5 @@ def _header(response: httpcore.Response, name: bytes) -> str:
 def _joined(url: httpx.URL, location: str) -> str:
     try:
         return str(url.join(location))
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, ValueError):
         raise PageRefusedError("bad_url", "it redirects to an address that is not valid") from None

@@ -19,7 +19,8 @@ MIN_PASSAGE_CHARS = 80
 _HEAD_CHARS = 2000
 _BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _NAMED = re.compile(r"\s*url:\s*(\S+)(.*)", re.IGNORECASE | re.DOTALL)
-_BARE = re.compile(r"(?P<before>.*?)(?P<url>\b[a-z][a-z0-9+.-]*://\S+)(?P<after>.*)", re.IGNORECASE | re.DOTALL)
+# Each run of the letters of a scheme is looked through once: the policy may write a long one.
+_BARE = re.compile(r"(?<![a-z0-9+.-])(?:\B[a-z]|[0-9+.-])*+(?P<url>\b[a-z][a-z0-9+.-]*+://\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +182,9 @@ def readable_text(page: Page) -> str:
 def _wanted(arguments: str) -> _Wanted:
     if named := _NAMED.match(arguments):
         return _Wanted(url=named[1].strip("<>|,;"), query=_query(named[2]))
-    if bare := _BARE.match(arguments):
-        return _Wanted(url=bare["url"].strip("<>|,;"), query=_query(bare["before"] + " " + bare["after"]))
+    if bare := _BARE.search(arguments):
+        beside = arguments[: bare.start("url")] + " " + arguments[bare.end("url") :]
+        return _Wanted(url=bare["url"].strip("<>|,;"), query=_query(beside))
     return _Wanted(url=None, query=_query(arguments))
 
 

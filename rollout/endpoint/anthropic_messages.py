@@ -4,7 +4,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.messages import Refused, Said, call_of, fields_of, in_call_order, plain_text
+from rollout.endpoint.messages import (
+    Refused,
+    Said,
+    call_of,
+    check_fields,
+    check_last,
+    fields_of,
+    in_call_order,
+    plain_text,
+    unsupported,
+)
 from rollout.endpoint.request import (
     Asked,
     Choice,
@@ -15,7 +25,6 @@ from rollout.endpoint.request import (
     schema_grammar,
     texts,
     tools_and_grammar,
-    unsupported,
     whole_number,
 )
 
@@ -31,6 +40,10 @@ FIELDS = Fields(
 )
 FUNCTION = ("type", "name", "description", "input_schema", "strict", "cache_control")
 """Fields of a tool that is a function of the client's."""
+USE = ("type", "id", "name", "input", "cache_control")
+RESULT = ("type", "tool_use_id", "content", "is_error", "cache_control")
+FAILED = "The call failed."
+"""What a result begins with that is an error."""
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -59,8 +72,7 @@ def _messages(given: Mapping[str, object]) -> tuple[Said, ...]:
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list with at least one message")
     said = [one for index, message in enumerate(messages) for one in _said(fields_of(message), f"messages[{index}]")]
-    if said and said[-1].role == "assistant":
-        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
+    check_last(said)
     system = plain_text(given.get("system"), "system")
     return (*([Said(role="system", content=system)] if system else []), *in_call_order(said))
 
@@ -70,6 +82,7 @@ def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
     role = message.get("role")
     if role not in ("system", "user", "assistant"):
         raise Refused(f"{where}.role must be one of system, user, assistant")
+    check_fields(message, where, ("role", "content"))
     blocks = _blocks(message.get("content"), f"{where}.content")
     if role == "assistant":
         yield _assistant(blocks, where)
@@ -81,19 +94,29 @@ def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
             if words:
                 yield Said(role=role, content="".join(words))
                 words = []
+            check_fields(block, place, RESULT)
             result = plain_text(block.get("content"), f"{place}.content")
+            if block.get("is_error"):
+                result = f"{FAILED}\n{result}".rstrip("\n")
             yield Said(role="tool", content=result, call_ids=(block.get("tool_use_id"),))
         else:
-            words.append(plain_text([block], place))
+            words.append(plain_text(block, place))
     if words or not blocks:
         yield Said(role=role, content="".join(words))
 
 
 def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> Said:
-    uses = [block for block in blocks if block.get("type") == "tool_use"]
+    uses: list[Mapping[str, object]] = []
+    words = ""
+    for index, block in enumerate(blocks):
+        place = f"{where}.content[{index}]"
+        if block.get("type") == "tool_use":
+            check_fields(block, place, USE)
+            uses.append(block)
+        else:
+            words += plain_text(block, place)
     if not all("name" in use and "input" in use for use in uses):
         raise Refused(f"{where}.content has a tool_use without a name or an input")
-    words = plain_text([block for block in blocks if block.get("type") != "tool_use"], f"{where}.content")
     calls = tuple(call_of(use["name"], json.dumps(use["input"])) for use in uses)
     return Said(role="assistant", content=words.strip(), calls=calls, call_ids=tuple(use.get("id") for use in uses))
 

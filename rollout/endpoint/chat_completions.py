@@ -10,6 +10,8 @@ from rollout.endpoint.messages import (
     Said,
     SaidRole,
     call_of,
+    check_fields,
+    check_last,
     fields_of,
     in_call_order,
     openai_assistant,
@@ -37,6 +39,12 @@ ROLES: Mapping[str, SaidRole] = {
     "assistant": "assistant",
     "tool": "tool",
 }
+MESSAGE = ("role", "content", "id")
+ASSISTANT = (*MESSAGE, "tool_calls", "parsed", "weight")
+RESULT = (*MESSAGE, "tool_call_id", "name")
+"""Fields of the messages of each role; a result's name is that of the function that was called. `weight` is of
+OpenAI's files for fine-tuning, `parsed` of its client."""
+CALL, FUNCTION = ("id", "type", "index", "function"), ("name", "arguments", "parsed_arguments")
 FIELDS = Fields(
     read=(
         *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
@@ -56,9 +64,11 @@ def read(body: object, attempt: Attempt) -> Asked:
     tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1)
     options = given.get("stream_options", {})
+    messages = said_of(given.get("messages"))
+    check_last(messages)
     return Asked(
         fingerprint=fingerprint("chat", given),
-        messages=said_of(given.get("messages")),
+        messages=messages,
         tools=tools,
         grammar=grammar,
         max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
@@ -82,10 +92,12 @@ def _said(message: Mapping[str, object], where: str) -> Said:
         raise Refused(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
     content = plain_text(message.get("content"), f"{where}.content")
     if role != "assistant":
+        check_fields(message, where, RESULT if role == "tool" else MESSAGE)
         return Said(role=role, content=content, call_ids=(message.get("tool_call_id"),) if role == "tool" else ())
     if message.get("function_call") is not None:
         said = f"{where}.function_call is of an older form of this protocol; write tool_calls"
         raise Refused(said, param="messages")
+    check_fields(message, where, ASSISTANT)
     given = message.get("tool_calls") or []
     calls = given if isinstance(given, list) else [given]
     made = tuple(_call(call, where) for call in calls)
@@ -96,7 +108,9 @@ def _said(message: Mapping[str, object], where: str) -> Said:
 
 def _call(call: object, where: str) -> ToolCall:
     match call:
-        case {"function": {"name": name, "arguments": arguments}}:
+        case {"function": {"name": name, "arguments": arguments} as function}:
+            check_fields(fields_of(call), f"{where}.tool_calls", CALL)
+            check_fields(fields_of(function), f"{where}.tool_calls.function", FUNCTION)
             return call_of(name, arguments)
     said = f"{where}.tool_calls must be calls of functions, each with a name and arguments"
     raise Refused(said, param="messages")

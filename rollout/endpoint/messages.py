@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NotRequired, TypedDict
 
+from configs.json_values import check_depth
 from envs.types import ToolCall
 from rollout.types import Message
 
@@ -30,6 +31,25 @@ class Refused(Exception):
         self.status = status
         self.code = code
         self.param = param
+
+
+def unsupported(name: str, advice: str = "") -> Refused:
+    return Refused(f"'{name}' is not supported{advice}", code="unsupported_parameter", param=name)
+
+
+_ADVICE = ", since no prompt has a place for it; say it in the content or leave it out"
+
+
+def check_fields(value: Mapping[str, object], where: str, known: Collection[str]) -> None:
+    """Whether a message, or a part of one, holds nothing that its prompt would be without. Raises Refused."""
+    for name, given in value.items():
+        if name not in known and not _is_empty(given):
+            raise unsupported(f"{where}.{name}", _ADVICE)
+
+
+def _is_empty(value: object) -> bool:
+    """Clients repeat the fields of a reply, also those with nothing in them."""
+    return not value or (isinstance(value, Mapping) and all(map(_is_empty, value.values())))
 
 
 def call_text(call: ToolCall) -> str:
@@ -61,6 +81,10 @@ def fields_of(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
+_PART = ("type", "text", "id", "index", "logprobs", "parsed", "cache_control", "prompt_cache_breakpoint")
+"""Fields of a text that is a part of a message: what it says, and what is no news to a model."""
+
+
 def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
     """Of a text, or of parts of these kinds. Raises Refused; `where` begins with the request's field."""
     if content is None:
@@ -72,7 +96,15 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     if not all(isinstance(text, str) for text in texts):
         field_name = where.partition("[")[0]
         raise Refused(f"{where} holds something other than text, which this model cannot read", param=field_name)
+    for index, part in enumerate(parts):
+        check_fields(part, f"{where}[{index}]" if parts is content else where, _PART)
     return "".join(map(str, texts))
+
+
+def check_last(messages: Sequence[Said]) -> None:
+    """Raises Refused where nobody spoke after the assistant."""
+    if messages and messages[-1].role == "assistant":
+        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
 
 
 def in_call_order(messages: Iterable[Said]) -> tuple[Said, ...]:
@@ -95,12 +127,14 @@ def _place(open_calls: tuple[object, ...], result: Said) -> int:
 
 
 def call_of(name: object, arguments: object) -> ToolCall:
-    """`arguments` is a value, or JSON text. The same have the same text; what is no JSON stays a JSON string."""
+    """`arguments` is a value, or JSON text. The same have the same text; what is no JSON that can be read stays a JSON
+    string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = arguments
-    return ToolCall(name=str(name), arguments=json.dumps(value, ensure_ascii=False, sort_keys=True))
+        written = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    except (ValueError, RecursionError):
+        written = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name=str(name), arguments=written)
 
 
 def turns_of(messages: Sequence[Said], tools: Sequence[str] = ()) -> list[Message]:
@@ -141,8 +175,8 @@ def openai_assistant(said: Said, call_ids: Sequence[str]) -> AssistantMessage:
 
 
 def read_reply(text: str) -> Said:
-    """A sampled text as a message. One in which a call is malformed, or its arguments are no object as clients expect
-    them, calls nothing and is read as plain words."""
+    """A sampled text as a message. One in which a call is malformed, or its arguments are no object as clients can read
+    it, calls nothing and is read as plain words."""
     plain = Said(role="assistant", content=text.strip())
     calls: list[ToolCall] = []
     words, place = "", 0
@@ -174,10 +208,12 @@ def _json_at(text: str, start: int) -> tuple[object, int]:
 def _written_call(value: object) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    call = call_of(value["name"], value.get("arguments", {}))
     try:
+        call = call_of(value["name"], value.get("arguments", {}))
+        arguments = json.loads(call.arguments)
+        check_depth(arguments)
         # Python reads numbers beyond all bounds, and half a surrogate pair, which no client's JSON can hold.
-        json.dumps([call.name, json.loads(call.arguments)], ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
+        json.dumps([call.name, arguments], ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
         return None
     return call if call.arguments.startswith("{") else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from rollout.endpoint.messages import CLOSE, OPEN, Refused, Said, fields_of
+from rollout.endpoint.messages import CLOSE, OPEN, Refused, Said, fields_of, unsupported
 
 if TYPE_CHECKING:
     from xgrammar import Grammar
@@ -91,10 +91,6 @@ def read_fields(body: object, rules: Rules, fields: Fields) -> dict[str, object]
                 param=name,
             )
     return given
-
-
-def unsupported(name: str) -> Refused:
-    return Refused(f"'{name}' is not supported", code="unsupported_parameter", param=name)
 
 
 def fingerprint(protocol: str, given: Mapping[str, object]) -> str:

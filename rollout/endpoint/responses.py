@@ -4,7 +4,18 @@ from collections.abc import Iterator, Mapping
 
 from rollout.endpoint import chat_completions
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.messages import Refused, Said, SaidRole, call_of, fields_of, in_call_order, plain_text
+from rollout.endpoint.messages import (
+    Refused,
+    Said,
+    SaidRole,
+    call_of,
+    check_fields,
+    check_last,
+    fields_of,
+    in_call_order,
+    plain_text,
+    unsupported,
+)
 from rollout.endpoint.request import (
     Asked,
     Choice,
@@ -15,7 +26,6 @@ from rollout.endpoint.request import (
     read_fields,
     schema_grammar,
     tools_and_grammar,
-    unsupported,
     whole_number,
 )
 
@@ -26,6 +36,11 @@ ROLES: Mapping[str, SaidRole] = {
     "user": "user",
     "assistant": "assistant",
 }
+ITEM = ("type", "id", "status")
+MESSAGE = (*ITEM, "role", "content")
+CALL = (*ITEM, "name", "arguments", "parsed_arguments", "call_id")
+OUTPUT = (*ITEM, "output", "call_id", "name")
+"""Fields of the items of an input; an output's name is that of the function that was called."""
 TEXTS = ("input_text", "output_text", "text")
 FIELDS = Fields(
     read=(
@@ -59,10 +74,12 @@ def read(body: object, attempt: Attempt) -> Asked:
     given = read_fields(body, rules, FIELDS)
     tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     instructions = _instructions(given)
+    messages = in_call_order((*instructions, *_before(given, attempt), *_input(given)))
+    check_last(messages)
     limit = whole_number(given, "max_output_tokens", 1)
     return Asked(
         fingerprint=fingerprint("responses", given),
-        messages=in_call_order((*instructions, *_before(given, attempt), *_input(given))),
+        messages=messages,
         tools=tools,
         grammar=grammar,
         max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
@@ -108,14 +125,17 @@ def _take(item: Mapping[str, object], where: str, said: list[Said]) -> None:
     """Calls that stand beside each other, or after the assistant's words, are one message with them."""
     kind, role = item.get("type", "message"), ROLES.get(str(item.get("role")))
     if kind == "message" and role is not None:
+        check_fields(item, where, MESSAGE)
         words = plain_text(item.get("content"), f"{where}.content", TEXTS)
         said.append(Said(role=role, content=words.strip() if role == "assistant" else words))
     elif kind == "function_call" and "name" in item and "arguments" in item:
+        check_fields(item, where, CALL)
         before = said.pop() if said and said[-1].role == "assistant" else Said(role="assistant", content="")
         call = call_of(item["name"], item["arguments"])
         call_ids = (*before.call_ids, item.get("call_id"))
         said.append(Said(role="assistant", content=before.content, calls=(*before.calls, call), call_ids=call_ids))
     elif kind == "function_call_output":
+        check_fields(item, where, OUTPUT)
         output = plain_text(item.get("output"), f"{where}.output", TEXTS)
         said.append(Said(role="tool", content=output, call_ids=(item.get("call_id"),)))
     else:

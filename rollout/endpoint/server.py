@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from configs.errors import whole_letters
+from configs.json_values import in_whole_letters
 from envs.serving import LOOPBACK, listen
 from rollout.endpoint import anthropic_messages, chat_completions, responses
 from rollout.endpoint.attempt import Attempt, Call, Reply, ended
@@ -145,22 +145,11 @@ class _Server(uvicorn.Server):
 
 async def _body(request: Request) -> object:
     try:
-        return _in_whole_letters(await request.json())
+        return in_whole_letters(await request.json())
     except (ValueError, RecursionError):
         raise Refused("the body is no JSON") from None
     except ClientDisconnect:
         raise Refused("the client went away", status=CLIENT_LEFT) from None
-
-
-def _in_whole_letters(value: object) -> object:
-    """Half a surrogate pair is what programs leave that cut a text in the midst of an emoji."""
-    if isinstance(value, str):
-        return whole_letters(value)
-    if isinstance(value, list):
-        return [_in_whole_letters(one) for one in value]
-    if isinstance(value, dict):
-        return {_in_whole_letters(name): _in_whole_letters(one) for name, one in value.items()}
-    return value
 
 
 async def _refusal(request: Request, error: Exception) -> Response:

@@ -85,6 +85,11 @@ def plots(function: str, given: int = 1):
     return f"{function} {given}"
 
 
+def spells(words: list[str], last: str = ""):
+    """Spells words."""
+    return ascii([*words, last])
+
+
 def around(function):
     @functools.wraps(function)
     def inner(*args, **kwargs):
@@ -203,6 +208,12 @@ async def test_wrong_arguments_are_a_result_of_one_line(arguments, said):
 
 async def test_an_argument_may_have_any_name():
     assert (await call("plots", '{"function":"x^2","given":2}')).text == "x^2 2"
+
+
+async def test_half_a_surrogate_pair_that_json_spells_reaches_no_function():
+    """Regression: it did, and could be sent and written nowhere."""
+    result = await call("spells", r'{"words":["\ud83d","\ud83d\ude00"],"last":"\udc00"}')
+    assert result.text == r"['?', '\U0001f600', '?']"
 
 
 async def test_what_json_cannot_hold_is_shown_as_python_writes_it():

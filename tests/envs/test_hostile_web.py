@@ -130,6 +130,7 @@ async def test_every_spelling_of_an_inner_address_is_refused_and_nothing_connect
         ("http://user:word@example.org/", "holds a user name"),
         ("http://" + "a" * 3000, "longer than 2000 characters"),
         ("http://[::1/", "not valid"),
+        ("https:////[", "not valid"),
     ],
 )
 async def test_a_redirect_inside_is_refused_and_says_so(status, target, said):
@@ -139,6 +140,22 @@ async def test_a_redirect_inside_is_refused_and_says_so(status, target, said):
     assert said in result.text
     assert result.error in ("address", "bad_url")
     assert len(server.requests) == 1
+
+
+async def test_a_name_that_no_letters_can_be_read_from_is_a_name_like_any_other():
+    """Names of emoji are such names. Regression: reading one failed, which ended the attempt unscored."""
+
+    async def unknown(host, port):
+        raise HostUnknownError(host)
+
+    with serving(Answer(302, {"Location": "http://xn--a/"})) as server:
+        for url in ("http://xn--a/", "http://xn--i-7iq.example/"):
+            assert (await refusal(url, resolve=unknown)).category == "unreachable"
+
+        async def local(host, port):
+            return ["127.0.0.1"]
+
+        assert (await refusal(server.url, server=server, resolve=local)).category == "address"
 
 
 async def test_redirects_are_followed_to_a_page_but_not_round_in_circles():
@@ -352,7 +369,11 @@ async def test_a_page_that_breaks_off_is_asked_for_again():
         ("text/html; charset=\x80\xff", "<p>café</p>".encode()),
         ("text/html", "<p>café</p>".encode("cp1252")),
         ("", "<p>café</p>".encode()),
+        # Python fails to read these headers, with one error and with another.
+        ("text/html; charset*=a; charset*0=b", "<p>café</p>".encode()),
+        (f"text/html; x*{'9' * 5000}=a", "<p>café</p>".encode()),
     ],
+    ids=lambda value: repr(value)[:40],
 )
 async def test_a_wrong_charset_gives_text_without_control_characters(content_type, body):
     with serving(Answer(headers={"Content-Type": content_type}, body=body)) as server:

@@ -240,6 +240,21 @@ async def test_the_key_is_sent_and_comes_back_in_no_reply_error_or_log(status, c
     assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("form", ['{"error": {"message": KEY}}', '{"error": [{KEY: 1}]}', '{"detail": KEY}', "KEY"])
+async def test_a_key_that_json_spells_otherwise_comes_back_in_no_reply_or_error(status, form):
+    """Regression: it was replaced before the JSON was read, which then gave it whole."""
+    key = 'sk/secret+"0123'
+    spelt = json.dumps(f"bad {key}").replace("/", r"\/").replace("+", r"\u002b")
+    with serving(Answer(status, {}, form.replace("KEY", spelt).encode())) as server:
+        try:
+            seen = json.dumps(await ask(server, key=key, max_attempts=1))
+        except RefusedError as error:
+            seen = error.words
+    assert "bad [key]" in seen
+    assert "secret" not in seen
+
+
 async def test_nothing_of_the_request_hangs_on_an_error_of_the_connection():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

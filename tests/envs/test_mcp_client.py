@@ -78,7 +78,10 @@ def test_an_address_is_a_url_or_a_command_with_an_optional_tool() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["mcp:", "mcp:ftp://h/mcp", "mcp:https://#add", "search", "mcp:'unclosed"])
+@pytest.mark.parametrize(
+    "text",
+    ["mcp:", "mcp:ftp://h/mcp", "mcp:https://#add", "search", "mcp:'unclosed", "mcp:http://[", "mcp:http://h:99999/"],
+)
 def test_what_names_no_server_is_refused_before_anything_starts(text: str) -> None:
     with pytest.raises(McpAddressError, match=r"names no MCP server|is no command line"):
         McpAddress.parse(text)
@@ -144,6 +147,22 @@ async def test_half_a_surrogate_pair_does_not_break_the_connection(foreign: Call
     tool = foreign("remember")
     assert (await tool.call("\ud800")).text == "?"
     assert (await tool.call("b")).text == "?,b"
+
+
+async def test_arguments_that_cannot_be_sent_are_said_and_the_server_goes_on_to_remember(
+    foreign: Callable[..., McpTool],
+) -> None:
+    """Regression: they broke the connection, or a server that could not read them never answered. NaN became null."""
+    tool = foreign("remember_under", McpLimits(time_limit_s=10.0))
+    assert (await tool.call('{"name": "\\ud83d", "value": "\\ud83d"}')).text == '?="?"'
+    says = "The tool takes a JSON object with the fields name (string), value (any)."
+    for number in ("NaN", "-Infinity", "1e999"):
+        refused = await tool.call(f'{{"name": "b", "value": {number}}}')
+        assert (refused.text, refused.error) == (says, "bad_arguments")
+    for depth in (101, 220, 400, 5000):
+        refused = await tool.call(f'{{"name": "b", "value": {"[" * depth}{"]" * depth}}}')
+        assert (refused.text, refused.error) == (f"{says[:-1]}, nested at most 100 deep.", "bad_arguments")
+    assert (await tool.call(f'{{"name": "c", "value": {"[" * 99}{"]" * 99}}}')).text.startswith('?="?",c=[[')
 
 
 async def test_a_recipe_names_it_and_every_episode_has_its_own() -> None:

@@ -271,6 +271,16 @@ async def test_an_endless_result_is_cut_and_broken_text_mended():
     assert (result.text[:3], len(result.text)) == ("?xx", 100_000)
 
 
+async def test_a_tool_is_asked_in_whole_letters():
+    """Regression: half a surrogate pair broke a request that held it, which ended the attempt unscored."""
+
+    class Echo(ScriptedTool):
+        async def call(self, arguments):
+            return ToolResult(text=ascii(arguments))
+
+    assert (await GuardedTool(Echo(), BlockList(), time_limit_s=5.0).call("half \ud83d")).text == "'half ?'"
+
+
 async def test_a_tool_that_hangs_or_breaks_is_unavailable_and_no_run_ends():
     with pytest.raises(ToolUnavailableError, match=r"no result within 0\.05 s"):
         await guarded("x", pause_s=5, time_limit_s=0.05).call("x")

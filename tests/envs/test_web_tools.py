@@ -12,6 +12,7 @@ from envs.http import QueryRefusedError, ServiceLimits
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
 from envs.tools.keys import ToolSetupError
+from envs.tools.search import MAX_QUERY_CHARS
 from envs.tools.toolbox import Toolbox
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
@@ -324,6 +325,15 @@ async def test_an_address_that_is_no_page_is_refused_and_not_searched_for(addres
         tool, finder = reading(server)
         result = await tool.call(f"{address} secrets")
     assert (result.error, finder.queries) == ("bad_url", [])
+
+
+@pytest.mark.parametrize("part", ["a.", "1a-", "a:/"])
+async def test_a_long_question_without_an_address_is_looked_through_once(part):
+    """Regression: each word of it was looked through to its end, which holds everything else up for hours."""
+    with serving(html(ARTICLE)) as server:
+        tool, finder = reading(server)
+        await tool.call(part * 1_000_000)
+    assert finder.queries == [(part * 1_000_000)[:MAX_QUERY_CHARS]]
 
 
 async def test_two_tools_that_ask_one_service_ask_it_no_faster_together():

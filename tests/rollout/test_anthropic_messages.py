@@ -94,6 +94,18 @@ async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_th
         assert (await p.attempt.end())[0].grammar == grammar
 
 
+async def test_a_result_that_is_an_error_says_so():
+    """Regression: it read like any other."""
+    async with play(called("{}"), "a", "b", "c") as p:
+        (use,) = (await ask(p, user("1"), tools=[TOOL])).content
+        for content, more in (("no file", {"is_error": True}), ("", {"is_error": True}), ("3", {"is_error": False})):
+            result = {"type": "tool_result", "tool_use_id": use.id, "content": content} | more
+            await ask(p, user("1"), {"role": "assistant", "content": [use]}, user([result]), tools=[TOOL])
+        texts = [text_of(request.prompt_token_ids) for request in p.engine.requests[1:]]
+        results = [text.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0] for text in texts]
+        assert results == ["The call failed.\nno file", "The call failed.", "3"]
+
+
 async def test_one_use_at_most_is_refused_where_none_is_required():
     async with play("a") as p:
         with pytest.raises(anthropic.BadRequestError, match="may call several functions"):
@@ -170,6 +182,11 @@ async def test_an_end_of_its_own_names_no_sequence():
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "needs tools"),
         ({"messages": []}, 400, "invalid_request_error", "at least one message"),
         ({"messages": [user("1"), {"role": "assistant", "content": "It"}]}, 400, "invalid_request_error", "beginning"),
+        ({"messages": [user("1") | {"name": "critic"}]}, 400, "invalid_request_error", "'messages[0].name' is not"),
+        (
+            {"messages": [user([{"type": "text", "text": "1", "citations": [{"cited_text": "2"}]}])]},
+            *(400, "invalid_request_error", "'messages[0].content[0].citations' is not"),
+        ),
         ({"messages": [user([{"type": "image"}])]}, 400, "invalid_request_error", "other than text"),
         ({"messages": [user([{"type": "thinking"}])]}, 400, "invalid_request_error", "other than text"),
     ],

@@ -172,6 +172,26 @@ async def test_a_malformed_call_is_text(written):
         assert reply.choices[0].message.content.startswith("<tool_call>")
 
 
+@pytest.mark.parametrize("depth", [99, 101, 944, 3000])
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_arguments_that_are_nested_deep_are_a_call_or_text_in_each_protocol(depth, as_text):
+    """Regression: the client got an error of the server, and what was sampled was not recorded."""
+    arguments = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+    written = called(json.dumps(arguments) if as_text else arguments)
+    function = {"name": "add", "parameters": {"type": "object"}}
+    async with play(*[written] * 3) as p, httpx.AsyncClient(trust_env=False) as client:
+        for path, more in (
+            ("chat/completions", {"messages": [user("1")], "tools": [ADD]}),
+            ("responses", {"input": "1", "tools": [{"type": "function", **function}]}),
+            ("messages", {"messages": [user("1")], "tools": [{"name": "add", "input_schema": {}}], "max_tokens": 8}),
+        ):
+            key = {"authorization": f"Bearer {p.attempt.key}"}
+            reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, json={"model": "policy", **more})
+            assert reply.status_code == 200
+            assert (json.dumps(written[:20])[1:-1] in reply.text) == (depth > 100)
+        assert len(await p.attempt.end()) == 3
+
+
 @pytest.mark.parametrize("said", ["</tool_call>", "{}</tool_call>", "{1}\n</tool_call>\n<tool_call>\n{2}"])
 async def test_an_argument_may_hold_what_ends_a_call(said):
     """Regression: a call with `}</tool_call>` in a text ended there, and was read as plain words."""
@@ -459,6 +479,59 @@ async def test_messages_that_cannot_be_read_are_refused(messages, says):
     async with play("a") as p:
         with pytest.raises(openai.BadRequestError, match=says):
             await p.ask(*messages)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"name": "critic"}, "messages[1].name"),
+        ({"reasoning_content": "Hm."}, "messages[1].reasoning_content"),
+        ({"refusal": "No."}, "messages[1].refusal"),
+        ({"audio": {"id": "a"}}, "messages[1].audio"),
+        ({"content": [{"type": "text", "text": "a", "style": "bold"}]}, "messages[1].content[0].style"),
+        ({"tool_calls": [CALL | {"extra_content": {"a": "b"}}]}, "messages[1].tool_calls.extra_content"),
+    ],
+)
+async def test_a_field_of_a_message_that_no_prompt_would_hold_is_refused_by_name(changed, named):
+    """Regression: it was left out without a word."""
+    async with play("a") as p:
+        with pytest.raises(openai.BadRequestError, match="say it in the content or leave it out") as caught:
+            await p.ask(user("1"), {"role": "assistant", "content": "a"} | changed, user("2"))
+        assert caught.value.param == named
+        with pytest.raises(openai.BadRequestError, match=r"'messages\[0\]\.name' is not supported"):
+            await p.ask(user("1") | {"name": "critic"})
+        assert p.engine.requests == []
+
+
+async def test_what_clients_repeat_of_a_reply_changes_nothing():
+    async with play("a", called("{}"), "c") as p:
+        nothing = {"refusal": None, "audio": None, "function_call": None, "tool_calls": [], "annotations": []}
+        nothing |= {"id": "m", "reasoning_content": "", "provider_specific_fields": {"refusal": None}, "parsed": None}
+        said = [user("1"), {"role": "assistant", "content": "a"} | nothing, user("2")]
+        await p.ask(user("1"), tools=[ADD])
+        second = (await p.ask(*said, tools=[ADD])).choices[0].message
+        result = {"role": "tool", "tool_call_id": second.tool_calls[0].id, "content": "3", "name": "add"}
+        await p.ask(*said, second.model_dump(), result, tools=[ADD])
+        one, two, three = await p.attempt.end()
+        for before, after in ((one, two), (two, three)):
+            own = before.prompt_token_ids + before.completion.token_ids
+            assert after.prompt_token_ids[: len(own)] == own
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_the_beginning_of_a_reply_is_refused_in_each_protocol(path):
+    """Regression: where OpenAI's clients gave one it was taken for a whole reply."""
+    said = [user("1"), {"role": "assistant", "content": "It is"}]
+    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
+        key = {"authorization": f"Bearer {p.attempt.key}"}
+        body = {"model": "policy"} | ({"input": said} if path == "responses" else {"messages": said})
+        body |= {"max_tokens": 8} if path == "messages" else {}
+        reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, json=body)
+        assert reply.status_code == 400
+        assert "the beginning of a reply cannot be given" in reply.json()["error"]["message"]
 
 
 async def test_the_endpoint_serves_another_loop_after_the_first():

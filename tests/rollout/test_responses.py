@@ -198,6 +198,12 @@ async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": [{"role": ["user"], "content": "1"}]}, "input"),
+        ({"input": [user("1") | {"name": "critic"}]}, "input[0].name"),
+        ({"input": [user([{"type": "input_text", "text": "1", "style": "bold"}])]}, "input[0].content[0].style"),
+        (
+            {"input": [{"type": "function_call", "name": "a", "arguments": "{}", "namespace": "n"}]},
+            "input[0].namespace",
+        ),
         ({"input": [user([{"type": "input_image", "image_url": "x"}])]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
