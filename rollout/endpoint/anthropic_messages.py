@@ -9,7 +9,6 @@ from rollout.endpoint.messages import (
     Said,
     call_of,
     check_fields,
-    check_last,
     fields_of,
     in_call_order,
     plain_text,
@@ -72,7 +71,8 @@ def _messages(given: Mapping[str, object]) -> tuple[Said, ...]:
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list with at least one message")
     said = [one for index, message in enumerate(messages) for one in _said(fields_of(message), f"messages[{index}]")]
-    check_last(said)
+    if said and said[-1].role == "assistant":
+        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
     system = plain_text(given.get("system"), "system")
     return (*([Said(role="system", content=system)] if system else []), *in_call_order(said))
 

@@ -11,7 +11,6 @@ from rollout.endpoint.messages import (
     SaidRole,
     call_of,
     check_fields,
-    check_last,
     fields_of,
     in_call_order,
     openai_assistant,
@@ -39,11 +38,11 @@ ROLES: Mapping[str, SaidRole] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-MESSAGE = ("role", "content", "id")
+MESSAGE = ("role", "content", "id", "name")
 ASSISTANT = (*MESSAGE, "tool_calls", "parsed", "weight")
-RESULT = (*MESSAGE, "tool_call_id", "name")
-"""Fields of the messages of each role; a result's name is that of the function that was called. `weight` is of
-OpenAI's files for fine-tuning, `parsed` of its client."""
+RESULT = (*MESSAGE, "tool_call_id")
+"""Fields of the messages of each role. Multi-agent clients give a speaker's `name`, for which chat templates have no
+place. `weight` is of OpenAI's files for fine-tuning, `parsed` of its client."""
 CALL, FUNCTION = ("id", "type", "index", "function"), ("name", "arguments", "parsed_arguments")
 FIELDS = Fields(
     read=(
@@ -64,11 +63,9 @@ def read(body: object, attempt: Attempt) -> Asked:
     tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1)
     options = given.get("stream_options", {})
-    messages = said_of(given.get("messages"))
-    check_last(messages)
     return Asked(
         fingerprint=fingerprint("chat", given),
-        messages=messages,
+        messages=said_of(given.get("messages")),
         tools=tools,
         grammar=grammar,
         max_tokens=min(limit or rules.max_tokens, rules.max_tokens),

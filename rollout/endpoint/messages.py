@@ -101,12 +101,6 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     return "".join(map(str, texts))
 
 
-def check_last(messages: Sequence[Said]) -> None:
-    """Raises Refused where nobody spoke after the assistant."""
-    if messages and messages[-1].role == "assistant":
-        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
-
-
 def in_call_order(messages: Iterable[Said]) -> tuple[Said, ...]:
     """With results that stand side by side in the order of the calls that they answer. A client may send them in
     another one, as they came in, and a prompt says by nothing but their order which is whose."""

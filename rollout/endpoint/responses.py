@@ -10,7 +10,6 @@ from rollout.endpoint.messages import (
     SaidRole,
     call_of,
     check_fields,
-    check_last,
     fields_of,
     in_call_order,
     plain_text,
@@ -74,12 +73,10 @@ def read(body: object, attempt: Attempt) -> Asked:
     given = read_fields(body, rules, FIELDS)
     tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
     instructions = _instructions(given)
-    messages = in_call_order((*instructions, *_before(given, attempt), *_input(given)))
-    check_last(messages)
     limit = whole_number(given, "max_output_tokens", 1)
     return Asked(
         fingerprint=fingerprint("responses", given),
-        messages=messages,
+        messages=in_call_order((*instructions, *_before(given, attempt), *_input(given))),
         tools=tools,
         grammar=grammar,
         max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
