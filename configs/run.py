@@ -222,6 +222,7 @@ class RunConfig(Config):
             return self
         plays_plans = isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0
         in_lockstep = self.pipeline_depth == 0 and self.rollout.lockstep
+        usual, own_turns = RolloutConfig(), "your agent decides how often it asks"
         for key, wrong, right, why in (
             (
                 "label.type",
@@ -239,6 +240,8 @@ class RunConfig(Config):
             ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
             ("memory", self.memory.type != "none", "none", "only the planner reads hints"),
             ("rollout.prompt", self.rollout.prompt != PromptConfig(), "as it is", "your agent writes its own prompt"),
+            ("rollout.max_steps", self.rollout.max_steps != usual.max_steps, "as it is", own_turns),
+            ("rollout.format_retries", self.rollout.format_retries != usual.format_retries, "as it is", own_turns),
             ("envs.actions", self.envs.actions != EnvsConfig().actions, "as it is", "your agent calls its own tools"),
             ("envs.tools", bool(self.envs.tools), "{}", "your agent calls its own tools"),
             ("envs.recording", self.envs.recording != RecordingConfig(), "as it is", "your agent calls its own tools"),

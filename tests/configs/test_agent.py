@@ -54,6 +54,8 @@ def test_not_both():
     [
         ("reward.credit=outcome_gated", "needs label.type = monte_carlo for a PRM, or reward.credit = outcome: plans "),
         ("cold_start.num_demonstrations=8", "needs cold_start.type = 'teacher' or 'file', or cold_start.num_demon"),
+        ("rollout.max_steps=6", "needs rollout.max_steps = as it is: your agent decides how often it asks"),
+        ("rollout.format_retries=0", "needs rollout.format_retries = as it is: your agent decides how often"),
         ("memory=in_process", "needs memory = none: only the planner reads hints"),
         ("pipeline_depth=0", "needs rollout.lockstep = false: nobody knows at pipeline_depth 0"),
         ('envs.actions=["think", "answer"]', "needs envs.actions = as it is: your agent calls its own tools"),

@@ -208,16 +208,16 @@ class ScriptedPrm:
 
 
 async def test_a_prm_scores_each_reply_of_a_fork_and_adds_nothing_to_what_it_repeats(worker):
-    """Replies score 0, 1 and 0, 0, mapped 0.05, 1 and 0.05, 0.05: mean 0.2875, sample standard deviation 0.475. The
-    right reply gets 0.7071 + 0.5 * 1.5, the wrong one -0.7071 - 0.5 * 0.5."""
+    """Replies score 0, 1 and 0, 0, the first of each repeated; z of the sampled ones, 1 and 0.05, is
+    ±0.7071. The right reply gets 0.7071 + 0.5 * 0.7071, the wrong one the negative."""
     own = worker(function("solve"), Policy("1", "2", "42", "1"))
     reward = OutcomeReward(LearnerConfig(), max_turn_tokens=100)
     found = await revived(own, judge=GroupJudge(reward, PrmScorer(ScriptedPrm()).score_group))
     assert sorted(found.scored.step_scores.raw) == [(0.0, 0.0), (0.0, 1.0)]
     advantages = turn_advantages(found.scored, credit="outcome_gated", prm_weight=0.5)
     assert sorted(advantages) == [
-        [0.0, pytest.approx(-0.7071 - 0.25, abs=1e-4)],
-        [0.0, pytest.approx(0.7071 + 0.75, abs=1e-4)],
+        [0.0, pytest.approx(-1.5 * 0.7071, abs=1e-4)],
+        [0.0, pytest.approx(1.5 * 0.7071, abs=1e-4)],
     ]
     assert fresh_error([found.scored]) == {}
 
