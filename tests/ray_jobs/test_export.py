@@ -179,7 +179,8 @@ def test_only_what_was_asked_for_is_written(run, tmp_path):
 
 def test_an_agent_of_ones_own_has_no_planner_prompts_to_measure_quantisation_on(tmp_path, model_path, adapter):
     agent = {"type": "function", "function": "mine:solve"}
-    own = {"agent": agent, "envs": {}, "cold_start": {"num_demonstrations": 0}}
+    rollout = {"max_turn_tokens": 12, "engine": {"max_model_len": 128}}
+    own = {"agent": agent, "envs": {}, "rollout": rollout, "cold_start": {"num_demonstrations": 0}}
     run = make_run(tmp_path / "runs" / "own", model_path, adapter, reward={"credit": "outcome"}, **own)
     run_export(str(run), None, tmp_path / "out", **OPTIONS)
     manifest = read_export(tmp_path / "out", ("model-q8_0.gguf",))
