@@ -84,6 +84,7 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
 
 
 def tasks_while_training(config: RunConfig) -> list[Task]:
+    """What is asked after every `evaluation.every_steps` train steps: some of `evaluation_tasks`."""
     return _some_of(evaluation_tasks(config), config.evaluation.while_training_tasks)
 
 

@@ -1,8 +1,8 @@
 """Which part limits the run, from where the time went; and what to change, of what recipe and machine allow."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import fmean
 from typing import Literal, get_args
 
 from pydantic import ValidationError
@@ -164,14 +164,12 @@ def average_shares(steps: Sequence[StepShares]) -> Shares:
     by_time = [one.step_s for one in steps]
     weights = {field.name: by_time for field in fields(Shares)}
     weights["kept_share"] = [one.num_trajectories for one in steps]
-    return Shares(**{name: _mean([getattr(one.shares, name) for one in steps], of) for name, of in weights.items()})
-
-
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    total = math.fsum(weights)
-    if total <= 0:
-        return math.fsum(values) / len(values)
-    return _share(math.fsum(value * weight for value, weight in zip(values, weights, strict=True)), total)
+    return Shares(
+        **{
+            name: fmean((getattr(one.shares, name) for one in steps), of if any(of) else None)
+            for name, of in weights.items()
+        }
+    )
 
 
 def verdict_metrics(shares: Shares) -> dict[str, float]:
