@@ -17,7 +17,10 @@ not run again, unless it was skipped.
                           while adapters are loaded.
     decoding-small-cache  the same with the 3 GiB of the recipe.
     decoding-in-step      the same without scheduling ahead.
+    together              one copy of Qwen3-8B's base, an engine and a learner that read it: speed of each alone and
+                          of both, memory of all, and the gap of their log-probs.
     run                   the demo model in a whole run, with one copy of the base weights: Ray's actors on one card.
+    run-sync              the same in lockstep.
 
 `--pieces` is a folder of pieces of `gpu_pack`: those that are there are unpacked into its folder `site`, from which the
 steps import what the machine lacks.
@@ -69,7 +72,9 @@ STEPS = {
     "decoding": Step(place="benchmarks.gpu.decoding:decoding", limit_s=300),
     "decoding-small-cache": Step(place="benchmarks.gpu.decoding:small_cache", limit_s=240),
     "decoding-in-step": Step(place="benchmarks.gpu.decoding:in_step", limit_s=240),
+    "together": Step(place="benchmarks.gpu.together:together", limit_s=420),
     "run": Step(place="benchmarks.gpu.run:run", limit_s=540),
+    "run-sync": Step(place="benchmarks.gpu.run:run_sync", limit_s=540),
 }
 
 
@@ -100,8 +105,7 @@ def run_here(name: str, stage: Stage) -> None:
     try:
         if not stage.rehearsal and not card:
             raise MissingError("this machine has no card; --rehearsal runs on the CPU")
-        run: Callable[[Stage], Found] = getattr(importlib.import_module(module), function)
-        result = run(stage)
+        result = _function(module, function)(stage)
         record |= {
             "checks": judged(name, result, card=card, rehearsal=stage.rehearsal),
             "told": result.told,
@@ -113,6 +117,15 @@ def run_here(name: str, stage: Stage) -> None:
         record["failed"] = f"{type(error).__name__}: {error}"
     record["seconds"] = round(time.perf_counter() - started, 1)
     _write(stage.out / f"{name}.json", record)
+
+
+def _function(module: str, name: str) -> Callable[[Stage], Found]:
+    """Raises MissingError where the module needs another one that is not there."""
+    try:
+        found: Callable[[Stage], Found] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as missing:
+        raise MissingError(f"{missing.name} cannot be imported") from missing
+    return found
 
 
 def _card_name(torch: Any) -> str:

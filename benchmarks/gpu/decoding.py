@@ -43,8 +43,9 @@ def _decode(stage: Stage, *, kv_gib: float, running: int, loads: int, ahead: boo
 
     async def measured(engine: Any) -> tuple[Stall, Stall]:
         await engine.load_adapter(*adapters[0])
-        await asyncio.gather(*(engine.generate(one) for one in requests(2, prompt, 8)))
-        # Once while nothing is loaded, for the speed; once more for the stalls.
+        # Their prompts first: what is measured is decoding. Once while nothing is loaded, for the speed; once more for
+        # the stalls.
+        await asyncio.gather(*(engine.generate(one) for one in requests(len(asked), prompt, 8)))
         calm = await measure(engine, asked, ())
         return calm, await measure(engine, asked, adapters[1:]) if loads else calm
 

@@ -25,7 +25,7 @@ def engine(stage: Stage) -> Found:
     folder = write_folder(stage.out / "model-small", "tiny", weights=True)
     model = ModelConfig(lora_rank=RANK, lora_alpha=2.0 * RANK)
     learner = Learner(folder, model, LearnerConfig(device=stage.device, num_threads=1), seed=0)
-    adapters = [_adapter(learner, version) for version in range(2)]
+    adapters = [random_adapter(learner, version) for version in range(2)]
     settings = EngineConfig(device=stage.device, adapter_mode="native", max_num_seqs=8, max_model_len=512)
     sampler = VllmEngine(folder, settings, model, seed=0)
     try:
@@ -35,7 +35,7 @@ def engine(stage: Stage) -> Found:
     return found(_values(learner, adapters, played), versions=[one.policy_version for one in played["sampled"]])
 
 
-def _adapter(learner: Any, version: int) -> Any:
+def random_adapter(learner: Any, version: int) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(version)
@@ -97,16 +97,16 @@ def _values(learner: Any, adapters: Sequence[Any], played: dict[str, Any]) -> di
         "versions_right": tuple(one.policy_version for one in sampled) == versions,
         "own_version_is_nearest": all(mine < 0.5 * theirs for mine, theirs in zip(own, other, strict=True)),
         "gap_nats": fmean(own),
-        "score_gap_nats": _mean_gap(_told(learner, adapters[0], prompt)[1:], scored),
+        "score_gap_nats": mean_gap(told(learner, adapters[0], prompt)[1:], scored),
     }
 
 
 def _gap(learner: Any, adapter: Any, prompt: Sequence[int], done: Any) -> float:
-    told = _told(learner, adapter, (*prompt, *done.token_ids))
-    return _mean_gap(told[len(prompt) :], done.logprobs)
+    own = told(learner, adapter, (*prompt, *done.token_ids))
+    return mean_gap(own[len(prompt) :], done.logprobs)
 
 
-def _told(learner: Any, adapter: Any, token_ids: Sequence[int]) -> list[float]:
+def told(learner: Any, adapter: Any, token_ids: Sequence[int]) -> list[float]:
     """The learner's log-probs with an adapter; the first token has none."""
     import torch
 
@@ -114,9 +114,9 @@ def _told(learner: Any, adapter: Any, token_ids: Sequence[int]) -> list[float]:
 
     learner.load_adapter(adapter)
     with torch.no_grad():
-        told: list[float] = learner.policy.logprobs([scoring_sample(tuple(token_ids))])[0].tolist()
-    return told
+        logprobs: list[float] = learner.policy.logprobs([scoring_sample(tuple(token_ids))])[0].tolist()
+    return logprobs
 
 
-def _mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
+def mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
     return fmean(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))

@@ -1,7 +1,7 @@
-"""What the steps of `gpu_device` are expected to find on a card, written down before they ran on one.
+"""What the steps of `gpu_device` are expected to find on a card.
 
-Where it says `estimated`, nobody has measured it yet: bounds are wide there, and a value outside of them is news, not a
-fault. What must hold on any machine is judged in a rehearsal too.
+Where it says `estimated`, it is computed from a datasheet, with constants that an H100 gave: bounds are wide there, and
+a value outside of them is news, not a fault. What must hold on any machine is judged in a rehearsal too.
 """
 
 from dataclasses import dataclass
@@ -81,8 +81,10 @@ def decode_step_s(card: Card, running: int, live_tokens: int, *, ahead: bool) ->
 
 
 def learner_tokens_per_s(card: Card) -> float:
-    """Products at 65% of the peak, and on an A40 0.5 s of elementwise work per 4,096 tokens."""
-    return 4096 / (STEP_FLOP / (0.65e12 * card.tflops) + 0.5 * 696 / card.gb_s)
+    """Of 4,096 packed tokens: products at 65% of the peak, attention and elementwise work as an H100 was seen to take,
+    0.09 and 0.27 s, the first by a card's arithmetic and the second by its memory."""
+    products_s = STEP_FLOP / (0.65e12 * card.tflops)
+    return 4096 / (products_s + 0.09 * 989 / card.tflops + 0.27 * 3350 / card.gb_s)
 
 
 def decoding(card: Card, *, running: int, live_tokens: int, ahead: bool, plan_gib: float) -> dict[str, Expected]:
@@ -92,6 +94,14 @@ def decoding(card: Card, *, running: int, live_tokens: int, ahead: bool, plan_gi
         "sampled_tokens_per_s": about(running / step_s, "tokens/s"),
         "peak_gib": about(plan_gib, "GiB", "plan"),
     }
+
+
+RUN = {
+    "no_step_skipped": TRUE,
+    "all_versions_proven": TRUE,
+    "rate_rises": ON_A_CARD,
+    "gap_nats": at_most(0.05, "nats", expected=0.02),
+}
 
 
 def expectations(step: str, card: Card, planned: dict[str, float]) -> dict[str, Expected]:
@@ -141,12 +151,16 @@ def expectations(step: str, card: Card, planned: dict[str, float]) -> dict[str, 
         ),
         "decoding-in-step": decoding(card, running=32, live_tokens=1600, ahead=False, plan_gib=planned.get("engine", 0))
         | {"decode_step_ms": Expected(value=1e3 * (ahead_step + 0.004), unit="ms", least=1e3 * ahead_step)},
-        "run": {
-            "no_step_skipped": TRUE,
-            "all_versions_proven": TRUE,
-            "rate_rises": ON_A_CARD,
-            "gap_nats": at_most(0.05, "nats", expected=0.01),
-            "trajectories_per_s": Expected(value=4.0, unit="/s", least=1.0),
+        "together": {
+            # Rounding of made-up weights, which 36 layers and steep logits enlarge: a trained model's gap is in `run`.
+            "gap_nats": at_most(0.5, "nats", everywhere=True, expected=0.25),
+            "score_gap_nats": at_most(0.5, "nats", everywhere=True, expected=0.25),
+            "own_version_is_nearest": TRUE,
+            "card_gib": about(planned.get("all", 0), "GiB", "plan"),
+            "sampled_beside_alone": Expected(value=0.5, unit="of alone", least=0.2),
+            "trained_beside_alone": Expected(value=0.5, unit="of alone", least=0.2),
         },
+        "run": RUN | {"trajectories_per_s": Expected(value=40.0, unit="/s", least=1.0)},
+        "run-sync": RUN | {"trajectories_per_s": Expected(value=20.0, unit="/s", least=1.0)},
     }
     return found[step]

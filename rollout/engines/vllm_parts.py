@@ -27,6 +27,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# It is for top-k and top-p, which nobody asks for here.
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 MAX_LORAS = 4
 """Adapters that an engine of mode `native` holds at a time."""

@@ -17,6 +17,7 @@ from ray_jobs.plan.run import CARDS, HEADROOM, card_bytes
 from ray_jobs.plan.shapes import PlanError, find_shape, known_models, read_shape
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
+TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 BY_HAND = {
@@ -78,8 +79,8 @@ def test_a_cache_loses_what_is_less_than_a_block():
 
 
 def test_the_a40_recipe_by_hand():
-    """Every figure in GiB, to two places."""
-    plan, refused = make_plan(load_run_config(A40_RECIPE), card="A40")
+    """With two copies of the base; every figure in GiB, to two places."""
+    plan, refused = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
     engine, learner, prm = plan.processes
     assert [round(part.num_bytes / GIB, 2) for part in engine.parts] == [
         round(8_190_735_360 * 2 / GIB, 2),
@@ -125,15 +126,25 @@ def plan_of(recipe, *overrides, card="A40"):
     return facts
 
 
+def plan_of_two_copies(*overrides, card="A40"):
+    """Of the recipe for one card, with a copy of the base for the engine and one for the learner."""
+    return plan_of("dapo_qwen3_8b_a40", *TWO_COPIES, *overrides, card=card)
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "card"),
     [
         ("dapo_qwen3_8b_a40", (), "A40"),
         ("dapo_qwen3_8b_a40", (), "h200"),
         ("dapo_qwen3_8b_a40", ("model.path=meta-llama/Llama-3.1-8B-Instruct",), "A40"),
-        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-1.7B",), "L4"),
-        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-4B", "rollout.engine.kv_cache_gib=12"), "A40"),
-        ("dapo_qwen3_8b_a40", ("card.shared=false", "card.learner=1", "card.engine=1", "card.prm=0.2"), "24"),
+        ("dapo_qwen3_8b_a40", TWO_COPIES, "A40"),
+        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-1.7B", *TWO_COPIES), "L4"),
+        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-4B", *TWO_COPIES, "rollout.engine.kv_cache_gib=12"), "A40"),
+        (
+            "dapo_qwen3_8b_a40",
+            ("card.shared=false", "card.learner=1", "card.engine=1", "card.prm=0.2", *TWO_COPIES),
+            "24",
+        ),
         ("flow_grpo_qwen25_7b", (), "A40"),
         ("demo_cpu", (), "A40"),
         ("sync_cpu", ("model.path=Qwen/Qwen3-0.6B",), "A40"),
@@ -183,7 +194,7 @@ def test_fits(recipe, overrides, card):
     ],
 )
 def test_refuses_what_cannot_fit_and_names_what_would(overrides, card, says, remedies):
-    facts = plan_of("dapo_qwen3_8b_a40", *overrides, card=card)
+    facts = plan_of_two_copies(*overrides, card=card)
     assert not facts["fits"]
     first = facts["refusals"][0]
     assert says in first["reason"]
@@ -202,26 +213,23 @@ def test_refuses_what_cannot_fit_and_names_what_would(overrides, card, says, rem
     ],
 )
 def test_every_remedy_that_is_named_works(overrides):
-    for remedy in plan_of("dapo_qwen3_8b_a40", *overrides)["refusals"][0]["remedies"]:
+    for remedy in plan_of_two_copies(*overrides)["refusals"][0]["remedies"]:
         changes = as_overrides(remedy).split(" ")
-        assert plan_of("dapo_qwen3_8b_a40", *overrides, *changes)["fits"], remedy
+        assert plan_of_two_copies(*overrides, *changes)["fits"], remedy
 
 
 def test_a_further_engine_is_held_to_its_share_of_another_card():
-    assert plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")["fits"]
-    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2", "rollout.engine.kv_cache_gib=3.25")
+    assert plan_of_two_copies("rollout.num_workers=2")["fits"]
+    facts = plan_of_two_copies("rollout.num_workers=2", "rollout.engine.kv_cache_gib=3.25")
     assert [card["name"] for card in facts["cards"]] == ["A40", "0.49 of A40"]
     (refusal,) = facts["refusals"]
     assert "0.49 of A40 has 21.71 GiB" in refusal["reason"]
     assert {"rollout.engine.kv_cache_gib": 3.0} in refusal["remedies"]
 
 
-ONE_COPY = ("card.share_base=true", "rollout.engine.kv_cache_gib=17.5")
-
-
 def test_one_copy_of_the_base_leaves_an_a40_room_for_120_000_tokens():
     """17.5 GiB / (144 KiB x 16) = 7964.4 blocks of 16 tokens."""
-    facts = plan_of("dapo_qwen3_8b_a40", *ONE_COPY)
+    facts = plan_of("dapo_qwen3_8b_a40")
     assert facts["fits"]
     assert facts["kv"]["num_tokens"] == 7964 * 16
     weights = {
@@ -234,21 +242,21 @@ def test_one_copy_of_the_base_leaves_an_a40_room_for_120_000_tokens():
 
 
 def test_one_copy_too_large_a_cache_is_refused_with_what_fits():
-    facts = plan_of("dapo_qwen3_8b_a40", "card.share_base=true", "rollout.engine.kv_cache_gib=19")
+    facts = plan_of("dapo_qwen3_8b_a40", "rollout.engine.kv_cache_gib=19")
     assert {"rollout.engine.kv_cache_gib": 18.0} in facts["refusals"][0]["remedies"]
-    (hopeless,) = plan_of("dapo_qwen3_8b_a40", *ONE_COPY, card="20")["refusals"]
+    (hopeless,) = plan_of("dapo_qwen3_8b_a40", card="20")["refusals"]
     assert "no setting makes it fit (weights alone take 16.37)" in hopeless["reason"]
 
 
 def test_a_further_engine_on_another_card_has_a_base_of_its_own():
-    facts = plan_of("dapo_qwen3_8b_a40", *ONE_COPY, "rollout.num_workers=2")
+    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
     (engine,) = facts["cards"][1]["processes"]
     assert engine["parts"][0] == facts["cards"][0]["processes"][0]["parts"][0]
 
 
 def test_an_engine_over_two_cards_puts_half_on_each():
     """Weights 15.26 / 2; half of the 8 key-value heads, so twice as many tokens in a card's cache."""
-    facts = plan_of("dapo_qwen3_8b_a40", "rollout.engine.tensor_parallel=2", "card.learner=0.6", "card.shared=false")
+    facts = plan_of_two_copies("rollout.engine.tensor_parallel=2", "card.learner=0.6", "card.shared=false")
     engine = facts["cards"][0]
     assert engine["name"] == "1 of A40"
     assert engine["processes"][0]["parts"][0]["num_bytes"] == 8_190_735_360
@@ -259,9 +267,7 @@ def test_an_engine_over_two_cards_puts_half_on_each():
 def test_an_engine_over_cards_that_do_not_divide_the_model_is_not_planned(model, cards):
     """28 heads over 8 cards, 32 over 3."""
     with pytest.raises(PlanError, match=rf"rollout\.engine\.tensor_parallel = {cards} does not divide '?{model}"):
-        plan_of(
-            "dapo_qwen3_8b_a40", f"model.path={model}", f"rollout.engine.tensor_parallel={cards}", "card.shared=false"
-        )
+        plan_of_two_copies(f"model.path={model}", f"rollout.engine.tensor_parallel={cards}", "card.shared=false")
 
 
 @pytest.mark.parametrize(
@@ -275,11 +281,11 @@ def test_an_engine_may_be_spread_over_cards_that_divide_heads_and_the_inner_laye
 
 
 def test_ranks_of_a_learner_divide_the_moments_and_load_the_base_whole_at_every_stage():
-    two = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
+    two = plan_of_two_copies("learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
     assert two[0]["num_bytes"] == 2 * 8_190_735_360
     assert two[1]["num_bytes"] == 87_293_952 * (4 + 4 + 4)
     assert (two[2]["name"], two[2]["num_bytes"]) == ("gradient bucket", 87_293_952 * 4)
-    four = plan_of("dapo_qwen3_8b_a40", "learner.num_workers=4", "learner.zero_stage=3")
+    four = plan_of_two_copies("learner.num_workers=4", "learner.zero_stage=3")
     assert four["cards"][1]["processes"][0]["parts"][0]["num_bytes"] == 2 * 8_190_735_360
 
 
@@ -340,12 +346,12 @@ def test_the_command_prints_the_arithmetic_and_ends_with_1_where_it_does_not_fit
     assert cli.main(["plan", str(A40_RECIPE)]) == 0
     told = capsys.readouterr().out
     assert "36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB per token" in told
-    assert told.startswith("It fits: engine, learner and PRM take ")
-    assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=6"]) == 1
-    assert "set rollout.engine.kv_cache_gib=3.25" in capsys.readouterr().out
+    assert told.startswith("It fits: base weights, engine, learner and PRM take ")
+    assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=20"]) == 1
+    assert "set rollout.engine.kv_cache_gib=18" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"]
-    assert cli.main(["plan", str(A40_RECIPE), "learner.zero_stage=1", "rollout.engine.kv_cache_gib=6"]) == 1
+    assert cli.main(["plan", str(A40_RECIPE), "learner.zero_stage=1", "rollout.engine.kv_cache_gib=20"]) == 1
     assert capsys.readouterr().out.startswith("It does not fit: ")
     assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == 2
     assert "--card 'potato' is neither a number of GiB nor one of A40" in capsys.readouterr().err

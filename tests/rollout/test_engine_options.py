@@ -51,3 +51,10 @@ def test_a_card_never_waits_for_the_schedule_of_its_next_step_where_no_weights_c
 )
 def test_adapters_are_published_in_the_engines_type_where_it_rounds_them_to_it(settings, published):
     assert EngineConfig(**settings).adapter_precision == published
+
+
+def test_a_card_needs_no_flashinfer_to_sample():
+    """vLLM would import it for top-k and top-p, which no request has, and end where it is not installed."""
+    from vllm import envs
+
+    assert not envs.VLLM_USE_FLASHINFER_SAMPLER
