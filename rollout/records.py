@@ -219,7 +219,15 @@ def _add_logprobs(turns: Sequence[TurnRecord], of_learner: Sequence[str | None])
 def head_of(line: bytes) -> dict[str, Any]:
     """What stands in a line before its turns."""
     end = line.rfind(TURNS)
-    return dict(json.loads(line if end < 0 else line[:end] + b"}"))
+    return _object(line if end < 0 else line[:end] + b"}")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """Raises ValueError."""
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"a {type(record).__name__}")
+    return record
 
 
 def line_of(record: Mapping[str, object]) -> bytes:
@@ -285,7 +293,7 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 def read_records(path: Path) -> Iterator[Any]:
     """The records of a file, whose type the caller knows; a last line that was cut off by a crash is left out. Raises
     RecordsError."""
-    yield from (record for _, record in _parsed(path, json.loads))
+    yield from (record for _, record in _parsed(path, _object))
 
 
 def read_heads(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -299,8 +307,8 @@ def _parsed(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[tuple[byte
             record = parse(line)
         except ValueError:
             raise RecordsError(
-                f"'{path}', line {number}, is no JSON: it was damaged after it was written; put the file back from a "
-                "copy, or delete that line"
+                f"'{path}', line {number}, is no JSON object: it was damaged after it was written; put the file back "
+                "from a copy, or delete that line"
             ) from None
         yield line, record
 

@@ -138,11 +138,11 @@ def test_last_line_that_a_crash_cut_off_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("read", [read_records, read_heads])
-@pytest.mark.parametrize("torn", [b'{"id": ', b'{"id": "\xe8"}', b'{"id": 1}{"id": 2}'])
+@pytest.mark.parametrize("torn", [b'{"id": ', b'{"id": "\xe8"}', b'{"id": 1}{"id": 2}', b"[]", b"5"])
 def test_broken_line_inside_the_file_is_named_and_not_skipped(tmp_path, torn, read):
     path = tmp_path / "trajectories.jsonl"
     path.write_bytes(b'{"id": 0}\n' + torn + b'\n{"id": 3}\n')
-    said = rf"^'{path}', line 2, is no JSON: it was damaged after it was written; put the file back from a copy, or "
+    said = rf"^'{path}', line 2, is no JSON object: it was damaged after it was written; put the file back "
     with pytest.raises(UserError, match=said):
         list(read(path))
 
