@@ -51,8 +51,8 @@ class CardConfig(Config):
     may be another one. Without effect where learner or engine is on the CPU, or over several cards."""
     share_base: bool = False
     """Learner and first rollout worker read one copy of the frozen base weights, which a process of its own holds on
-    the card that they share; its share of the card, a hundredth, comes from the learner's. Not run on a card yet. On
-    CPUs it is a rehearsal that saves nothing, and without effect in a cluster that was joined."""
+    the card that they share; its share of the card, a hundredth, comes from the learner's. On CPUs it is a
+    rehearsal that saves nothing, and without effect in a cluster that was joined."""
     learner: float = Field(default=0.4, gt=0, le=1)
     """The learner's share of a card, on `cuda`."""
     engine: float = Field(default=0.4, gt=0, le=1)
