@@ -152,7 +152,7 @@ def expectations(step: str, card: Card, planned: dict[str, float]) -> dict[str, 
         "decoding-in-step": decoding(card, running=32, live_tokens=1600, ahead=False, plan_gib=planned.get("engine", 0))
         | {"decode_step_ms": Expected(value=1e3 * (ahead_step + 0.004), unit="ms", least=1e3 * ahead_step)},
         "together": {
-            # Rounding of made-up weights, which 36 layers and steep logits enlarge: a trained model's gap is in `run`.
+            # Made-up weights: 36 random layers and steep logits enlarge what is rounded. A trained model's is in `run`.
             "gap_nats": at_most(0.5, "nats", everywhere=True, expected=0.25),
             "score_gap_nats": at_most(0.5, "nats", everywhere=True, expected=0.25),
             "own_version_is_nearest": TRUE,
