@@ -43,8 +43,7 @@ def together(stage: Stage) -> Found:
     learner = Peer.start(_train, config, holder.ask("export"), stage)
     engine = Peer.start(_sample, config, holder.ask("export"), stage)
     learner.ask("train", 0.0)
-    engine.ask("load", *learner.ask("adapter"))
-    learner.ask("adapter")
+    engine.ask("load", 1, learner.ask("adapter", 1))
     gaps = _gaps(engine, learner)
     engine.ask("decode", 0.0)
     sampled, trained = engine.ask("decode", seconds), learner.ask("train", seconds)
@@ -129,7 +128,7 @@ def _train(pipe: Connection, config: "RunConfig", exported: Any, stage: Stage) -
     base = exported.parts()
     trained = Learner(Path(config.model.path), config.model, config.learner, seed=0, base_weights=base)
     batch = trees(config, trained.policy.vocab_size, count=1 if stage.rehearsal else 4)
-    adapters: dict[int, Any] = {}
+    adapters = {version: random_adapter(trained, version) for version in (1, 2)}
 
     def train(seconds: float) -> float:
         """Packed tokens/s of as many steps as begin within the time, at least one."""
@@ -139,14 +138,9 @@ def _train(pipe: Connection, config: "RunConfig", exported: Any, stage: Stage) -
         synchronize(stage.device)
         return tokens / (time.perf_counter() - started)
 
-    def adapter() -> tuple[int, bytes]:
-        version = 1 + len(adapters)
-        adapters[version] = random_adapter(trained, version)
-        return version, adapters[version].data
-
     answers = {
         "train": train,
-        "adapter": adapter,
+        "adapter": lambda version: adapters[version].data,
         "told": lambda version, tokens: told(trained, adapters[version], tokens),
         "peak": lambda: torch.cuda.max_memory_reserved() / 2**30,
     }
