@@ -71,9 +71,11 @@ class ProcessRewardModel:
     def predict(self, rows: Sequence[TokenSequence]) -> Tensor:
         """Scores `[B]` in float32, in the order of `rows`. Differentiable in adapter and head; one forward pass."""
         packed = pack(rows)
-        last = self.backbone.tensor(np.array([nodes[-1] for nodes in packed.node_of]))
-        hidden = self.backbone.hidden_states(packed)[last].float()
-        return torch.sigmoid(self.head(hidden).squeeze(-1))
+        # Equal steps share their last node, which is read once: threads add the gradients of a node that is read often
+        # in any order.
+        nodes, row_of = np.unique([nodes[-1] for nodes in packed.node_of], return_inverse=True)
+        hidden = self.backbone.hidden_states(packed)[self.backbone.tensor(nodes)].float()
+        return torch.sigmoid(self.head(hidden).squeeze(-1))[self.backbone.tensor(row_of)]
 
     def score(self, steps: Sequence[StepText]) -> list[float | None]:
         """Raw scores in [0, 1], independent of which steps are scored together up to rounding; None for a decision

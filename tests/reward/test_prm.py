@@ -265,6 +265,20 @@ def test_training_twice_with_one_seed_gives_equal_weights(llama_path, tmp_path):
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_gradients_of_equal_steps_are_added_in_one_order(llama_path):
+    """torch adds the float32 gradients of a row that was indexed more than once from several threads, as they come."""
+    prm = make_prm(llama_path, float32=True, num_threads=2)
+    rows = prm.rows(some_steps(3)) * 2000
+    weights = torch.randn(len(rows), generator=torch.Generator().manual_seed(0))
+    seen = set()
+    for _ in range(8):
+        (prm.predict(rows) * weights).sum().backward()
+        gradients = [one.grad for one in prm.backbone.trainable_parameters() if one.grad is not None]
+        seen.add(tuple(float(one.double().sum()) for one in gradients))
+        prm.backbone.model.zero_grad()
+    assert len(seen) == 1
+
+
 def test_step_whose_decision_is_too_long_to_read_is_left_out_of_training(llama_path):
     data = toy_data(range(8))
     (long,) = make_steps(make_turn(thought=words(60, random.Random(0))), index=1)
