@@ -168,7 +168,7 @@ class SoftOverlongConfig(Config):
     """DAPO's length penalty."""
 
     type: Literal["soft"] = "soft"
-    cache_tokens: int = Field(default=16, ge=0)
+    cache_tokens: int = Field(default=16, ge=1)
     """Length before the limit over which the penalty grows from 0 to -1."""
 
 

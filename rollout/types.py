@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from envs.types import Task, ToolCall, ToolResult
 
@@ -27,6 +27,11 @@ class VersionSwitch:
 
     index: int
     policy_version: int
+
+
+def is_answer(text: str | None) -> TypeGuard[str]:
+    """False also for a blank text, which an agent of one's own returns where it has no answer."""
+    return text is not None and bool(text.strip())
 
 
 def versions_by_token(num_tokens: int, first: int, switches: Iterable[Sequence[int]]) -> tuple[int, ...]:

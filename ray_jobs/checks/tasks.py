@@ -124,6 +124,7 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
     """A reference that its own comparison does not take for right can never be met. A scorer of one's own is asked
     once. Raises ValueError and OwnCodeError."""
     from reward.scorers import score_answer
+    from reward.scorers.text import aliases
     from rollout.filters import SOLVED
 
     asked: set[str] = set()
@@ -144,7 +145,7 @@ def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> 
         asked.add(scorer)
         place = "" if task.dataset in own.datasets else f"{path}: "
         wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which is none for '{scorer}'"
-        reference = task.answer if ":" in scorer else task.answer.split("\n")[0]
+        reference = task.answer if ":" in scorer else aliases(task.answer)[0]
         try:
             score = score_answer(task, reference)
         except ValueError as error:

@@ -11,7 +11,7 @@ from ray_jobs.evaluation.folder import ItemRecord
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
 from rollout.records import trajectory_record
-from rollout.types import Trajectory
+from rollout.types import Trajectory, is_answer
 
 
 class Attempts(Protocol):
@@ -97,7 +97,7 @@ class Evaluator:
 
     async def _judged(self, trajectory: Trajectory, reward: float | None) -> tuple[bool, bool | None]:
         task, answer = trajectory.task, trajectory.answer
-        if self.judge is None or not has_other_wordings(task) or reward != 0.0 or answer is None:
+        if self.judge is None or not has_other_wordings(task) or reward != 0.0 or not is_answer(answer):
             return False, None
         return True, await self.judge.same(task.question, task.answer, answer)
 

@@ -23,6 +23,7 @@ from reward.paired import wilson_interval
 from rollout.engines.engine import BASE_VERSION
 from rollout.filters import SOLVED
 from rollout.records import TrajectoryRecord, append_record, read_records
+from rollout.types import is_answer
 
 SCHEMA = 1
 IDENTITY = "evaluation.json"
@@ -273,6 +274,8 @@ def items_of(path: Path) -> Iterator[Item]:
 def item_of(record: ItemRecord) -> Item:
     """From a line of `items.jsonl`, or from any trajectory record: that is one greedy try."""
     planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
+    # A tool's error may quote what it was asked; it brought in nothing.
+    brought = [turn for turn in planned if turn["tool_error"] is None and turn["action"] not in NOT_RETRIEVED]
     versions = [turn["policy_version"] for turn in record["turns"] if turn["role"] != "planner"]
     return Item(
         key=ItemKey(record["dataset"], record["task_id"], record.get("seed", 0)),
@@ -289,7 +292,7 @@ def item_of(record: ItemRecord) -> Item:
         planner_versions=tuple(sorted({turn["policy_version"] for turn in planned})),
         frozen_calls=len(versions),
         foreign_calls=sum(version != BASE_VERSION for version in versions),
-        retrieved=tuple(turn["result"] for turn in planned if turn["result"] and turn["action"] not in NOT_RETRIEVED),
+        retrieved=tuple(turn["result"] for turn in brought if turn["result"]),
     )
 
 
@@ -402,7 +405,7 @@ def _results(items: Sequence[Item]) -> BenchmarkRates:
         "undecided": sum(item.undecided for item in items),
         "retried": sum(item.attempts > 1 for item in items),
         "endings": dict(Counter(item.stop_reason for item in items)),
-        "no_answer": sum(item.answer is None for item in scored),
+        "no_answer": sum(not is_answer(item.answer) for item in scored),
         "turns": mean(item.num_turns for item in items),
         "judge": _judged(scored),
         "leaks": _leaks(items),

@@ -37,7 +37,7 @@ def _metrics(group: str, *rows: tuple[str, Unit, str]) -> tuple[Metric, ...]:
 LOGGED: tuple[Metric, ...] = (
     *_metrics(
         "rollout",
-        ("solve_rate", "share", "Scored trajectories with the right answer, over all groups since the step before"),
+        ("solve_rate", "share", "Mean score of all groups' scored trajectories since the step before; 1 is right"),
         ("trajectories", "count", "Trajectories of groups that ended since the step before, dropped groups included"),
         ("turns", "number", "Planner turns per trajectory, malformed ones too"),
         ("sampled_tokens", "tokens", "Sampled tokens per trajectory, those of frozen modules included"),

@@ -31,7 +31,7 @@ from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, ti
 from rollout.filters import SOLVED
 from rollout.numbers import unpacked
 from rollout.records import StepHead, StepRecord, TurnRecord
-from rollout.types import versions_by_token
+from rollout.types import is_answer, versions_by_token
 
 TEXTS: Mapping[str, str] = {
     "trajectories/right": "The first right trajectory of the step's first group, with what each decision was worth",
@@ -84,7 +84,7 @@ def markdown_of(record: StepRecord) -> str:
     ]
     if len(rows) > MAX_TURNS:
         rows[MAX_TURNS:] = [f"| ... | {len(rows) - MAX_TURNS} more steps | | | |"]
-    answer = "none" if record["answer"] is None else plain(record["answer"])
+    answer = plain(record["answer"]) if is_answer(record["answer"]) else "none"
     return "\n".join(
         (
             f"**Task** {plain(record['question'])}\n",

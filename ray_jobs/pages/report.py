@@ -17,6 +17,7 @@ from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
 from reward.paired import wilson_interval
 from rollout.filters import SOLVED
 from rollout.records import StepRecord, TrajectoryRecord, read_records
+from rollout.types import is_answer
 
 Row = Mapping[str, float]
 
@@ -160,7 +161,7 @@ def _endings(phase: str, attempts: Sequence[TrajectoryRecord]) -> _Endings:
         policy=POLICIES[phase],
         tasks=len(attempts),
         right=sum(record["reward"] == SOLVED for record in attempts),
-        silent=sum(record["answer"] is None for record in scored),
+        silent=sum(not is_answer(record["answer"]) for record in scored),
         unscored=len(attempts) - len(scored),
         failed_calls=sum(turn["tool_error"] is not None for turn in turns),
         turns=len(turns) / len(attempts),

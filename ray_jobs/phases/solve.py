@@ -17,7 +17,7 @@ from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError
 from ray_jobs.phases.local import open_worker
 from rollout.records import append_record, trajectory_record
-from rollout.types import StopReason, Trajectory, Turn
+from rollout.types import StopReason, Trajectory, Turn, is_answer
 
 if TYPE_CHECKING:
     from envs.mcp_server import Transport
@@ -92,7 +92,7 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
         trajectory = asyncio.run(attempt)
     if trace is not None:
         _append(trace, trajectory)
-    if trajectory.answer is None:
+    if not is_answer(trajectory.answer):
         console.print(f"no answer: {_plain(trajectory.failure or _WHY[trajectory.stop_reason])}")
         return 1
     console.print(f"[bold green]answer[/bold green] {_plain(trajectory.answer)}")

@@ -73,7 +73,7 @@ class ProcessRewardModel:
         packed = pack(rows)
         # Equal steps share their last node, which is read once: threads add the gradients of a node that is read often
         # in any order.
-        nodes, row_of = np.unique([nodes[-1] for nodes in packed.node_of], return_inverse=True)
+        nodes, row_of = np.unique([path[-1] for path in packed.node_of], return_inverse=True)
         hidden = self.backbone.hidden_states(packed)[self.backbone.tensor(nodes)].float()
         return torch.sigmoid(self.head(hidden).squeeze(-1))[self.backbone.tensor(row_of)]
 

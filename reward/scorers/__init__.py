@@ -15,7 +15,7 @@ from reward.scorers.game24 import is_solution
 from reward.scorers.math import score_math
 from reward.scorers.own import own_score
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
-from rollout.types import Turn
+from rollout.types import Turn, is_answer
 
 SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
@@ -62,18 +62,18 @@ def score_game24(text: str, numbers: Sequence[int]) -> float:
 
 
 def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> float | None:
-    """The score of a trajectory's answer; no answer scores 0. None: a scorer of one's own, which may look at the
-    trajectory's `turns`, cannot tell. Raises OwnCodeError where it fails."""
+    """The score of a trajectory's answer; none, or a blank one, scores 0. None: a scorer of one's own, which may look
+    at the trajectory's `turns`, cannot tell. Raises OwnCodeError where it fails."""
     if task.scorer is None and task.dataset not in _SCORERS:
         raise ValueError(f"no scorer for data set {task.dataset!r}; known: {', '.join(_SCORERS)}")
     if task.scorer is not None and ":" in task.scorer:
-        return 0.0 if answer is None else own_score(task, answer, turns)
+        return own_score(task, answer, turns) if is_answer(answer) else 0.0
     if task.scorer is not None and task.scorer not in NAMED:
         raise OwnCodeError(
             f"scorer '{task.scorer}' of task '{task.id}' is none; use {', '.join(NAMED)}, or module:name"
             f"{did_you_mean(task.scorer, NAMED)}"
         )
-    if answer is None:
+    if not is_answer(answer):
         return 0.0
     compare = _SCORERS[task.dataset] if task.scorer is None else NAMED[task.scorer]
     return compare(answer, task.answer)
@@ -83,7 +83,7 @@ def partial_credit(task: Task, answer: str | None) -> float | None:
     """Token F1 of a short answer; None for data sets whose answers are right or wrong."""
     if task.dataset not in SHORT_ANSWERS:
         return None
-    return 0.0 if answer is None else token_f1(answer, task.answer)
+    return token_f1(answer, task.answer) if is_answer(answer) else 0.0
 
 
 def _score_game24_task(text: str, gold: str) -> float:

@@ -33,14 +33,19 @@ def exact_match(text: str, gold: str) -> float:
     if len(text) > MAX_CHARS:
         return 0.0
     plain = normalize(text)
-    return float(any(plain == normalize(alias) for alias in gold.split("\n")))
+    return float(any(plain == normalize(alias) for alias in aliases(gold)))
 
 
 def token_f1(text: str, gold: str) -> float:
     """The best harmonic mean of the shares of shared words, over the aliases in `gold`, one a line."""
     if len(text) > MAX_CHARS:
         return 0.0
-    return max(_f1(normalize(text), normalize(alias)) for alias in gold.split("\n"))
+    return max((_f1(normalize(text), normalize(alias)) for alias in aliases(gold)), default=0.0)
+
+
+def aliases(gold: str) -> list[str]:
+    """What is right, one a line; a blank line is none."""
+    return [line for line in gold.split("\n") if line.strip()]
 
 
 def normalize(text: str) -> str:

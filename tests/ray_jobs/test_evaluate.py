@@ -3,6 +3,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from configs.api_keys import ApiKeyError
 from configs.processor import fastest_precision
 from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
-from envs.types import Task, ToolUnavailableError
+from envs.types import Task, ToolResult, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.evaluation.evaluate import (
     EvaluationRequest,
@@ -27,8 +28,10 @@ from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError, EngineError
 from rollout.records import read_records
+from rollout.types import SERVED_VERSION
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
+KENYA = "What is the capital of the country where Mount Kenya stands? Nairobi."
 ALL = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "aime24", "amc23", "game24", "gpqa", "medqa")
 
 
@@ -486,6 +489,18 @@ def test_the_judge_is_asked_about_questions_of_ones_own(tmp_path, monkeypatch):
     assert (row["solve_rate"], row["judge"]) == (0.0, judged)
 
 
+def test_a_blank_answer_is_none_and_nobody_judges_it(tmp_path, monkeypatch):
+    class BlankSolver(ScriptedSolver):
+        async def attempt(self, task, trajectory_id, **options):
+            return replace(await super().attempt(task, trajectory_id, **options), answer="")
+
+    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    use(monkeypatch, BlankSolver(lambda task, seed: "x"))
+    run_evaluation(config_for(tmp_path, "evaluation.judge={model='m'}"), request_for(tmp_path, "musique"))
+    row = summary_of(tmp_path)["benchmarks"]["musique"]
+    assert (row["num_scored"], row["no_answer"], row["solve_rate"], row["f1"], row["judge"]) == (2, 2, 0.0, 0.0, None)
+
+
 def test_identity_proves_what_was_evaluated(tmp_path, monkeypatch):
     use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
     page = run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
@@ -497,6 +512,20 @@ def test_identity_proves_what_was_evaluated(tmp_path, monkeypatch):
     words = words_of(page)
     assert "Verifier and generator are rules: they asked no model." in words
     assert f"items of MuSiQue 2, {identity['items']['musique']['digest'][:12]}" in words
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(-1, "the untouched model"), (0, "policy version 0"), (SERVED_VERSION, "the served model")]
+)
+def test_page_names_who_answered_the_planners_calls(tmp_path, monkeypatch, version, name):
+    use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
+    path = tmp_path / "out" / "items.jsonl"
+    rows = list(read_records(path))
+    for turn in (turn for row in rows for turn in row["turns"] if turn["role"] == "planner"):
+        turn["policy_version"] = version
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert f"The planner's calls were answered by {name}." in words_of(report_evaluation(tmp_path / "out", Console()))
 
 
 def test_page_shows_hostile_text_as_text(tmp_path, monkeypatch):
@@ -526,10 +555,16 @@ def test_question_that_a_tool_brought_in_is_reported_as_a_leak(tmp_path, monkeyp
     assert "leakage audit: 1 of 2 results are leaked, most of the question was found in what the tools" in said
 
 
-def run_evaluation_with_search(tmp_path, monkeypatch):
-    """The page that is found for the first item holds its question."""
+def test_an_error_that_quotes_the_question_is_no_leak(tmp_path, monkeypatch):
+    run_evaluation_with_search(tmp_path, monkeypatch, ToolResult(text=KENYA, error="tool_error"))
+    leaks = summary_of(tmp_path)["benchmarks"]["musique"]["leaks"]
+    assert leaks == {"searched": 1, "leaked": [], "share": 0.0}
+
+
+def run_evaluation_with_search(tmp_path, monkeypatch, first=KENYA):
+    """What is found for the first item holds its question."""
     found = {
-        "musique-0": "What is the capital of the country where Mount Kenya stands? Nairobi.",
+        "musique-0": first,
         "musique-1": "Bern is a city on the river Aare.",
     }
 

@@ -268,8 +268,9 @@ def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(
     assert "lookup tasks, none" not in words.replace("two_lookup", "")
 
 
-def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder):
-    silent = {"answer": None, "stop_reason": "format"}
+@pytest.mark.parametrize("answer", [None, " "])
+def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder, answer):
+    silent = {"answer": answer, "stop_reason": "format"}
     folder.log_trajectories(make_record("eval_untouched", 0.0, task_id=str(id), **silent) for id in range(3))
     folder.log_trajectories([make_record("eval_untouched", 0.0, task_id="3")])
     folder.write_summary(make_summary())

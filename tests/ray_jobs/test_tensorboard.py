@@ -106,7 +106,7 @@ def test_every_scalar_says_in_one_line_what_it_is(tmp_path):
     events = open_board(folder.path)
     said = events.SummaryMetadata("rollout/solve_rate")
     assert said.display_name == "solve rate"
-    assert said.summary_description.startswith("Scored trajectories with the right answer")
+    assert said.summary_description.startswith("Mean score of all groups' scored trajectories")
     assert [event.value for event in events.Scalars("rollout/solve_rate")] == [0.5, 0.75]
     assert [event.value for event in events.Scalars("own/number")] == [1.0]
 
@@ -133,7 +133,7 @@ def test_the_first_tag_of_all_is_the_solve_rate(tmp_path):
     solved = min(events.Tags()["scalars"])
     assert solved == "Is it learning?/solved"
     assert [event.value for event in events.Scalars(solved)] == [0.75]
-    assert events.SummaryMetadata(solved).summary_description.startswith("Scored trajectories")
+    assert events.SummaryMetadata(solved).summary_description.startswith("Mean score")
 
 
 def test_histograms_count_steps_trajectories_and_tokens():

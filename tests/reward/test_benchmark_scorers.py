@@ -105,6 +105,12 @@ def test_punctuation_alone_meets_no_reference_of_other_punctuation():
     assert [score_choice(text, "A. .") for text in ("A", ".", "", "...")] == [1.0, 1.0, 0.0, 0.0]
 
 
+def test_a_blank_line_of_a_reference_is_no_alias():
+    for gold in ("Paris\n", "\nParis", "Paris\n \nParigi"):
+        assert [exact_match(text, gold) for text in ("paris", "", " ")] == [1.0, 0.0, 0.0]
+        assert [token_f1(text, gold) for text in ("paris", "", " ")] == [1.0, 0.0, 0.0]
+
+
 def test_token_f1_is_the_harmonic_mean_of_shared_words_over_the_best_alias():
     # 2 of 3 words of the answer, 2 of 2 of the alias: 2 * 2 / (3 + 2).
     assert token_f1("president James Madison", "adams\nJames Madison") == pytest.approx(0.8)

@@ -110,8 +110,10 @@ def test_the_function_sees_the_task_with_its_columns_and_a_bool_is_a_score():
     assert score_answer(task("turns"), "bar") == 1.0
 
 
-def test_no_answer_scores_zero_without_asking():
-    assert score_answer(task("broken"), None) == 0.0
+@pytest.mark.parametrize("answer", [None, "", " \n"])
+def test_no_answer_scores_zero_without_asking(answer):
+    """A blank one is what an agent of one's own returns where it has none."""
+    assert score_answer(task("broken"), answer) == 0.0
 
 
 def test_a_task_may_name_a_built_in_comparison_and_a_wrong_name_is_answered():

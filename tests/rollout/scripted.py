@@ -70,7 +70,7 @@ class ScriptedEngine:
 
 
 class ScriptedTool:
-    """Answers from a table; an exception in it is raised."""
+    """Answers from a table; an exception in it is raised, and a result is given as it is."""
 
     def __init__(self, name, answers):
         self.name = name
@@ -81,7 +81,7 @@ class ScriptedTool:
         answer = self.answers[arguments]
         if isinstance(answer, BaseException):
             raise answer
-        return ToolResult(text=answer)
+        return answer if isinstance(answer, ToolResult) else ToolResult(text=answer)
 
 
 def decision(action, action_input, thought="t"):
