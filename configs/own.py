@@ -95,9 +95,13 @@ def failure(error: BaseException) -> str:
 
 
 def _taken(module: str, error: Exception) -> str:
-    """Our packages hide a module of the same name in the user's folder."""
+    """Our packages and libraries hide a module of the same name in the user's folder."""
     name = (error.name if isinstance(error, ModuleNotFoundError) else None) or module
     package = name.partition(".")[0]
-    if package not in PACKAGES:
+    if package in PACKAGES:
+        return f"; '{package}' is a package of agentflow and hides your own of this name: give yours another"
+    found = getattr(sys.modules.get(package), "__file__", None)
+    own = next((file for place in sys.path if (file := Path(place) / f"{package}.py").is_file()), None)
+    if found is None or own is None or own.resolve() == Path(found).resolve():
         return ""
-    return f"; '{package}' is a package of agentflow and hides your own of this name: give yours another"
+    return f"; '{found}' hides '{own}': give yours another name"

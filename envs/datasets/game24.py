@@ -46,13 +46,23 @@ def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]
 def load_game24(path: Path | None = None) -> list[Task]:
     """All hands of a JSON Lines file with the fields id and numbers, or of the public data set."""
     if path is not None:
-        return _tasks_of(local_rows(path))
+        return _tasks_of(_hands_of(path))
     from datasets import load_dataset
 
     tasks = _tasks_of(row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"])
     if len(tasks) != PUBLIC_COUNT:
         raise ValueError(f"{PUBLIC_ID} changed: expected {PUBLIC_COUNT} hands, found {len(tasks)}")
     return tasks
+
+
+def _hands_of(path: Path) -> Iterator[Mapping]:
+    for number, row in enumerate(local_rows(path), 1):
+        if not isinstance(row.get("numbers"), list):
+            raise ValueError(
+                f"{path}, row {number}: there is no list 'numbers', and 'game24' reads this file; leave game24 out, "
+                "or give it a file of hands"
+            )
+        yield row
 
 
 def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:

@@ -198,8 +198,11 @@ class Recording:
             )
         if path.is_dir():
             raise ToolSetupError(f"envs.recording.path = '{path}' is a folder; name a file in it")
+        nearest = next(place for place in path.absolute().parents if place.exists())
+        if mode == "record" and not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+            why = "may not be written to" if nearest.is_dir() else "is no folder"
+            raise ToolSetupError(f"recording '{path}' cannot be written: '{nearest}' {why}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._read_on()
         except OSError as error:
             raise ToolSetupError(f"recording '{path}' cannot be opened: {error.strerror}") from None
@@ -211,6 +214,7 @@ class Recording:
 
     def add(self, key: Key, result: ToolResult) -> ToolResult:
         """The result that stands in the file from now on: the first that anybody recorded for this call."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._read_on()

@@ -40,6 +40,25 @@ def check_mixes(config: RunConfig) -> None:
         _check_choice([name for name, share in config.envs.mix.items() if share > 0], tuple(FAMILIES))
 
 
+def _check_all_is_drawn(config: RunConfig) -> None:
+    """Whether tasks that somebody brought are drawn. Where a mix is written, data sets may stand beside it. Raises
+    PreflightError."""
+    from envs.datasets.own import OWN
+
+    drawn, of_a_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*OWN, "aime", "game24")
+    unread = [name for name in config.envs.datasets if name not in drawn]
+    if unread and "mix" not in config.envs.model_fields_set:
+        raise PreflightError(
+            f"envs.datasets.{unread[0]} is in no mix, so the tasks of {_shown(config.envs.mix)} would be drawn; set "
+            f"envs.mix={{{unread[0]}=1.0}}"
+        )
+    if config.envs.data_path and not drawn.keys() & set(of_a_file):
+        raise PreflightError(
+            f"envs.data_path = '{config.envs.data_path}' is read by none of {listed(drawn)}; put one of "
+            f"{', '.join(of_a_file)} into envs.mix, for example envs.mix={{own_text=1.0}}, or leave the file out"
+        )
+
+
 def _check_choice(names: Sequence[str], families: Sequence[str]) -> None:
     """Whether there is something to choose from. Raises PreflightError."""
     rule = (
@@ -56,6 +75,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
     from envs.datasets.own import OwnSources
     from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 
+    _check_all_is_drawn(config)
     mix = config.envs.mix
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:

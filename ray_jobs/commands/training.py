@@ -1,6 +1,7 @@
 """The commands that train: a project to begin with, the main job, and its phases one at a time."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,7 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder, wh
         if file.is_file():
             (folder / file.name).write_text(file.read_text().replace("PROJECT", name))
     print(f"wrote {folder}: agent.py, warehouse.py (tasks, reward, teacher), recipe.toml")
-    print(f"train it: cd {folder} && agentflow train recipe.toml")
+    print(f"train it: cd {shlex.quote(str(folder))} && agentflow train recipe.toml")
 
 
 def train(

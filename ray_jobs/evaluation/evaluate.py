@@ -73,7 +73,7 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
     served = config.backend.type != "vllm"
     model_path = None if served else resolve_model(config.model.path)
     if request.adapter and model_path:
-        check_trained_alike(request.adapter, config.model, model_path)
+        check_trained_alike(request.adapter, config, model_path)
     identity = identity_of(
         config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
     )

@@ -63,7 +63,7 @@ def run_export(
     with chdir(policy.home):
         model_path = resolve_model(policy.config.model.path)
     if policy.checkpoint:
-        check_trained_alike(policy.checkpoint, policy.config.model, model_path)
+        check_trained_alike(policy.checkpoint, policy.config, model_path)
     _check_room(target, 3 * size_of_weights(model_path))
     openings = _drawn_openings(policy, num_prompts) if "gguf" in formats else []
     with _whole(target) as partial:

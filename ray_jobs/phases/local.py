@@ -177,7 +177,7 @@ def _read_adapter(config: RunConfig, model_path: Path, folder: Path) -> tuple[in
     from rollout.engines.adapters import AdapterMerger
 
     version = int(read_manifest(folder)["policy_version"])
-    check_trained_alike(folder, config.model, model_path)
+    check_trained_alike(folder, config, model_path)
     data = (folder / "adapter.safetensors").read_bytes()
     try:
         AdapterMerger(model_path, config.model.lora_alpha / config.model.lora_rank).check(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from configs.learner import ModelConfig
 from configs.own import search_in
 from configs.run import RunConfig
 from configs.wording import reason
@@ -75,13 +74,20 @@ def origin_of(path: Path) -> dict[str, Any]:
         raise _no_run(path, error) from error
 
 
-def check_trained_alike(checkpoint: Path, model: ModelConfig, model_path: Path) -> None:
-    """Whether a checkpoint is to be used with the scale and on the base with which its run trained it; `model_path` is
-    the folder of `model.path`. Of one that lies in no run nobody knows. Raises CheckpointError and RunFolderError."""
+def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -> None:
+    """Whether a checkpoint is to be used by the kind of agent, with the scale and on the base that its run had;
+    `model_path` is the folder of `model.path`. Of one that lies in no run nobody knows. Raises CheckpointError and
+    RunFolderError."""
     run = run_of(checkpoint)
     if run is None:
         return
-    trained = _written_config(run).model
+    begun, model = _written_config(run), config.model
+    if (begun.agent.type == "planner") != (config.agent.type == "planner"):
+        raise CheckpointError(
+            f"the adapter in {checkpoint} was trained with agent.type = '{begun.agent.type}', and this recipe has "
+            f"'{config.agent.type}', which asks otherwise; give the recipe of its run, {run}/config.json"
+        )
+    trained = begun.model
     if trained.lora_alpha != model.lora_alpha:
         raise CheckpointError(
             f"the adapter in {checkpoint} was trained with model.lora_alpha = {trained.lora_alpha}, and with "

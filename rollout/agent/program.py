@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,6 +23,7 @@ MAX_READ = 64 * 1024
 """Bytes of the end of what a program prints that are looked at."""
 MAX_SAID = 300
 ENDING_S = 5.0
+_INTERPRETER = re.compile(r"python[0-9.]*|bash|sh|node|ruby|perl")
 
 
 class ProgramError(UserError):
@@ -43,7 +45,17 @@ class Program:
         self.files = tuple(Path(word) for word in self._words if Path(word).is_file())
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         if not words or shutil.which(self._words[0], path=self._path) is None:
+            if words and Path(self._words[0]).is_file():
+                raise ProgramError(
+                    f"agent.command: '{words[0]}' may not be executed; `chmod +x` it, or name what runs it, such as "
+                    f"`python {words[0]}`"
+                )
             raise ProgramError(f"agent.command: there is no program '{words[0] if words else ''}'")
+        script = self._words[1] if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name) else "-"
+        if not script.startswith("-") and not Path(script).is_absolute():
+            raise ProgramError(
+                f"agent.command: there is no file '{script}', neither beside the recipe nor where the command is called"
+            )
 
     async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, mark: str) -> str:
         """The last line that it prints, with `task` as JSON on its input and no more than `variables` to know. Whatever

@@ -68,6 +68,15 @@ def test_a_file_may_begin_with_a_mark_of_byte_order_and_a_line_that_is_no_hand_i
         game24.load_game24(path)
 
 
+def test_a_file_of_something_else_is_told_by_its_row(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "Who?", "answer": "you"}\n')
+    with pytest.raises(
+        ValueError, match=r"questions.jsonl, row 1: there is no list 'numbers', and 'game24' reads this"
+    ):
+        game24.load_game24(file)
+
+
 def test_the_order_of_a_hand_does_not_change_its_half(tmp_path):
     path = write_hands(tmp_path / "hands.jsonl", [4, 9, 10, 13], [13, 10, 9, 4])
     sizes = [len(game24.of_split(game24.load_game24(path), split)) for split in ("train", "eval")]

@@ -249,6 +249,13 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch, text, 
         Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": f"{name}:Mine"}}))
 
 
+def test_a_module_that_an_installed_library_hides_is_told_from_it(tmp_path, monkeypatch):
+    (tmp_path / "toml.py").write_text("class Mine: pass\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(ToolSetupError, match=r"toml/__init__.py' hides '.*/toml.py': give yours another name"):
+        Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": "toml:Mine"}}))
+
+
 def test_a_source_in_a_package_of_ours_says_what_hides_it():
     with pytest.raises(ToolSetupError, match="'rollout' is a package of agentflow"):
         Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": "rollout.my_tools:Mine"}}))
@@ -455,6 +462,14 @@ async def test_a_line_that_a_crash_cut_off_is_written_over(tmp_path):
     await recorded(path, "record", "y")[0].call("b")
     replay, _ = recorded(path, "replay", "never")
     assert [(await replay.call(query)).text for query in "ab"] == ["x", "y"]
+
+
+def test_a_recording_that_is_only_checked_makes_no_folder_and_one_that_cannot_be_written_is_refused(tmp_path):
+    Recording(tmp_path / "a" / "b" / "results.jsonl", "record")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ToolSetupError, match=r"cannot be written: '.*/file' is no folder"):
+        Recording(tmp_path / "file" / "results.jsonl", "record")
 
 
 def test_no_recording_or_a_broken_one_stops_before_anything_starts(tmp_path):

@@ -128,6 +128,7 @@ def test_bad_input_is_one_line_for_the_whole_process_too(tmp_path):
     [
         (["train", "envs.mix={lokup=1.0}"], "unknown data set 'lokup'; known: "),
         (["train", "envs.mix={lokup=1.0}"], "; did you mean 'lookup'?"),
+        (["train", f"envs.data_path={__file__}"], "is read by none of 'lookup'"),
         (["train", "model.path=/does/not/exist"], "is no model folder"),
         (["train", "reward.credit={prm_path='/does/not/exist'}"], "holds no process reward model"),
         (

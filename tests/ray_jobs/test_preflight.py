@@ -208,6 +208,23 @@ def test_choice_between_families_needs_two_and_nothing_else(config, mix, said):
     assert f"(arith, lookup, two_lookup, three_lookup, chain, branch), and envs.mix {said}" in refused
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["envs.datasets={words={source='words:load'}}"], "two_lookup = 0.4} would be drawn; set envs.mix={words=1.0}"),
+        (["envs.data_path=questions.jsonl"], "is read by none of "),
+        (
+            ["envs.data_path=questions.jsonl", "envs.mix={lookup=1.0}"],
+            "is read by none of 'lookup'; put one of own_text",
+        ),
+    ],
+)
+def test_tasks_that_somebody_brought_and_nothing_draws_are_refused(config, tmp_path, monkeypatch, settings, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "questions.jsonl").write_text('{"question": "Who?", "answer": "you"}\n')
+    assert said in refusal(config(*settings))
+
+
 def test_choice_between_two_families_may_begin(config):
     check_before_start(config("envs.mix={lookup=0.5, chain=0.5}", "envs.choice=learnable"))
 
@@ -342,7 +359,7 @@ def test_held_out_question_that_another_data_set_trains_on_is_refused(sharing, m
 
 
 def test_question_that_two_data_sets_hold_out_may_be_asked_in_both(sharing):
-    check_before_start(sharing("envs.mix={known=1, held=1}"))
+    check_before_start(sharing("envs.mix={own_text=0, known=1, held=1}"))
     check_before_start(sharing("envs.mix={own_text=0, known=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1"))
 
 

@@ -34,6 +34,11 @@ def test_the_run_has_the_folders_name_and_trains_the_agent_with_its_teacher_and_
     assert (config.envs.datasets["orders"].source, config.reward.scorer) == ("warehouse:tasks", "warehouse:score")
 
 
+def test_the_command_that_it_tells_can_be_pasted(tmp_path, capsys):
+    init(tmp_path / "a b" / "mine")
+    assert f"train it: cd '{tmp_path}/a b/mine' && agentflow train recipe.toml" in capsys.readouterr().out
+
+
 def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_in_two(project):
     from envs.datasets.own import OwnSources
 

@@ -439,10 +439,23 @@ async def test_an_attempt_that_is_cancelled_ends_its_program(program, tmp_path):
     assert_gone(note)
 
 
-@pytest.mark.parametrize("command", ["", "no-such-program x", "python 'x"])
+@pytest.mark.parametrize("command", ["", "no-such-program x", "python 'x", "python nothere.py", "bash nothere.sh -v"])
 def test_what_is_no_command_is_refused(command):
     with pytest.raises(ProgramError, match=r"agent\.command"):
         Program(command, None)
+
+
+@pytest.mark.parametrize("command", ["python", "python -m json.tool", "bash -c 'echo 1'", "python /on/the/cluster.py"])
+def test_what_only_the_interpreter_can_tell_is_left_to_it(command):
+    Program(command, None)
+
+
+def test_a_script_that_may_not_be_executed_is_not_called_missing(tmp_path):
+    (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
+    with pytest.raises(ProgramError, match=r"'./agent.sh' may not be executed; `chmod \+x` it, or name what runs it"):
+        Program("./agent.sh", str(tmp_path))
+    (tmp_path / "agent.sh").chmod(0o755)
+    Program("./agent.sh", str(tmp_path))
 
 
 def assert_gone(note):
