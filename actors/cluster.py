@@ -3,10 +3,11 @@
 import logging
 import math
 import os
+import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, cast
@@ -44,16 +45,30 @@ def _handle(actor: object) -> "ActorHandle[object]":
     return cast("ActorHandle[object]", actor)
 
 
+def unmade(error: BaseException) -> str | None:
+    """What an actor raised while it was made, whole and without a class of a module; None where it ended otherwise."""
+    lines = _lines(error)
+    return re.sub(r"^(\w+\.)+\w+: ", "", lines[-1]) if lines and _of_making(lines) else None
+
+
 def reason_of(error: BaseException) -> str:
     """Why an actor died or a call failed, in one line: what it raised while it was made, else what Ray says first and
     of which class it was."""
-    lines = [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
+    lines = _lines(error)
     if not lines:
         return type(error).__name__
-    if "creation task" in lines[0]:
+    if _of_making(lines):
         return lines[-1][:SHOWN]
     of_class = next((f" ({line})" for line in lines if line.startswith("class_name:")), "")
     return lines[0][:SHOWN] + of_class
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
+
+
+def _of_making(lines: Sequence[str]) -> bool:
+    return "creation task" in lines[0]
 
 
 WORKER_GAUGES: Mapping[str, str] = {

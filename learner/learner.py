@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from configs.errors import UserError
 from configs.learner import LearnerConfig, ModelConfig
 from configs.processor import Precision
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
@@ -24,6 +25,11 @@ from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
 from rollout.store.canary import TEXT as CANARY_TEXT
 from rollout.store.canary import Canary
+
+
+class LearnerError(UserError):
+    """Learning cannot go on; the message says what to do."""
+
 
 NOTHING = scoring_sample([0, 0])
 """What a rank computes while others still have samples."""
@@ -112,7 +118,7 @@ class Learner:
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
         """One supervised update: mean negative log-likelihood of the trained tokens. No new version.
 
-        `learning_rate` is the step size from now on, None leaves it as it is. Raises RuntimeError when the gradient is
+        `learning_rate` is the step size from now on, None leaves it as it is. Raises LearnerError when the gradient is
         not finite: demonstrations come from no sampler that could do better the next time.
         """
         started = time.perf_counter()
@@ -125,7 +131,7 @@ class Learner:
         sums = self._accumulate(split_microbatches(samples, self.config.microbatch_tokens), loss)
         grad_norm = self.optimizer.clipped_norm(self.config.max_grad_norm)
         if not math.isfinite(grad_norm):
-            raise RuntimeError(
+            raise LearnerError(
                 f"cold_start/grad_norm must be finite, it is {grad_norm}; lower cold_start.learning_rate"
             )
         self._finish_step(update=True)
@@ -144,7 +150,7 @@ class Learner:
             data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
         if len(digests := set(self.optimizer.gather(digest))) > 1:
-            raise RuntimeError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
+            raise LearnerError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
         return Adapter(policy_version=self.policy_version, data=data, digest=digest, canary=self._canary())
 
     def load_adapter(self, adapter: Adapter) -> None:

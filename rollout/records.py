@@ -301,6 +301,19 @@ def read_heads(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     yield from _parsed(path, head_of)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that is one JSON object. Raises RecordsError where it is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RecordsError(
+            f"'{path}' is no JSON object: it was damaged after it was written; put the file back from a copy"
+        )
+    return found
+
+
 def _parsed(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[tuple[bytes, Parsed]]:
     for number, line in enumerate(whole_lines(path), start=1):
         try:

@@ -29,6 +29,8 @@ STYLES = {
 TAIL_LINES = 12
 STOP_PATIENCE_S = 60.0
 LOOK_EVERY_S = 2.0
+PATIENCE_S = 60.0
+"""Of a reader with a server that cannot be reached."""
 _OURS = "agentflow: error: "
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
@@ -121,7 +123,7 @@ def follow(server: JobServer, name: str) -> int:
 def _followed(server: JobServer, name: str, console: Console) -> JobDetails:
     """The job, once it has ended. Raises JobError where the server is gone."""
     log, told = _Log(server, name, console), ""
-    while not (job := server.job(name)).status.is_terminal():
+    while not (job := _asked(server, name, console)).status.is_terminal():
         if job.status == JobStatus.PENDING:
             if (said := _one_line(job.message)) != told:
                 console.print(Text(f"{visible(name)} is pending: {said}", style="yellow"), soft_wrap=True)
@@ -131,6 +133,21 @@ def _followed(server: JobServer, name: str, console: Console) -> JobDetails:
         time.sleep(LOOK_EVERY_S)
     asyncio.run(log.print_more())
     return job
+
+
+def _asked(server: JobServer, name: str, console: Console) -> JobDetails:
+    """The job; a server that cannot be reached is asked again. Raises JobError where it stays away, or refuses."""
+    give_up, told = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return server.job(name)
+        except JobError as error:
+            if not isinstance(error.__cause__, UNREACHED) or time.monotonic() > give_up:
+                raise
+            if not told:
+                told = True
+                console.print(f"{visible(str(error))}; the job goes on, and is asked for again", markup=False)
+        time.sleep(LOOK_EVERY_S)
 
 
 class _Log:

@@ -282,6 +282,7 @@ class RunActors:
     def wait_until_ready(self) -> None:
         """Returns when every actor is up; they load side by side. Raises NoRoomError where learner or PRM has no room
         within `cluster.patience_s`, or cannot write where the run does."""
+        ray.get(self.store.heartbeat.remote())
         self._wait_for_learner()
         if self._prm_place and not self._prm_place.wait(self._config.cluster.patience_s):
             raise NoRoomError(lacking("PRM", [prm_resources(self._config)]))

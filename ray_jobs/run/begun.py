@@ -12,6 +12,7 @@ from configs.wording import reason
 from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run
+from rollout.records import read_json
 
 
 class RunFolderError(UserError):
@@ -138,7 +139,7 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
     if not path.exists():
         return None
     check_same_run(config, config.run_path)
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return read_json(path)
 
 
 def _written_config(path: Path) -> RunConfig:

@@ -24,7 +24,7 @@ from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, re
 from ray_jobs.metrics.trackers import TRACKERS, Trackers
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
-from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_records
+from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_json, read_records
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
 
 LEASE_S = 120.0
@@ -184,11 +184,11 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """`_elapsed_s` when the folder was opened: what processes that were cut off had logged."""
         with _writing(path):
             self._lock = RunLock(path, tell)
-        # Now: whoever had the lock may have finished some while it was waited for.
-        phases = path / PHASES
-        self._phases: dict[str, Any] = json.loads(phases.read_text(encoding="utf-8")) if phases.exists() else {}
         self._files = ExitStack()
         try:
+            # Now: whoever had the lock may have finished some while it was waited for.
+            phases = path / PHASES
+            self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
             self._open_files()
         except BaseException:
             self._lock.release()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray
+from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray, unmade
 from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -127,6 +127,10 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
             with console.waiting("the engines to end"):
                 actors.close()
         except PART_LOST as error:
+            if why := unmade(error):
+                raise RunCutOffError(
+                    f"a part of the run could not be made: {why}; once that is mended, {resume_it} goes on"
+                ) from error
             raise RunCutOffError(
                 f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"
             ) from error

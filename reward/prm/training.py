@@ -1,6 +1,7 @@
 """Training the PRM: labelled steps, split by task, to least squares on the score."""
 
 import hashlib
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def train_prm(
     """Minimise the mean squared error of the score; yields the loss of every optimizer step as it is done.
 
     A batch is the steps of `batch_tasks` tasks, with junk and spoilt copies of right steps beside them. The step size
-    falls linearly to zero. Raises RuntimeError when a gradient is not finite.
+    falls linearly to zero. Raises PrmDataError when a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
@@ -81,7 +82,9 @@ def train_prm(
     for batch in batches:
         loss = _accumulate(prm, batch)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
+        if not math.isfinite(norm):
+            raise PrmDataError(f"the PRM's gradient must be finite, it is {norm}; lower prm.learning_rate")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()

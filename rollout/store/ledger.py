@@ -11,7 +11,17 @@ from functools import lru_cache
 
 from rollout.store.choice import Draw, DrawOf, nobody_chooses
 from rollout.store.ledger_file import SHOWN_UNTRAINED, LedgerError, LedgerFile, LedgerReading
-from rollout.store.lifecycle import Ending, GroupResult, Lease, Permit, State, TrainedGroups, TrainedStep, group_id
+from rollout.store.lifecycle import (
+    LIVE,
+    Ending,
+    GroupResult,
+    Lease,
+    Permit,
+    State,
+    TrainedGroups,
+    TrainedStep,
+    group_id,
+)
 
 _PERMIT = "ordinal, task, family, repeats, attempt"
 _FILTERED = "'all_right', 'all_wrong', 'overlong'"
@@ -228,15 +238,24 @@ class Ledger(LedgerFile, LedgerReading):
         other = [
             one for one, row in rows.items() if row["step"] is not None and row["step"] <= step and one not in listed
         ]
-        known = {row["task"] for row in rows.values()} | {task for _, task in listed.values()}
+        done = {task for _, task in listed.values()}
+        again = [
+            one
+            for one, row in rows.items()
+            if one not in listed and row["task"] in done and (row["state"] in LIVE or one in other)
+        ]
+        known = {row["task"] for row in rows.values()} | done
         unknown = [task for task in range(trained.next_task) if task not in known]
-        if not (lost or other or unknown):
+        if not (lost or other or again or unknown):
             return []
         with self.together():
             for ordinal in lost:
                 self._mark(ordinal, *listed[ordinal])
             for ordinal in other:
                 self._undo(ordinal)
+            for ordinal in again:
+                self._set(ordinal, state="expired", step=None, worker=None, reason="trained as another group")
+                self._drop(ordinal)
             self._count_again()
             for task in unknown:
                 self._insert(task, "queued", 1)
@@ -246,22 +265,38 @@ class Ledger(LedgerFile, LedgerReading):
             *_told(
                 other, f"the ledger said that {weights} were trained on %s; they were not, and these are open again"
             ),
+            *_told(again, f"the ledger had lost that {weights} were trained on the tasks of %s as other groups"),
             *([f"the ledger had lost {len(unknown)} tasks that were drawn; they are drawn again"] if unknown else []),
         ]
 
     def fail_unreadable(self, is_readable: Callable[[bytes], bool]) -> list[str]:
-        """Groups that wait for training and whose bytes a broken disk has changed fail: cut into a batch they would end
-        the run, again at each resume. Returns what was done, in sentences."""
-        waiting = "state IN ('ready', 'in_batch')"
-        query = f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {waiting}"
-        broken = [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload or b"")]
-        if broken:
+        """Groups that wait for training and whose bytes a broken disk has changed fail, and those without signal that
+        were kept to be looked at are not shown: either would end the run, again at each resume. Returns what was done,
+        in sentences."""
+        waiting, shown = "state IN ('ready', 'in_batch')", "shown AND data IS NOT NULL"
+        broken, unshown = (
+            [
+                ordinal
+                for ordinal, payload in self._db.execute(
+                    f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {which}"
+                )
+                if not is_readable(payload or b"")
+            ]
+            for which in (waiting, shown)
+        )
+        if broken or unshown:
             with self.together():
                 for ordinal in broken:
                     self._set(ordinal, state="failed", step=None, reason="its bytes changed on disk")
                     self._drop(ordinal)
+                for ordinal in unshown:
+                    self._set(ordinal, shown=None)
+                    self._drop(ordinal)
                 self._count_again()
-        return _told(broken, "the disk has changed the bytes of %s; they failed and are not trained")
+        return [
+            *_told(broken, "the disk has changed the bytes of %s; they failed and are not trained"),
+            *_told(unshown, "the disk has changed the bytes of %s, kept to be looked at; they are not shown"),
+        ]
 
     # --- what it all adds up to ------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 from ray.exceptions import RayActorError
 
-from actors.cluster import reason_of
+from actors.cluster import reason_of, unmade
 
 
 def died(*lines):
@@ -10,6 +10,14 @@ def died(*lines):
 def test_reason_of_an_actor_that_could_not_be_made_is_what_it_raised():
     error = died("The actor died because of an error raised in its creation task, ray::S()", "  File x", "E: full")
     assert reason_of(error) == "E: full"
+
+
+def test_what_an_actor_raised_while_it_was_made_is_told_whole_and_without_its_class():
+    why = f"{'/deep' * 60}/ledger.sqlite is no ledger of this release; begin a new run"
+    ray = "The actor died because of an error raised in its creation task, ray::Store()"
+    assert unmade(died(ray, "  File x", f"rollout.store.ledger_file.LedgerError: {why}")) == why
+    assert unmade(died(ray, "KeyError: 'x'")) == "KeyError: 'x'"
+    assert unmade(died("The actor died unexpectedly.")) is None
 
 
 def test_reason_of_a_dead_actor_is_in_one_line_with_its_class():

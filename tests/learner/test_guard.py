@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import CORRECTIONS, make_learner, sample, save_tiny_model
 
+from configs.errors import UserError
 from configs.learner import GuardConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.packing import build_batch
@@ -250,5 +251,5 @@ def test_sums_are_over_the_choice_tokens_of_the_loss_and_broken_log_probs_outsid
 def test_imitation_with_a_gradient_that_is_not_finite_is_an_error(learner):
     with torch.no_grad():
         learner.policy.trainable_parameters()[0][0, 0] = math.nan
-    with pytest.raises(RuntimeError, match="must be finite, it is nan"):
+    with pytest.raises(UserError, match=r"must be finite, it is nan; lower cold_start.learning_rate"):
         learner.imitate_step(sampled_by(learner))

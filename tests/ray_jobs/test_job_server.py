@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import requests
 from ray.job_submission import JobStatus
 from scripted_jobs import ScriptedClient, make_job, plan
 
@@ -151,6 +152,8 @@ class Streams(ScriptedClient):
 
     def list_jobs(self):
         status = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(status, Exception):
+            raise status
         return [job.model_copy(update={"status": status}) for job in self.known]
 
     async def tail_job_logs(self, name):
@@ -174,6 +177,21 @@ def test_log_goes_on_where_its_stream_broke_off(capsys):
     assert said.replace(f"the stream of its log broke off: {broken}\n", "") == (
         "one\ntwo\nthree\nmine-train-1: succeeded\n"
     )
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(capsys):
+    """Regression: a tunnel that broke off ended the command with an error, and the job succeeded."""
+    away = requests.exceptions.ConnectionError("Connection refused")
+    states = [JobStatus.RUNNING, away, away, JobStatus.RUNNING, JobStatus.SUCCEEDED]
+    assert followed(Streams(states, [["one\n", RuntimeError("lost")], ["one\ntwo\n"]])) == 0
+    said = capsys.readouterr().out
+    assert [said.count(line) for line in ("one\n", "two\n", "does not answer", "asked for again")] == [1, 1, 1, 1]
+
+
+def test_a_server_that_stays_away_ends_the_command(monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.0)
+    with pytest.raises(JobError, match="does not answer"):
+        followed(Streams([requests.exceptions.ConnectionError("Connection refused")]))
 
 
 def test_job_that_waits_for_room_says_so_once_while_it_is_followed(capsys):

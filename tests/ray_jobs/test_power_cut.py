@@ -192,6 +192,19 @@ def test_group_whose_bytes_a_disk_changed_fails_once_and_the_run_goes_on(found):
     assert Ledger(found / "r" / "ledger.sqlite").reasons() == {"its bytes changed on disk": 1}
 
 
+def test_group_to_look_at_whose_bytes_a_disk_changed_is_not_shown_and_the_run_goes_on(found):
+    """Regression: the step's records could not be written, at this resume and at every other."""
+    with sqlite3.connect(found / "r" / "ledger.sqlite") as ledger:
+        (ordinal,) = ledger.execute("SELECT ordinal FROM groups WHERE state = 'ready'").fetchone()
+        ledger.execute(
+            "UPDATE groups SET state = 'all_wrong', shown = 1, reported_step = NULL WHERE ordinal = ?", (ordinal,)
+        )
+        ledger.execute("UPDATE payloads SET data = X'00' WHERE ordinal = ?", (ordinal,))
+    ledger.close()
+    said = resume(found)
+    assert f"the disk has changed the bytes of 1 groups (g{ordinal:06d}), kept to be looked at; they are not" in said
+
+
 def test_weights_that_were_trained_twice_would_be_noticed(found):
     """The check itself: checkpoints whose lists leave out half of what their weights were trained on."""
     for checkpoint in (found / "r" / "checkpoints").glob("v*"):

@@ -48,6 +48,17 @@ def test_folder_says_what_the_run_is_before_it_does_anything(tmp_path):
     assert origin["started"]
 
 
+@pytest.mark.parametrize("text", ["", '{"start": ', "[]"])
+def test_damaged_phases_are_named_and_leave_the_folder_free(tmp_path, text):
+    folder = make_folder(tmp_path)
+    folder.close()
+    (folder.path / "phases.json").write_text(text)
+    with pytest.raises(UserError, match=r"/r/phases.json' is no JSON object: it was damaged"):
+        RunFolder(folder.path)
+    (folder.path / "phases.json").unlink()
+    RunFolder(folder.path).close()
+
+
 @pytest.fixture
 def resumed(monkeypatch):
     """What `agentflow resume RUN` would go on with: its configuration, and the folder it works in."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import save_tiny_model
 
+from configs.errors import UserError
 from configs.reward import PrmConfig
 from envs.types import Task, ToolCall, ToolResult
 from learner.checkpoint import CheckpointError
@@ -263,6 +264,13 @@ def test_training_twice_with_one_seed_gives_equal_weights(llama_path, tmp_path):
         prm.save(tmp_path / "prm")
         digests.append(prm.digest)
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_gradient_that_is_not_finite_says_what_to_lower(llama_path):
+    prm = make_prm(llama_path)
+    prm.head.weight.data.fill_(float("nan"))
+    with pytest.raises(UserError, match=r"must be finite, it is nan; lower prm.learning_rate"):
+        list(train_prm(prm, toy_data(range(4)), seed=0))
 
 
 def test_gradients_of_equal_steps_are_added_in_one_order(llama_path):

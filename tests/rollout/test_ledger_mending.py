@@ -111,6 +111,28 @@ def test_ledger_that_lost_its_end_learns_from_the_checkpoint_what_is_trained(pat
     assert Ledger(lost).verify() == mended.counts
 
 
+def test_task_that_was_trained_as_another_group_since_is_not_trained_again(path, tmp_path):
+    """The group of the older file expired, and its task was drawn again, after that file was copied."""
+    ledger = Ledger(path)
+    run(ledger, "ready", "ready")
+    ledger.sync()
+    older = Ledger(copy_of(path, tmp_path / "older", wal=False))
+    ledger.expire(0, "too old")
+    run(ledger, "ready")
+    ledger.cut([2], 1)
+    ledger.mark_trained(1)
+    assert older.follow(ledger.trained_groups(), 1)[-1] == (
+        "the ledger had lost that the weights of the checkpoint after step 1 were trained on the tasks of 1 groups "
+        "(g000000) as other groups"
+    )
+    older.rewind(1)
+    older.cut([1], 2)
+    older.mark_trained(2)
+    assert older.trained_tasks() == [0, 1]
+    assert older.verify() == GroupCounts(drawn=3, trained=2, expired=1)
+    assert older.follow(older.trained_groups(), 2) == []
+
+
 def test_empty_ledger_learns_all_of_it(path):
     ledger = Ledger()
     train(ledger, 1)
