@@ -273,17 +273,8 @@ class Ledger(LedgerFile, LedgerReading):
         """Groups that wait for training and whose bytes a broken disk has changed fail, and those without signal that
         were kept to be looked at are not shown: either would end the run, again at each resume. Returns what was done,
         in sentences."""
-        waiting, shown = "state IN ('ready', 'in_batch')", "shown AND data IS NOT NULL"
-        broken, unshown = (
-            [
-                ordinal
-                for ordinal, payload in self._db.execute(
-                    f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {which}"
-                )
-                if not is_readable(payload or b"")
-            ]
-            for which in (waiting, shown)
-        )
+        broken = self._unreadable("state IN ('ready', 'in_batch')", is_readable)
+        unshown = self._unreadable("shown AND data IS NOT NULL", is_readable)
         if broken or unshown:
             with self.together():
                 for ordinal in broken:
@@ -297,6 +288,10 @@ class Ledger(LedgerFile, LedgerReading):
             *_told(broken, "the disk has changed the bytes of %s; they failed and are not trained"),
             *_told(unshown, "the disk has changed the bytes of %s, kept to be looked at; they are not shown"),
         ]
+
+    def _unreadable(self, where: str, is_readable: Callable[[bytes], bool]) -> list[int]:
+        query = f"SELECT ordinal, data FROM groups LEFT JOIN payloads USING (ordinal) WHERE {where}"
+        return [ordinal for ordinal, payload in self._db.execute(query) if not is_readable(payload or b"")]
 
     # --- what it all adds up to ------------------------------------------------------------------
 
