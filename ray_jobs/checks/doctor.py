@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from configs.errors import visible
 from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
@@ -52,7 +54,7 @@ def show(title: str, findings: Sequence[Finding]) -> int:
     for column in ("", "what", "found"):
         table.add_column(column)
     for finding in findings:
-        table.add_row(_MARKS[finding.state], finding.what, finding.found)
+        table.add_row(_MARKS[finding.state], escape(visible(finding.what)), escape(visible(finding.found)))
     Console().print(table)
     return int(any(finding.state == "fail" for finding in findings))
 

@@ -26,15 +26,20 @@ class GivenError(UserError):
 
 
 def sorted_out(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """The recipe and the overrides, in whatever order they were given: a recipe is what has no `=`. The default one,
-    where none is given. Raises GivenError."""
-    recipes = [word for word in given if "=" not in word]
+    """The recipe and the overrides, in whatever order they were given: a recipe is what has no `=`, or a slash before
+    it. The default one, where none is given. Raises GivenError."""
+    recipes = [word for word in given if not _is_setting(word)]
     if len(recipes) > 1:
         raise GivenError(
             f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}', and a setting is given as "
             "key=value"
         )
-    return Path(recipes[0]) if recipes else DEFAULT_RECIPE, tuple(word for word in given if "=" in word)
+    return Path(recipes[0]) if recipes else DEFAULT_RECIPE, tuple(filter(_is_setting, given))
+
+
+def _is_setting(word: str) -> bool:
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key
 
 
 def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":

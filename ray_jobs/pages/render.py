@@ -1,6 +1,7 @@
 """Render the pages: one jinja2 environment that escapes every value, and numbers as words."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rollout.store.disk import write_whole
+from rollout.types import is_answer
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLES = (Path(__file__).parents[1] / "viewer/static/palette.css", Path(__file__).with_name("style.css"))
@@ -86,8 +88,31 @@ def tally(values: Sequence[float]) -> str:
     return ", ".join(f"{value} ×{count}" for value, count in counts) + mean
 
 
+# What cannot be seen, and what turns the direction of reading: the words after it would be read backwards.
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def seen(text: str) -> str:
+    """What models and tools wrote, with hidden characters by their numbers."""
+    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+
+
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-_WORDS = (shown, percent, hundredths, points, place, finite, finite_pair, number, between, estimate, tally)
+_WORDS = (
+    shown,
+    percent,
+    hundredths,
+    points,
+    place,
+    finite,
+    finite_pair,
+    number,
+    between,
+    estimate,
+    tally,
+    seen,
+    is_answer,
+)
 _ENVIRONMENT.filters |= {word.__name__: word for word in _WORDS}

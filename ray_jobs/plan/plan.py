@@ -4,10 +4,12 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from configs.loading import value_of, with_changes
@@ -193,18 +195,19 @@ def plan_facts(plan: RunPlan, refused: Sequence[Refusal]) -> dict[str, object]:
 
 def _show(plan: RunPlan, refused: Sequence[Refusal]) -> None:
     console = Console()
+    # Paths may hold square brackets, and what is to be pasted stays in one line.
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     shape = plan.policy
     if not refused:
-        console.print(f"It fits: {'; '.join(map(_room, plan.cards))}.", highlight=False)
+        say(f"It fits: {'; '.join(map(_room, plan.cards))}.")
     for one in refused:
-        console.print(f"It does not fit: {one.reason}.", highlight=False)
+        say(f"It does not fit: {one.reason}.")
         for changes in one.remedies:
-            console.print(f"  set {as_overrides(changes)}", highlight=False)
-    console.print(
+            say(f"  set {as_overrides(changes)}")
+    say(
         f"{shape.name}: {shape.num_parameters:,} parameters in {shape.num_layers} layers; KV cache: "
         f"{plan.kv_arithmetic}; {plan.kv.num_sequences(plan.max_model_len)} sequences of {plan.max_model_len:,} tokens "
         "at a time",
-        highlight=False,
     )
     for card in plan.cards:
         console.print(_table(card))
@@ -223,7 +226,7 @@ def as_overrides(changes: Mapping[str, object]) -> str:
 
 
 def _table(card: Card) -> Table:
-    table = Table(title=f"{card.name}: {card.num_bytes / GIB:.2f} GiB", title_justify="left")
+    table = Table(title=escape(f"{card.name}: {card.num_bytes / GIB:.2f} GiB"), title_justify="left")
     table.add_column("process")
     table.add_column("what")
     table.add_column("GiB", justify="right")

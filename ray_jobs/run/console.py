@@ -32,8 +32,10 @@ def next_commands(run: Path) -> list[tuple[str, str]]:
     commands = [(f"agentflow view {folder}", "why each step got its advantage")]
     question = _solved_question(run / "trajectories.jsonl")
     if question:
-        policy = shlex.join(["--recipe", str(run / "config.json"), "--adapter", str(run)])
-        commands.append((f"agentflow solve {shlex.quote(question)} {policy}", "ask the trained planner"))
+        policy = ["--recipe", str(run / "config.json"), "--adapter", str(run)]
+        # Behind the options, after --, a question may begin with a dash.
+        words = [*policy, "--", question] if question.startswith("-") else [question, *policy]
+        commands.append((shlex.join(["agentflow", "solve", *words]), "ask the trained planner"))
     return commands
 
 

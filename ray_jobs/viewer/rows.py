@@ -174,7 +174,9 @@ def _row(head: Mapping[str, Any]) -> Row:
 
 
 def shortened(text: object) -> str | None:
-    return None if text is None else str(text)[:_SHORT]
+    """For a list; the mark at its end says that it is cut."""
+    said = None if text is None else str(text)
+    return said if said is None or len(said) <= _SHORT else f"{said[: _SHORT - 1]}…"
 
 
 def _searched(head: Mapping[str, Any]) -> str:

@@ -156,8 +156,10 @@ class ViewedRun:
             siblings = [index.rows[number] for number in index.by_group.get(group_id, [])]
         if group is None:
             return None
-        records = (self.trajectories.record(row["id"]) for row in siblings)
-        return group | {"siblings": siblings, "tree": prefix_tree([one for one in records if one is not None])}
+        found = (self.trajectories.record(row["id"]) for row in siblings)
+        records = [record for record in found if record is not None]
+        whole = {name: records[0][name] for name in ("question", "gold")} if records else {}
+        return group | whole | {"siblings": siblings, "tree": prefix_tree(records)}
 
     def _all_groups(self) -> Iterator[Row]:
         index = self.trajectories

@@ -61,12 +61,29 @@ def test_pair_shown_is_the_middle_one_of_those_that_part_at_steps_of_one_action(
     said = words(group)
     assert "scored higher in 2 of them" in said
     assert "they part at step 2, where the right one scored 0.05 higher" in said
-    assert "PRM score 0.45" in said
-    assert "PRM score 0.10" not in said
+    assert "score 0.45" in said
+    assert "score 0.10" not in said
 
 
 def test_pair_that_the_prm_ranks_wrongly_is_said_to_be_so(words):
     assert "the right one scored 0.25 lower" in words([right(0.5), wrong(0.75)])
+
+
+def test_a_pair_with_equal_scores_is_not_called_higher_or_lower(words):
+    said = words([right(0.5), wrong(0.5)])
+    assert "they part at step 2, where both scored alike." in said
+    assert "0.00" not in said
+
+
+def test_a_blank_answer_is_called_none(words):
+    assert "Answer: no answer (answered) , the reference is 6642" in words([right(0.5), wrong(0.1) | {"answer": " "}])
+
+
+def test_characters_that_hide_or_turn_what_is_read_are_written_out(words):
+    said = words([right(0.5), wrong(0.1) | {"answer": "67\u202e24", "question": "82*81\x1b[2J?"}])
+    assert "67⟨U+202E⟩24 , the reference is 6642" in said
+    assert "82*81⟨U+001B⟩[2J?" in said
+    assert not {"\u202e", "\x1b"} & set(said)
 
 
 def test_pairs_that_part_at_different_actions_or_without_a_score_are_not_compared(words):

@@ -111,6 +111,14 @@ def test_fault_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
         run_chaos(config, [], num_faults=1, seed=0, only=["kill-store", "melt"], two_machines=False)
 
 
+def test_run_that_has_ended_is_not_called_sound_without_a_fault(tmp_path):
+    config = load_run_config(None, [f"output_dir={tmp_path}", "name=r"])
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "summary.json").write_text("{}")
+    with pytest.raises(ChaosError, match=r"/r' has ended, so that no fault can meet it; choose another name="):
+        run_chaos(config, ["false"], num_faults=1, seed=0, only=[], two_machines=False)
+
+
 def test_machine_that_went_down_by_itself_is_lost_as_any_other(stage, tmp_path, monkeypatch):
     stage.machines = Machines(tmp_path)
     monkeypatch.setattr("ray_jobs.checks.chaos.machines.RAY", "true")

@@ -1,5 +1,7 @@
 import ast
 import importlib
+import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,8 +12,9 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
-from ray_jobs.cli import main
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli import main, make_app
+from ray_jobs.commands.given import DEFAULT_RECIPE, sorted_out
+from ray_jobs.run.console import next_commands
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import Ready
 
@@ -420,3 +423,20 @@ def test_a_place_that_cannot_be_used_is_one_line(error, monkeypatch, capsys):
 def test_surprise_keeps_its_traceback(error, monkeypatch):
     with pytest.raises(type(error)):
         failing_with(error, monkeypatch)
+
+
+def test_the_command_that_asks_the_trained_planner_can_be_pasted(tmp_path):
+    """Whatever the question begins with, and wherever the run lies."""
+    run = tmp_path / "lr=1e-6" / "r"
+    run.mkdir(parents=True)
+    for question in ("-7 + 12 = ?", "What is 'it'?"):
+        row = {"phase": "eval_after", "reward": 1.0, "question": question}
+        (run / "trajectories.jsonl").write_text(json.dumps(row) + "\n")
+        _, (command, _) = next_commands(run)
+        _, *words = shlex.split(command)
+        asked, bound, _ = make_app().parse_args(words)
+        assert asked.__name__ == "solve"
+        assert bound.arguments["question"] == question
+        assert bound.arguments["recipe"] == str(run / "config.json")
+    recipe, changes = sorted_out([str(run / "config.json"), "envs.data_path=a/b=c"])
+    assert (recipe, changes) == (run / "config.json", ("envs.data_path=a/b=c",))

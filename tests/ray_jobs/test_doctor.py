@@ -21,6 +21,11 @@ def test_a_compiler_that_is_not_there_is_a_failure(compiler, monkeypatch):
     assert machine()["C++ compiler"].state == "ok"
 
 
+def test_a_path_with_square_brackets_is_shown_as_it_is(capsys):
+    assert doctor.show("t", [doctor.Finding("demo model", "/home/[v2]/a[/b]/demo", "ok")]) == 0
+    assert "/home/[v2]/a[/b]/demo" in capsys.readouterr().out
+
+
 def test_another_system_is_a_failure_and_a_small_disk_or_memory_a_warning(monkeypatch):
     monkeypatch.setattr(doctor.platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**29}))

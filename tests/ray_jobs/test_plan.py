@@ -373,6 +373,14 @@ def test_a_config_file_stands_in_for_the_model(tmp_path, capsys):
     assert cli.main(["plan", str(A40_RECIPE), "--model-config", str(file)]) == 2
 
 
+def test_a_model_in_a_folder_with_square_brackets_is_named_as_it_is(tmp_path, capsys):
+    folder = tmp_path / "a[/b]" / "[v2]"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(known_models()["Qwen/Qwen3-14B"]["config"]))
+    cli.main(["plan", str(A40_RECIPE), "--card", "H200", f"model.path={json.dumps(str(folder))}"])
+    assert f"{folder}: 14," in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_demo_models_file_holds_as_many_parameters_as_the_plan_says():
     """From the header of its safetensors file: 8 bytes of length, then JSON with the shape of every tensor."""

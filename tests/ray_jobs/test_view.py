@@ -358,8 +358,10 @@ def test_a_hostile_question_is_cut_in_lists_and_whole_in_the_trajectory(folder):
     text = "<script>alert(1)</script>" + "x" * 1_000_000
     append(folder / "trajectories.jsonl", group_rows(make_group(8, question=text), 4))
     client = client_of(folder)
-    assert len(ask(client, "trajectories", step=4)["rows"][0]["question"]) == 300
+    shown = ask(client, "trajectories", step=4)["rows"][0]["question"]
+    assert (len(shown), shown[-2:]) == (300, "x…")
     assert ask(client, "trajectory", id="g000008/0")["record"]["question"] == text
+    assert ask(client, "group", id="g000008")["question"] == text
     assert client.get("/api/trajectories").headers["content-type"] == "application/json"
 
 

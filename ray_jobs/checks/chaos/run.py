@@ -50,6 +50,8 @@ def run_chaos(
     _check_asked(config, only, twin)
     console, began = Console(stderr=True), time.monotonic()
     folder = config.run_path.absolute()
+    if (folder / "summary.json").exists():
+        raise ChaosError(f"the run in '{folder}' has ended, so that no fault can meet it; choose another name=...")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _job(config, start, folder, two_machines=two_machines) as (job, machines):
         stage = Stage(

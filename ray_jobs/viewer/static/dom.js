@@ -89,8 +89,16 @@ export function outcomePill(outcome) {
 }
 
 // Right and wrong by colour and by shape.
+function outcomeIn(outcome) {
+  return outcome === 1 ? ["right", "\u2713", "right"] : outcome === null || outcome === undefined ? ["none", "\u2013", "no score"] : ["wrong", "\u2717", "wrong"];
+}
+
+export function outcomeWord(outcome) {
+  return outcomeIn(outcome)[2];
+}
+
 export function outcomeMark(outcome) {
-  const [kind, sign, said] = outcome === 1 ? ["right", "\u2713", "right"] : outcome === null || outcome === undefined ? ["none", "\u2013", "no score"] : ["wrong", "\u2717", "wrong"];
+  const [kind, sign, said] = outcomeIn(outcome);
   return h("span", { class: `mark-${kind}`, role: "img", "aria-label": said }, sign);
 }
 

@@ -1,7 +1,7 @@
 // Groups and what became of them: the list, and one group with its siblings.
 
 import { adjust, get, link } from "./api.js";
-import { h, number, seconds, verdictName, verdictPill, versionName, visible } from "./dom.js";
+import { h, longText, number, seconds, verdictName, verdictPill, versionName, visible } from "./dom.js";
 import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
 import { matrix, matrixLegend } from "./matrix.js";
@@ -56,17 +56,19 @@ function dots(outcomes) {
     outcomes.map((one) => h("i", { class: one === 1 ? "right" : one === null ? "none" : "wrong" })));
 }
 
-export function why(state, siblings, reason, size) {
+export function why(state, siblings, reason, size, scored) {
   const right = siblings.filter((row) => row.outcome === 1).length;
   const of = siblings.length || size || 0;
+  const valid = siblings.length ? siblings.filter((row) => row.outcome !== null && row.outcome !== undefined).length : scored ?? of;
+  const rest = of > valid ? ` ${of - valid} more could not be scored.` : "";
   const forks = siblings.filter((row) => row.anchor);
   switch (state) {
     case "trained":
       if (forks.length) return `Trained: none of its ${of - forks.length} attempts was right. ${forks.length} forks went on from the first ${forks[0].anchor.num_turns === 1 ? "step" : `${forks[0].anchor.num_turns} steps`} of attempt ${forks[0].anchor.trajectory_id.split("/").pop()}, and are trained on from there: ${right} of them ${right === 1 ? "was" : "were"} right.`;
       return siblings.length
       ? `Trained: ${right} of ${of} attempts ${right === 1 ? "was" : "were"} right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
-    case "all_right": return `Filtered: all ${of} attempts were right. With no difference between them every advantage is 0, so there is nothing to learn.`;
-    case "all_wrong": return `Filtered: none of the ${of} attempts was right. With no difference between them every advantage is 0, so there is nothing to learn.`;
+    case "all_right": return `Filtered: all ${valid} scored attempts were right.${rest} With no difference between them every advantage is 0, so there is nothing to learn.`;
+    case "all_wrong": return `Filtered: none of the ${valid} scored attempts was right.${rest} With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "overlong": return `Filtered: ${right} of ${of} attempts were right, but learner.overlong leaves no difference to learn from: it takes attempts that were cut out of training, or lowers the reward of long ones.`;
     case "refused": return `Refused: the learner took no step on its batch, so it trained nothing. ${reason || ""}`;
     case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
@@ -89,11 +91,11 @@ export async function group(app, { id }) {
     node: [
       h("p", { class: "crumbs" }, h("a", { href: link("groups", "", { run }) }, "Groups"), " / ", id),
       h("div", { class: "picture" },
-        h("h1", { dir: "auto" }, visible(one.question ?? id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size))),
+        h("h1", {}, one.question ? longText(one.question, "text") : visible(id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size, one.scored))),
         siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
         ...(picture ? [matrixLegend(), picture] : [])),
       h("dl", { class: "stats" }, ...[
-        ["family", one.family], ["task number", one.task_number], ["repeats task number", one.repeats], ["step", one.step], ["reference", siblings[0]?.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
+        ["family", one.family], ["task number", one.task_number], ["repeats task number", one.repeats], ["step", one.step], ["reference", one.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
         ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],
         ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["standard deviation of step scores", credit?.scores.num ? credit.scores.std : null],
       ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))))],

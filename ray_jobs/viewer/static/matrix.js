@@ -22,7 +22,7 @@ export function matrixLegend() {
 
 function head(row, run) {
   return h("th", { scope: "col" }, h("a", { href: link("t", row.id, { run }), class: "attempt" }, outcomeMark(row.outcome), " ", `attempt ${visible(row.id.split("/").pop())}`),
-    h("div", { class: "soft clip", dir: "auto", title: visible(row.answer ?? "") }, row.answer === null ? "no answer" : visible(row.answer)));
+    h("div", { class: "soft clip", dir: "auto", title: visible(row.answer ?? "") }, !row.answer?.trim() ? "no answer" : visible(row.answer)));
 }
 
 // The cells of a row, and gaps where attempts have ended.

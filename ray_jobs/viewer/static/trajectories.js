@@ -63,7 +63,7 @@ export async function trajectories(app, { query }) {
 }
 
 function answer(row, reference = true) {
-  const said = row.answer === null ? h("i", {}, "none") : visible(row.answer);
+  const said = !row.answer?.trim() ? h("i", {}, "none") : visible(row.answer);
   return [outcomeMark(row.outcome), " ", said, row.outcome === 1 || !reference ? "" : h("span", { class: "soft" }, ` (${visible(row.gold)})`)];
 }
 

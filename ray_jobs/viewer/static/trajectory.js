@@ -1,7 +1,7 @@
 // One trajectory: its task, its siblings, its steps and why each got its advantage.
 
 import { adjust, get, link } from "./api.js";
-import { h, longText, number, outcomePill, signed, verdictPill, visible } from "./dom.js";
+import { h, longText, number, outcomeMark, outcomePill, outcomeWord, signed, verdictPill, visible } from "./dom.js";
 import { versions, why } from "./groups.js";
 import { drawSteps, stepsOf } from "./steps.js";
 import { COLOURS, tokenLegend } from "./tokens.js";
@@ -68,7 +68,7 @@ function head(record, siblings) {
   return h("section", { class: "card question" },
     h("h1", {}, longText(record.question, "text")),
     h("div", { class: "answer-row" }, outcomePill(record.outcome === undefined ? record.reward : record.outcome), verdictPill(record.verdict),
-      h("span", {}, h("span", { class: "soft" }, "answer "), record.answer === null ? h("i", {}, "none") : longText(record.answer, "text inline")),
+      h("span", {}, h("span", { class: "soft" }, "answer "), !record.answer?.trim() ? h("i", {}, "none") : longText(record.answer, "text inline")),
       h("span", {}, h("span", { class: "soft" }, "reference "), longText(record.gold, "text inline"))),
     h("dl", { class: "stats" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value)))),
     record.verdict && record.verdict !== "trained" ? h("p", {}, visible(why(record.verdict, siblings, record.reason, siblings.length))) : null,
@@ -79,8 +79,8 @@ function siblingRow(siblings, id, run) {
   if (siblings.length < 2) return null;
   return h("nav", { class: "sibling-row", "aria-label": "Attempts of the group" }, siblings.map((row) => h("a", {
     class: row.outcome === 1 ? "right" : row.outcome === null ? "none" : "wrong", href: link("t", row.id, { run }),
-    "aria-current": row.id === id ? "page" : null, "aria-label": `attempt ${row.id.split("/").pop()}, ${row.outcome === 1 ? "right" : "not right"}`,
-  }, row.id.split("/").pop(), " ", row.outcome === 1 ? "\u2713" : "\u2717")));
+    "aria-current": row.id === id ? "page" : null, "aria-label": `attempt ${row.id.split("/").pop()}, ${outcomeWord(row.outcome)}`,
+  }, row.id.split("/").pop(), " ", outcomeMark(row.outcome))));
 }
 
 // The advantages of all steps at a glance; each leads to its step.
