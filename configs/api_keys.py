@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, quote_plus
 
 from pydantic import AfterValidator, HttpUrl, TypeAdapter
 
@@ -95,12 +96,24 @@ def names_a_secret(name: str) -> bool:
 def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
     """The variable whose value stands in the text, None without: one of this environment with the name of a secret, or
     one of those `named` for keys, whose value may be in a file."""
+    return next((name for name, value in _secrets(named).items() if value in text), None)
+
+
+def without_secrets(text: str) -> str:
+    """With `[NAME]` in the place of what a variable with the name of a secret holds, also as a URL spells it."""
+    for name, value in sorted(_secrets().items(), key=lambda one: -len(one[1])):
+        for spelled in (value, quote(value, safe=""), quote_plus(value)):
+            text = text.replace(spelled, f"[{name}]")
+    return text
+
+
+def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
     for name in named:
         # A file that only other machines have is not read here.
         with suppress(ApiKeyError):
             values[name] = find_key(name) or ""
-    return next((name for name, value in values.items() if len(value) >= _SHORTEST and value in text), None)
+    return {name: value for name, value in values.items() if len(value) >= _SHORTEST}
 
 
 def exposed_key(text: str) -> str | None:

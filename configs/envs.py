@@ -114,6 +114,9 @@ class OwnToolConfig(Config):
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
+    stateless: bool = False
+    """Whether a class or an MCP server answers equal calls alike, whatever came before: `envs.recording`, which does,
+    takes no other. A function is taken for such a tool."""
 
     @property
     def is_mcp(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from agentflow import PACKAGES
+from configs.api_keys import without_secrets
 from configs.errors import UserError
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -91,7 +92,7 @@ def failure(error: BaseException) -> str:
     """What an exception in one's own code was, and in which line, for the middle of a sentence."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
+    return f"{type(error).__name__}: {' '.join(without_secrets(str(error)).split())[:300]}{place}"
 
 
 def _taken(module: str, error: Exception) -> str:

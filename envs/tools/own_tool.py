@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
+from configs.api_keys import without_secrets
 from configs.envs import EnvsConfig, OwnToolConfig
 from configs.json_values import in_whole_letters
 from configs.own import OwnCodeError, in_a_thread, load_own
@@ -74,7 +75,8 @@ class FunctionTool:
         except ToolUnavailableError:
             raise
         except (Exception, SystemExit) as error:
-            return ToolResult(text=" ".join(f"{type(error).__name__}: {error}".split()), error="tool_error")
+            said = without_secrets(f"{type(error).__name__}: {error}")
+            return ToolResult(text=" ".join(said.split()), error="tool_error")
 
     def _given(self, text: str) -> dict[str, object]:
         """Raises ValueError."""

@@ -140,6 +140,11 @@ def _own(name: str, parts: Parts) -> OpenTool:
     config = parts.config.tools[name]
     if function := function_tool(name, config):
         return _lent(parts.guarded(function))
+    if parts.recording and not config.stateless:
+        raise ToolSetupError(
+            f"envs.tools.{name} may keep state through a task, and envs.recording answers equal calls alike; set "
+            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording.path out"
+        )
     limit_s, max_chars = parts.config.web.time_limit_s, parts.config.max_result_chars
     make = own_maker(name, config, time_limit_s=limit_s, max_chars=max_chars)
 

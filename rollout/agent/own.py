@@ -39,7 +39,12 @@ class GivenTask:
 
 
 class AgentError(RuntimeError):
-    """The agent gave no answer; the message says why. The attempt is unscored, not wrong."""
+    """The agent gave no answer; the message says why. The attempt is unscored, not wrong, but where the agent failed
+    `over_context`: its messages had filled the context, which is the policy's doing."""
+
+    def __init__(self, message: str, *, over_context: bool = False) -> None:
+        super().__init__(message)
+        self.over_context = over_context
 
 
 class Solving(Protocol):
@@ -68,7 +73,10 @@ class FunctionSolving:
             given = self._function(task, client) if self._is_async else in_a_thread(self._function, task, client)
             answer = await given
         except (Exception, SystemExit) as error:
-            raise AgentError(f"agent.function: '{self._name}' failed with {failure(error)}") from error
+            raise AgentError(
+                f"agent.function: '{self._name}' failed with {failure(error)}",
+                over_context=attempt.out_of_context is not None and _tells(error, attempt.out_of_context),
+            ) from error
         if inspect.iscoroutine(answer):
             answer.close()
             raise AgentError(
@@ -81,6 +89,17 @@ class FunctionSolving:
                 "no answer"
             )
         return answer
+
+
+def _tells(error: BaseException | None, words: str) -> bool:
+    """Whether the error, or one that it came of, has these words in it."""
+    seen = list[BaseException]()
+    while error is not None and error not in seen:
+        if words in str(error):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _clients(base_url: str, *, is_async: bool) -> Clients:
@@ -129,7 +148,8 @@ class CommandSolving:
         if attempt.posted is not None:
             return attempt.posted
         if not printed:
-            raise AgentError(wrong)
+            # What a program failed over, only its own words could tell.
+            raise AgentError(wrong, over_context=attempt.out_of_context is not None)
         return printed
 
 
@@ -163,19 +183,18 @@ class OwnAgent:
         """One attempt to its end. An agent that fails, or is not done in time, leaves it unscored."""
         attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, timeout_s=self.timeout_s)
         await self.endpoint.admit(attempt)
-        answer, wrong = None, None
+        answer, wrong, over_context = None, None, False
         try:
             answer = await self._in_time(task, attempt)
         except AgentError as error:
-            wrong = str(error)
+            wrong, over_context = str(error), error.over_context
         finally:
             self.endpoint.dismiss(attempt)
             turns = await attempt.end()
         if on_turn:
             for turn in turns:
                 on_turn(turn)
-        in_context = wrong is None or not attempt.out_of_context
-        wrong = attempt.broken or (wrong if in_context else None)
+        wrong = attempt.broken or (None if over_context else wrong)
         if wrong is None and answer is not None and not turns:
             wrong = "the agent answered without a call that the endpoint took; is it pointed at OPENAI_BASE_URL?"
         if wrong is not None:
@@ -186,7 +205,7 @@ class OwnAgent:
             task=task,
             turns=tuple(turns),
             answer=None if wrong else answer,
-            stop_reason="infrastructure" if wrong else "answered" if in_context else "context",
+            stop_reason="infrastructure" if wrong else "context" if over_context else "answered",
             failure=wrong,
         )
 

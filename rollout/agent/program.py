@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from configs.api_keys import without_secrets
 from configs.errors import UserError
 
 INHERITED = ("LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -155,7 +156,7 @@ def _printed(path: Path) -> str:
 
 def _said(path: Path) -> str:
     line, _ = _last(path)
-    return f": {line[:MAX_SAID]}" if line else ""
+    return f": {without_secrets(line)[:MAX_SAID]}" if line else ""
 
 
 def _last(path: Path) -> tuple[str, bool]:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from envs.types import ToolCall, ToolResult
@@ -122,7 +123,7 @@ class Attempt:
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: str | None = None
         self.answered = asyncio.Event()
-        self.out_of_context = False
+        self.out_of_context: str | None = None
         self.broken: str | None = None
         self._writer = writer
         self._chat = chat
@@ -194,15 +195,13 @@ class Attempt:
             raise Refused(f"this model's chat template cannot hold these messages: {error}", param="messages") from None
         room = self.rules.max_context_tokens - len(prompt.token_ids)
         if room < 1:
-            self.out_of_context = True
-            raise Refused(
+            self.out_of_context = (
                 f"these messages have {len(prompt.token_ids)} tokens, and prompt and reply together may have "
-                f"{self.rules.max_context_tokens} (rollout.engine.max_model_len)",
-                code="context_length_exceeded",
-                param="messages",
+                f"{self.rules.max_context_tokens} (rollout.engine.max_model_len)"
             )
+            raise Refused(self.out_of_context, code="context_length_exceeded", param="messages")
         # Whoever goes on with fewer words has not ended over them.
-        self.out_of_context = False
+        self.out_of_context = None
         if prompt.parent is not None:
             self._continued(prompt.parent, prompt)
         self._goes_on()
@@ -253,7 +252,7 @@ class Attempt:
     async def _sample(self, call: Call, max_tokens: int) -> Reply:
         started, asked, prompt = time.perf_counter(), call.asked, call.prompt
         try:
-            with self.limit.paused():
+            with self.limit.paused() if self._writer.by_engine else nullcontext():
                 completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
         except WriterError as error:
             self.broken = str(error)

@@ -50,6 +50,7 @@ FIELDS = Fields(
         *("stream_options", "seed", "temperature", "max_tokens", "max_completion_tokens", "stop", "n"),
     ),
     idle=("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    fixed={"logprobs": False, "top_logprobs": 0, "modalities": ["text"]},
     neutral={"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}},
 )
 

@@ -40,6 +40,11 @@ class ReplayError(WriterError):
 
 
 class Writer(Protocol):
+    @property
+    def by_engine(self) -> bool:
+        """Whether an engine writes, whose time is not the agent's. That it works, its heartbeat tells."""
+        ...
+
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         """Raises WriterError, and ValueError for what cannot be asked."""
         ...
@@ -56,6 +61,10 @@ class EngineWriter:
     engine: Engine
     trajectory_id: str
     temperature: float
+
+    @property
+    def by_engine(self) -> bool:
+        return True
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:
@@ -97,6 +106,10 @@ class ReplayWriter:
         self._followed = list(turns[num_turns:])
         self._all_repeats = True
         self._difference: str | None = None
+
+    @property
+    def by_engine(self) -> bool:
+        return self._writer.by_engine
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         self._check()
@@ -152,6 +165,10 @@ class TeacherWriter:
     task: Task
     chat: ChatFormat
 
+    @property
+    def by_engine(self) -> bool:
+        return False
+
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         tools: list[Message] = [{"type": "function", "function": json.loads(tool)} for tool in asked.tools]
         try:
@@ -173,6 +190,10 @@ class RecordedWriter:
     def __init__(self, replies: Iterable[Mapping[str, object]], chat: ChatFormat) -> None:
         self._replies = iter(replies)
         self._chat = chat
+
+    @property
+    def by_engine(self) -> bool:
+        return False
 
     async def write(self, asked: Asked, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:

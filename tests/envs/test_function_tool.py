@@ -220,6 +220,13 @@ async def test_what_json_cannot_hold_is_shown_as_python_writes_it():
     assert (await call("distances", "Oslo")).text == "{('Oslo', 'Bergen'): 463}"
 
 
+async def test_a_key_in_what_a_function_raises_reaches_no_prompt_and_no_record(monkeypatch):
+    monkeypatch.setenv("WEATHER_API_KEY", "no Oslo, no Bergen")
+    result = await call("fails", '{"city":"Oslo, no Bergen","reason":"at https://x/?k=no+Oslo%2C+no+Bergen"}')
+    assert result.text.count("[WEATHER_API_KEY]") == 2
+    assert "Bergen" not in result.text
+
+
 async def test_what_the_function_raises_is_a_result_of_one_line():
     result = await call("fails", '{"city":"Oslo","reason":"that"}')
     assert (result.text, result.error) == (r"KeyError: 'no Oslo\nand that'", "tool_error")

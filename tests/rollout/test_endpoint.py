@@ -28,6 +28,13 @@ async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_
         assert (reply.usage.completion_tokens, reply.usage.total_tokens) == (2, len(turn.prompt_token_ids) + 2)
 
 
+async def test_what_is_the_protocols_default_may_be_said():
+    async with play("4") as p:
+        await p.ask(user("2+2?"), logprobs=False, modalities=["text"])
+        with pytest.raises(openai.BadRequestError, match="logprobs can only be false"):
+            await p.ask(user("2+2?"), logprobs=True)
+
+
 async def test_a_reply_does_not_wait_for_its_first_part_to_be_acknowledged():
     async with play("4") as p:
         await p.ask(user("2+2?"))

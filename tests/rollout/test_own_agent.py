@@ -19,7 +19,7 @@ from rollout.agent.own import CommandSolving, FunctionSolving, OwnAgent
 from rollout.agent.program import Program, ProgramError
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import engine_writers
+from rollout.endpoint.writer import TeacherWriter, engine_writers
 from rollout.engines.engine import EngineError
 
 FUNCTIONS = """
@@ -66,6 +66,28 @@ async def recovers_and_fails(task, client):
         pass
     await solve(task, client)
     raise KeyError("the tool is down")
+
+async def catches_and_fails(task, client):
+    try:
+        await overflows(task, client)
+    except Exception:
+        pass
+    raise ConnectionError("the database is down")
+
+async def catches_and_sleeps(task, client):
+    try:
+        await overflows(task, client)
+    except Exception:
+        await asyncio.sleep(3600)
+
+async def gives_up_with_its_own_words(task, client):
+    try:
+        await overflows(task, client)
+    except Exception as error:
+        raise RuntimeError("my library gives up") from error
+
+async def tells_its_key(task, client):
+    raise RuntimeError("503 for https://x/?q=1&appid=key+of+mine-123")
 
 async def knows(task, client):
     await solve(task, client)
@@ -164,12 +186,12 @@ async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
     return trajectory
 
 
-async def attempt_at(endpoint, solving, *texts, engine=None, timeout_s=60.0, told=None):
+async def attempt_at(endpoint, solving, *texts, engine=None, timeout_s=60.0, told=None, writer=None):
     engine = engine or ScriptedEngine(texts)
     agent = OwnAgent(
         solving,
         endpoint,
-        writer=engine_writers(engine, 0.7),
+        writer=writer or engine_writers(engine, 0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
         timeout_s=timeout_s,
@@ -264,6 +286,26 @@ async def test_an_agent_that_recovered_from_a_full_context_and_then_fails_scores
     assert "KeyError: 'the tool is down'" in await failure_of(functions("recovers_and_fails"), "41", "42")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("catches_and_fails", "the database is down"), ("catches_and_sleeps", "took longer than")]
+)
+async def test_what_an_agent_fails_over_after_it_caught_a_full_context_is_no_zero(functions, name, said):
+    """Regression: any later error, and the time limit, ended the attempt as wrong."""
+    assert said in await failure_of(functions(name), "1", timeout_s=1.0)
+
+
+async def test_a_library_that_wraps_the_refusal_fails_over_it(functions):
+    trajectory = await attempt(functions("gives_up_with_its_own_words"), "1")
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
+
+
+async def test_a_key_in_an_error_is_not_written_down(functions, monkeypatch):
+    monkeypatch.setenv("WEATHER_API_KEY", "key of mine-123")
+    said = await failure_of(functions("tells_its_key"), "1")
+    assert "mine-123" not in said
+    assert "appid=[WEATHER_API_KEY]" in said
+
+
 async def test_a_plain_function_has_a_thread_to_itself_and_a_client_that_waits(functions):
     engine = GatedEngine(["41", "42"])
     solving = functions("waits")
@@ -278,6 +320,19 @@ async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, 
     monkeypatch.setattr("rollout.agent.own.GRACE_S", 0.1)
     said = await failure_of(functions(name), timeout_s=0.2)
     assert said == "the agent took longer than rollout.episode_timeout_s = 0.2"
+
+
+async def test_a_teacher_that_hangs_is_given_up(functions):
+    """Regression: its time counted for nobody, and a cold start never ended."""
+
+    async def teach(task, messages, tools):
+        await asyncio.sleep(3600)
+
+    chat, endpoint = ChatFormat(ScriptedTokenizer()), Endpoint()
+    by_teacher = lambda task, _: TeacherWriter(teach, "mine:teach", task, chat)  # noqa: E731
+    trajectory = await attempt_at(endpoint, functions("solve"), timeout_s=0.2, writer=by_teacher)
+    endpoint.close()
+    assert trajectory.failure == "the agent took longer than rollout.episode_timeout_s = 0.2"
 
 
 async def test_time_in_which_the_engine_works_is_not_the_agents(functions, monkeypatch):
