@@ -7,10 +7,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 # Two processes of tests share the cores: threads that wait must soon sleep, as in a run (`ray_jobs/run/resources.py`).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# An example may meet a gap in scheduling.
+settings.register_profile("suite", settings(), deadline=None)
+settings.load_profile("suite")
 
 # Scripted doubles live beside the tests that use them.
 for room in ("envs", "rollout", "learner", "actors", "ray_jobs"):

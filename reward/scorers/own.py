@@ -86,12 +86,15 @@ def _asked(call: Callable[[], object], source: str, task: Task, *, limit_s: floa
     """What it returns, or what it returns is awaited to. Raises OwnCodeError."""
     said: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
     awaited: list[Future[object]] = []
+    given_up = threading.Event()
 
     def ask() -> None:
         try:
             found = call()
             if inspect.isawaitable(found):
                 awaited.append(asyncio.run_coroutine_threadsafe(_result(found), _loop()))
+                if given_up.is_set():
+                    awaited[0].cancel()
                 found = awaited[0].result()
             said.put((found, None))
         except BaseException as error:
@@ -102,6 +105,8 @@ def _asked(call: Callable[[], object], source: str, task: Task, *, limit_s: floa
     try:
         found, error = said.get(timeout=limit_s)
     except queue.Empty:
+        # A thread that comes to it later sees that it is given up.
+        given_up.set()
         for one in awaited:
             one.cancel()
         raise OwnCodeError(

@@ -153,7 +153,7 @@ async def test_arguments_that_cannot_be_sent_are_said_and_the_server_goes_on_to_
     foreign: Callable[..., McpTool],
 ) -> None:
     """Regression: they broke the connection, or a server that could not read them never answered. NaN became null."""
-    tool = foreign("remember_under", McpLimits(time_limit_s=10.0))
+    tool = foreign("remember_under", McpLimits(time_limit_s=60.0))
     assert (await tool.call('{"name": "\\ud83d", "value": "\\ud83d"}')).text == '?="?"'
     says = "The tool takes a JSON object with the fields name (string), value (any)."
     for number in ("NaN", "-Infinity", "1e999"):

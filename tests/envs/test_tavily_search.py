@@ -194,7 +194,7 @@ async def test_a_slow_server_is_given_up_after_the_attempts():
 
 
 async def test_the_time_limit_covers_all_attempts():
-    settings = quick(time_limit_s=0.2)
+    settings = quick(time_limit_s=0.2, first_pause_s=0.0)
     with FakeTavily(failed(429), delay_s=0.15) as server:
         assert "no answer within 0.2 s" in await refusal(server, limits=settings)
 

@@ -36,7 +36,7 @@ class FakeWorker:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         self.asked_for.append(options.get("policy_version"))
-        await asyncio.sleep(self.pause_s)
+        await self._work()
         self.open -= 1
         self.dead = self.dead or task.id in self.dies_over
         if self.dead:
@@ -44,6 +44,22 @@ class FakeWorker:
         self.answered.append(task.id)
         group_id = options["group_id"]
         return Trajectory(id=trajectory_id, group_id=group_id, task=task, turns=(), answer="1", stop_reason="answered")
+
+    async def _work(self):
+        await asyncio.sleep(self.pause_s)
+
+
+class FakeSlowWorker(FakeWorker):
+    """Answers when another one has given so many answers."""
+
+    def __init__(self, other, num_answers):
+        super().__init__()
+        self.other, self.num_answers = other, num_answers
+
+    async def _work(self):
+        async with asyncio.timeout(60):
+            while len(self.other.answered) < self.num_answers:  # noqa: ASYNC110 (nothing tells of it)
+                await asyncio.sleep(0.001)
 
 
 class FakeActors:
@@ -101,7 +117,8 @@ async def attempt_all(rollouts, tasks=TASKS):
 
 
 async def test_a_slow_worker_holds_nobody_up():
-    slow, quick = FakeWorker(0.2), FakeWorker(0.01)
+    quick = FakeWorker(0.01)
+    slow = FakeSlowWorker(quick, 10)
     assert await attempt_all(rollouts_over(FakeActors([slow, quick]))) == [task.id for task in TASKS]
     assert len(slow.answered) == 2
     assert len(quick.answered) == 10

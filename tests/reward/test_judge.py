@@ -264,8 +264,8 @@ async def test_replies_that_never_hold_a_verdict_make_no_label(receipts, bad):
 
 
 async def test_a_slow_reply_costs_no_label(receipts):
-    with FakeChatServer(Answer(delay_s=1.0), verdict(0.7)) as server:
-        [found] = await label(server, receipts, request_timeout_s=0.5)
+    with FakeChatServer(Answer(delay_s=20.0), verdict(0.7)) as server:
+        [found] = await label(server, receipts, request_timeout_s=2.0)
     assert found.votes == (0.7, 0.7, 0.7)
     assert len(server.requests) == 5
 

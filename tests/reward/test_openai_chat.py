@@ -190,8 +190,8 @@ async def test_an_empty_completion_is_a_reply(content):
 
 
 async def test_a_slow_reply_meets_the_time_limit_and_is_asked_for_again():
-    with FakeChatServer(Answer(delay_s=1.0), says("at last")) as server:
-        reply = await ask(server, request_timeout_s=0.5, max_output_tokens=50)
+    with FakeChatServer(Answer(delay_s=20.0), says("at last")) as server:
+        reply = await ask(server, request_timeout_s=2.0, max_output_tokens=50)
     assert reply.text == "at last"
     assert len(server.requests) == 2
     # The lost attempt may have been billed: its bound is 100 + 50 tokens.

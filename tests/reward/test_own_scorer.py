@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -159,7 +160,28 @@ def test_an_asynchronous_scorer_that_takes_too_long_is_given_up_and_ended():
 
     with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
         score_answer(task("never", scoring_limit_s=0.05), "a")
+    deadline = time.monotonic() + 60
     while not own_scorers_of_the_test.ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_asynchronous_scorer_that_begins_after_it_was_given_up_is_ended(monkeypatch):
+    """Regression: its thread had not told yet what there was to cancel, and nobody did."""
+    submit, begun, submitted = asyncio.run_coroutine_threadsafe, threading.Event(), []
+
+    def late(*given):
+        assert begun.wait(60)
+        submitted.append(submit(*given))
+        return submitted[0]
+
+    monkeypatch.setattr("reward.scorers.own.asyncio.run_coroutine_threadsafe", late)
+    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
+        score_answer(task("never", scoring_limit_s=0.05), "a")
+    begun.set()
+    deadline = time.monotonic() + 60
+    while not (submitted and submitted[0].cancelled()):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

@@ -135,7 +135,7 @@ async def test_an_agent_whose_time_was_over_is_scored_where_its_verifier_ran(tmp
 
 async def test_of_a_trial_that_takes_too_long_nothing_is_left(tmp_path, program):
     folder = make_folder(tmp_path / "tasks" / "a", script="hangs")
-    trajectory, _ = await play_agent(HarborTasks(tmp_path / "tasks", program=program).solve, task_of(), timeout_s=3)
+    trajectory, _ = await play_agent(HarborTasks(tmp_path / "tasks", program=program).solve, task_of(), timeout_s=10)
     assert "the agent took longer" in trajectory.failure
     daemon = int((folder / "daemon").read_text())
     await until(lambda: not alive(daemon))

@@ -101,14 +101,14 @@ async def test_every_update_during_a_completion_is_noted(engine, adapters, promp
     (one,) = await completions_around(engine, sampling_requests([prompt], max_tokens=60), *adapters[1:])
     first, second = one.switches
     assert (first.policy_version, second.policy_version) == (1, 2)
-    assert 15 <= first.index < 30 <= second.index < 60
+    assert 15 <= first.index < second.index < 60
     assert set(one.token_versions) == {0, 1, 2}
 
 
 @pytest.mark.usefixtures("endless")
 async def test_request_that_has_not_sampled_yet_is_wholly_of_the_newer_version(engine, adapters, prompt):
     await load(engine, adapters[0])
-    requests = sampling_requests([prompt] * (PLACES + 2), max_tokens=12)
+    requests = sampling_requests([prompt] * (PLACES + 2), max_tokens=40)
     completions = await asyncio.gather(engine.generate_together(requests), updated_after(engine, 3, adapters[1]))
     started, waiting = completions[0][:PLACES], completions[0][PLACES:]
     assert {one.policy_version for one in started} == {0}
