@@ -22,7 +22,9 @@ Attack = dict[str, Any]
 
 
 def own_attacks() -> list[Attack]:
-    return json.loads((_HERE / "attacks.json").read_text())
+    """One that never ends at its time limit has a long one: a busy machine may stand still for seconds."""
+    found = json.loads((_HERE / "attacks.json").read_text())
+    return [one if "timeout" in one.get("error", ["timeout"]) else one | {"timeout_s": 20.0} for one in found]
 
 
 def all_attacks() -> list[Attack]:
