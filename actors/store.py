@@ -174,9 +174,8 @@ class StoreActor:
     # --- adapters --------------------------------------------------------------------------------
 
     async def next_version(self) -> int:
-        """The lowest version number that was never used: whoever publishes one now is waited for."""
-        async with self._publishing:
-            return self._adapters.next_version
+        """The lowest version number that was never used."""
+        return self._adapters.next_version
 
     async def publish(self, adapter: Adapter) -> None:
         """Make a version available. Raises ValueError when the number is not new."""
