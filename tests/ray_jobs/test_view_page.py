@@ -197,6 +197,17 @@ def test_filtered_expired_and_failed_groups_say_why(browser, folder):
         page.get_by_text("every advantage is 0").wait_for()
 
 
+def test_attempts_that_could_not_be_scored_are_neither_right_nor_wrong(browser, folder):
+    rows = [row | {"verdict": "all_right"} for row in group_rows(make_group(20, outcomes=(1.0, 1.0, 0.0)), 4)]
+    rows[2]["outcome"] = None
+    append(folder / "trajectories.jsonl", rows)
+    with served(folder) as address, page_of(browser, f"{address}#/group/g000020") as page:
+        page.get_by_text("all 2 scored attempts were right. 1 more could not be scored.").wait_for()
+        page.goto(f"{address}#/t/g000020%2F2")
+        page.get_by_role("link", name="attempt 2, no score").wait_for()
+        assert "\u2717" not in page.locator(".sibling-row").inner_text()
+
+
 def test_what_is_filtered_and_searched_stands_in_the_address(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=eval_after&outcome=wrong") as page:
         page.get_by_text("1 found").wait_for()
