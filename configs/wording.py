@@ -1,6 +1,7 @@
 """What Python and pydantic say of an error, in words for a person."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -107,6 +108,14 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield from dict.fromkeys(setting for one in inner for setting in setting_names(one, below))
         if not inner:
             yield prefix + name
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why a folder that may not be there yet cannot be made or written to, for a message; None where it can."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return None
+    return f"'{nearest}' {'may not be written to' if nearest.is_dir() else 'is no folder'}"
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:

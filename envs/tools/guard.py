@@ -17,7 +17,7 @@ from typing import Literal
 import httpx
 
 from configs.errors import whole_letters
-from configs.wording import reason
+from configs.wording import reason, unwritable
 from envs.leakage import word_grams
 from envs.tools.keys import ToolSetupError
 from envs.types import Tool, ToolResult, ToolUnavailableError
@@ -198,10 +198,8 @@ class Recording:
             )
         if path.is_dir():
             raise ToolSetupError(f"envs.recording.path = '{path}' is a folder; name a file in it")
-        nearest = next(place for place in path.absolute().parents if place.exists())
-        if mode == "record" and not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-            why = "may not be written to" if nearest.is_dir() else "is no folder"
-            raise ToolSetupError(f"recording '{path}' cannot be written: '{nearest}' {why}")
+        if mode == "record" and (why := unwritable(path.absolute().parent)):
+            raise ToolSetupError(f"recording '{path}' cannot be written: {why}")
         try:
             self._read_on()
         except OSError as error:

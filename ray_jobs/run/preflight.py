@@ -1,7 +1,6 @@
 """Checks before anything starts: a run that cannot work ends here, with one line that says what to do."""
 
 import json
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from configs.learner import CustomLossConfig, PlansConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
+from configs.wording import unwritable
 from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_written
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.checks.tasks import check_mixes, check_tasks, prm_tasks
@@ -220,12 +220,8 @@ def _check_run_folder(config: RunConfig) -> None:
     folder = config.run_path
     if (folder / "config.json").exists():
         check_same_run(config, folder)
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = "may not be written to" if nearest.is_dir() else "is no folder"
-        raise PreflightError(
-            f"run folder '{folder}' is not writable ('{nearest}' {why}); set output_dir=... to one that is"
-        )
+    if why := unwritable(folder):
+        raise PreflightError(f"run folder '{folder}' is not writable ({why}); set output_dir=... to one that is")
 
 
 def _check_nothing_collected(config: RunConfig) -> None:
