@@ -95,12 +95,13 @@ def names_a_secret(name: str) -> bool:
 
 def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
     """The variable whose value stands in the text, None without: one of this environment with the name of a secret, or
-    one of those `named` for keys, whose value may be in a file."""
+    one of those `named` for keys. The value may be in a file."""
     return next((name for name, value in _secrets(named).items() if value in text), None)
 
 
 def without_secrets(text: str) -> str:
-    """With `[NAME]` in the place of what a variable with the name of a secret holds, also as a URL spells it."""
+    """With `[NAME]` in the place of what a variable with the name of a secret holds, or the file that NAME_FILE names,
+    also as a URL spells it."""
     for name, value in sorted(_secrets().items(), key=lambda one: -len(one[1])):
         for spelled in (value, quote(value, safe=""), quote_plus(value)):
             text = text.replace(spelled, f"[{name}]")
@@ -109,11 +110,17 @@ def without_secrets(text: str) -> str:
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
-    for name in named:
+    for name in (*_secrets_in_files(), *named):
         # A file that only other machines have is not read here.
         with suppress(ApiKeyError):
             values[name] = find_key(name) or ""
     return {name: value for name, value in values.items() if len(value) >= _SHORTEST}
+
+
+def _secrets_in_files() -> list[str]:
+    """A pipe would give its key away only once, to whoever reads it first."""
+    names = [name.removesuffix(FILE_SUFFIX) for name in os.environ if name.endswith(FILE_SUFFIX)]
+    return [name for name in names if names_a_secret(name) and Path(key_file(name) or "").expanduser().is_file()]
 
 
 def exposed_key(text: str) -> str | None:

@@ -237,7 +237,10 @@ class VllmEngine:
                 self.sampled_tokens += len(output.outputs[0].token_ids)
                 if dialogue := self._dialogues.get(entry.trajectory_id):
                     self._repeated_tokens += dialogue.repeated(output, kv_block(self._config.device))
-                entry.future.set_result(entry.result(output, entry))
+                try:
+                    entry.future.set_result(entry.result(output, entry))
+                except EngineError as error:
+                    entry.future.set_exception(error)
         self._busy_s += time.perf_counter() - started
 
     def _add(self, request: GenerationRequest, future: Future[Completion]) -> None:

@@ -1,8 +1,18 @@
 """Where keys come from, and what is taken for one where none may stand."""
 
+import os
+
 import pytest
 
-from configs.api_keys import ApiKeyError, certain_key, exposed_key, find_key, names_a_secret
+from configs.api_keys import (
+    ApiKeyError,
+    certain_key,
+    exposed_key,
+    find_key,
+    names_a_secret,
+    without_secrets,
+    written_secret,
+)
 from configs.envs import OwnToolConfig
 from configs.loading import ConfigError, load_run_config
 
@@ -32,6 +42,22 @@ def test_a_file_without_a_key_is_said_without_its_content(content, monkeypatch, 
         find_key("MY_KEY")
     assert "MY_KEY_FILE" in str(caught.value)
     assert KEY not in str(caught.value)
+
+
+def test_a_key_in_a_file_is_replaced_in_what_is_told_as_one_in_the_environment_is(monkeypatch, tmp_path):
+    (tmp_path / "key").write_text("from-a-file/1\n")
+    monkeypatch.setenv("SOME_API_KEY_FILE", str(tmp_path / "key"))
+    assert (
+        without_secrets("401 for from-a-file/1 and ?k=from-a-file%2F1")
+        == "401 for [SOME_API_KEY] and ?k=[SOME_API_KEY]"
+    )
+    assert written_secret("say from-a-file/1") == "SOME_API_KEY"
+
+
+def test_a_pipe_with_a_key_is_left_to_its_reader(monkeypatch, tmp_path):
+    os.mkfifo(tmp_path / "key")
+    monkeypatch.setenv("SOME_API_KEY_FILE", str(tmp_path / "key"))
+    assert without_secrets("nothing") == "nothing"
 
 
 def test_a_file_that_is_not_there_is_named(monkeypatch, tmp_path):

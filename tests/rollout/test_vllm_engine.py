@@ -402,6 +402,23 @@ async def test_release_reaches_a_request_that_was_handed_over_just_before(engine
         await asyncio.wait_for(running, 60)
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_what_vllm_gave_up_is_an_error_and_no_decision(reason, engine, prompt, monkeypatch):
+    step = engine._llm.step
+
+    def given_up():
+        outputs = step()
+        for output in outputs:
+            output.outputs[0].finish_reason = reason
+        return outputs
+
+    monkeypatch.setattr(engine._llm, "step", given_up)
+    with pytest.raises(EngineError, match=f"did not finish a request \\(finish_reason '{reason}'\\)"):
+        await asyncio.wait_for(engine.generate(request(prompt, max_tokens=4)), 60)
+    monkeypatch.undo()
+    assert (await asyncio.wait_for(engine.generate(request(prompt, max_tokens=4)), 60)).token_ids
+
+
 # The load.
 
 
