@@ -82,7 +82,9 @@ class Evaluator:
             if trajectory.stop_reason != "infrastructure":
                 break
         failed = trajectory.stop_reason == "infrastructure"
-        reward = None if failed else await _score(trajectory)
+        scored = (trajectory.task, trajectory.answer, trajectory.turns)
+        # In a thread: a scorer may take seconds, and the other attempts go on.
+        reward = None if failed else await asyncio.to_thread(score_answer, *scored)
         asked, judged = await self._judged(trajectory, reward)
         record = trajectory_record(trajectory, reward=reward, phase=self.phase, step=self.step)
         return {
@@ -100,9 +102,3 @@ class Evaluator:
         if self.judge is None or not has_other_wordings(task) or reward != 0.0 or not is_answer(answer):
             return False, None
         return True, await self.judge.same(task.question, task.answer, answer)
-
-
-async def _score(trajectory: Trajectory) -> float | None:
-    """In a thread where a scorer of one's own may take its time."""
-    scored = (trajectory.task, trajectory.answer, trajectory.turns)
-    return await asyncio.to_thread(score_answer, *scored) if trajectory.task.scorer else score_answer(*scored)

@@ -1,7 +1,9 @@
+import asyncio
 import html
 import json
 import re
 import sys
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,8 @@ from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolResult, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest
+from ray_jobs.evaluation import attempts
+from ray_jobs.evaluation.attempts import Evaluator, Wanted
 from ray_jobs.evaluation.evaluate import (
     EvaluationRequest,
     beyond_search,
@@ -142,6 +146,25 @@ def own_tasks(rows):
     return [Task(id=row["id"], dataset="own_text", question=row["question"], answer=row["answer"]) for row in rows]
 
 
+async def test_an_answer_that_is_long_in_scoring_holds_no_other_attempt_up(monkeypatch):
+    tasks = [Task(id=name, dataset="own_text", question="?", answer="1") for name in ("long", "short")]
+    short_is_scored = threading.Event()
+
+    def score(task, answer, turns):
+        if task.id == "short":
+            short_is_scored.set()
+        return float(short_is_scored.wait(60))
+
+    monkeypatch.setattr(attempts, "score_answer", score)
+    evaluator = Evaluator(
+        policy=ScriptedSolver(lambda task, seed: "1"), phase="evaluate", temperature=0.0, max_attempts=1
+    )
+    wanted = [Wanted(task=task, seed=0, trajectory_id=task.id, group_id=task.id) for task in tasks]
+    rewards = {}
+    await evaluator.evaluate(wanted, lambda row: rewards.update({row["task_id"]: row["reward"]}))
+    assert rewards == {"long": 1.0, "short": 1.0}
+
+
 def test_items_of_which_no_scorer_could_tell_anything_blame_no_engine(tmp_path, monkeypatch):
     config = config_for(tmp_path, "evaluation.num_tasks=2", "envs.mix={lookup=1}", *HESITANT)
     use(monkeypatch, ScriptedSolver(lambda task, seed: "who knows"))
@@ -215,16 +238,20 @@ def test_evaluation_that_was_cut_off_in_a_line_goes_on(tmp_path, monkeypatch):
 
 
 def test_error_that_no_item_survives_ends_the_command_and_keeps_what_is_done(tmp_path, monkeypatch):
+    done = tmp_path / "out" / "items.jsonl"
+
     class FakeRefusedSolver(ScriptedSolver):
         async def attempt(self, task, trajectory_id, **options):
             if task.id == "musique-1":
+                while not done.exists() or not read_records(done):  # noqa: ASYNC110 (nothing tells of it)
+                    await asyncio.sleep(0.01)
                 raise BackendError("the server refuses the key")
             return await super().attempt(task, trajectory_id, **options)
 
     use(monkeypatch, FakeRefusedSolver(lambda task, seed: right_answer(task)))
     with pytest.raises(BackendError, match="refuses the key"):
         run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
-    assert [row["task_id"] for row in read_records(tmp_path / "out" / "items.jsonl")] == ["musique-0"]
+    assert [row["task_id"] for row in read_records(done)] == ["musique-0"]
 
 
 def test_folder_of_another_policy_or_other_settings_is_refused(tmp_path, monkeypatch):
