@@ -237,10 +237,11 @@ class VllmEngine:
                 self.sampled_tokens += len(output.outputs[0].token_ids)
                 if dialogue := self._dialogues.get(entry.trajectory_id):
                     self._repeated_tokens += dialogue.repeated(output, kv_block(self._config.device))
-                try:
+                # What vLLM gave up on its way is no decision of the policy.
+                if (reason := output.outputs[0].finish_reason) in ("stop", "length"):
                     entry.future.set_result(entry.result(output, entry))
-                except EngineError as error:
-                    entry.future.set_exception(error)
+                else:
+                    entry.future.set_exception(EngineError(f"vLLM did not finish a request (finish_reason {reason!r})"))
         self._busy_s += time.perf_counter() - started
 
     def _add(self, request: GenerationRequest, future: Future[Completion]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from configs.learner import ModelConfig
 from configs.processor import lacks_avx512
 from configs.rollout import EngineConfig
-from rollout.engines.engine import EngineError, GenerationRequest
+from rollout.engines.engine import GenerationRequest
 from rollout.types import Completion, VersionSwitch
 
 if TYPE_CHECKING:
@@ -300,10 +300,7 @@ def lora_request(name: str, number: int, folder: Path) -> "LoRARequest":
 
 
 def completion_of(finished: "RequestOutput", entry: OpenRequest[Completion]) -> Completion:
-    """Raises EngineError for what vLLM gave up on its way: such text is no decision of the policy."""
     output = finished.outputs[0]
-    if output.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM did not finish a request (finish_reason {output.finish_reason!r})")
     token_ids = tuple(output.token_ids)
     logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
     return Completion(
