@@ -82,6 +82,12 @@ def key_file(variable: str) -> str | None:
     return os.environ.get(f"{variable}{FILE_SUFFIX}", "").strip() or None
 
 
+def secret_files() -> dict[str, str]:
+    """The paths that `key_file` gives, by variable: of all in this environment with the name of a secret."""
+    names = (name.removesuffix(FILE_SUFFIX) for name in os.environ if name.endswith(FILE_SUFFIX))
+    return {name: path for name in names if names_a_secret(name) and (path := key_file(name))}
+
+
 def how_to_set(variable: str) -> str:
     """What to do, as a part of a sentence."""
     return f"set {variable} in the environment, or {variable}{FILE_SUFFIX} to the path of a file that holds the key"
@@ -110,17 +116,13 @@ def without_secrets(text: str) -> str:
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
-    for name in (*_secrets_in_files(), *named):
+    # A pipe would give its key away only once, to whoever reads it first.
+    in_files = [name for name, path in secret_files().items() if Path(path).expanduser().is_file()]
+    for name in (*in_files, *named):
         # A file that only other machines have is not read here.
         with suppress(ApiKeyError):
             values[name] = find_key(name) or ""
     return {name: value for name, value in values.items() if len(value) >= _SHORTEST}
-
-
-def _secrets_in_files() -> list[str]:
-    """A pipe would give its key away only once, to whoever reads it first."""
-    names = [name.removesuffix(FILE_SUFFIX) for name in os.environ if name.endswith(FILE_SUFFIX)]
-    return [name for name in names if names_a_secret(name) and Path(key_file(name) or "").expanduser().is_file()]
 
 
 def exposed_key(text: str) -> str | None:

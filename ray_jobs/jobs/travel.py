@@ -9,7 +9,7 @@ from pathlib import Path
 from ray._private.ray_constants import RAY_RUNTIME_ENV_IGNORE_GITIGNORE, get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import _get_excludes, get_excludes_from_ignore_files
 
-from configs.api_keys import FILE_SUFFIX, names_a_secret
+from configs.api_keys import secret_files
 from configs.learner import FileConfig
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
@@ -180,13 +180,8 @@ def _ignored_in(folder: Path) -> list[Leaves]:
 def _key_files_in(folder: Path, others: Iterable[str]) -> list[str]:
     """Patterns of the files in the working directory that these paths or variables of this environment name as those
     of a key."""
-    named = [
-        value.strip()
-        for name, value in os.environ.items()
-        if name.endswith(FILE_SUFFIX) and names_a_secret(name.removesuffix(FILE_SUFFIX))
-    ]
     found: set[str] = set()
-    for path in (Path(value).expanduser().absolute() for value in [*named, *others] if value):
+    for path in (Path(value).expanduser().absolute() for value in [*secret_files().values(), *others]):
         # As it is named, and where links of folders or its own lead: each may be the one that would be packed.
         for place in (path, path.parent.resolve() / path.name, path.resolve()):
             if place != folder and place.is_relative_to(folder):
