@@ -24,7 +24,7 @@ from rich.console import Console as RichConsole
 from actors.learner import LearnerCalls
 from actors.store import StoreActor
 from benchmarks.durable_disk import DurableDisk, PowerCutError
-from benchmarks.simulated_parts import GroupShape, SimulatedLearner, SimulatedWorker, trained_counts
+from benchmarks.simulated_parts import GroupShape, LognormalTasks, SimulatedLearner, SimulatedWorker, trained_counts
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
@@ -33,7 +33,6 @@ from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
-from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import continue_training, train_step
 from reward.judging import GroupJudge, OutcomeReward, group_result
 from rollout.store.admission import WorkerStatus

@@ -11,14 +11,13 @@ import json
 import random
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
-from ray_jobs.simulate.worker import LognormalTasks
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
 from rollout.store.canary import Canary
@@ -33,6 +32,35 @@ CANARY_SPREAD = 0.2
 """Two versions' log-probs differ by a third of this on average: less than the canary's bound on the gap, and enough
 to tell them apart."""
 VOCABULARY = 150_000
+TOKENS_PER_S = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTask:
+    """The seconds that a group of one task takes, and its outcome."""
+
+    seconds: float
+    fate: str
+
+    @property
+    def tokens(self) -> int:
+        return max(1, round(self.seconds * TOKENS_PER_S))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LognormalTasks:
+    """Tasks with lognormal durations: `median_s` seconds, and `sigma` as the deviation of their logarithm."""
+
+    median_s: float
+    sigma: float
+    shares: Mapping[str, float] = field(default_factory=lambda: {"signal": 1.0})
+    """The probability of each outcome, independent of the duration."""
+
+    def draw(self, rng: random.Random) -> DrawnTask:
+        fate = rng.choices(list(self.shares), list(self.shares.values()))[0]
+        return DrawnTask(seconds=self.median_s * rng.lognormvariate(0.0, self.sigma), fate=fate)
+
+
 QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from faults import RememberingLearner, RoundWorker, WatchedWorker
 from stage import local_ray, make_config, open_stage
 
-from benchmarks.simulated_parts import GroupShape, SimulatedLearner
-from ray_jobs.simulate.worker import LognormalTasks
+from benchmarks.simulated_parts import GroupShape, LognormalTasks, SimulatedLearner
 from ray_jobs.train import reinforce
 
 MIXED = GroupShape(
