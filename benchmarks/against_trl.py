@@ -55,7 +55,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console

@@ -10,7 +10,7 @@ are solved less often. How it is measured stands in `benchmarks/race.py`.
 from pathlib import Path
 
 from benchmarks.race import Race, run
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 
 CHOICE = Race(
     recipe=DEFAULT_RECIPE,

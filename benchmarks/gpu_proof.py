@@ -38,7 +38,7 @@ from benchmarks.gpu.synthetic import longest
 from configs.loading import RECIPES, load_run_config
 from configs.run import RunConfig
 from learner.types import TrainBatch
-from ray_jobs.plan.plan import make_plan, plan_facts
+from ray_jobs.plan import make_plan, plan_facts
 
 GENERATED = (
     "envs.mix={ lookup = 1.0 }",
@@ -83,7 +83,7 @@ def proof_config(options: argparse.Namespace, name: str, *overrides: str) -> Run
 
 def plan_step(options: argparse.Namespace) -> dict[str, Any]:
     config = proof_config(options, "async")
-    return plan_facts(*make_plan(config, card=options.card))
+    return plan_facts(make_plan(config, card=options.card))
 
 
 def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from envs.datasets.sampler import demonstration_tasks
 from learner.learner import Learner
 from learner.packing import build_batch, pack
 from learner.types import GrammarSpan, TrainingSample
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.resources import training_env
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar

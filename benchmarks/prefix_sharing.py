@@ -56,7 +56,7 @@ from learner.learner import Learner
 from learner.packing import PackedRow, TokenSequence, build_batch, pack
 from learner.samples import build_samples
 from learner.types import TrainBatch, TrainingSample
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from reward.credit import turn_advantages
 from reward.judging import OutcomeReward

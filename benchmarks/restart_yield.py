@@ -41,9 +41,9 @@ from configs.run import RunConfig
 from envs.datasets.generated import rl_task
 from envs.types import Task
 from ray_jobs.phases.label import labels_of
-from ray_jobs.phases.local import LocalPrm, open_policy
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunPaths
+from ray_jobs.run.local import LocalPrm, open_policy
 from reward.collected import CollectedGroups, outcome_of
 from reward.labels import read_labels
 from reward.labels.plan import plan_scores

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 from configs.loading import load_run_config
 from envs.datasets.sampler import TaskSampler
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from rollout.engines.engine import GenerationRequest
 from rollout.types import Completion

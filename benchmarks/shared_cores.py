@@ -137,7 +137,7 @@ def table(arms: dict[str, dict[str, float]]) -> str:
 def play(nice: int) -> None:
     from configs.loading import load_run_config
     from envs.datasets.sampler import TaskSampler
-    from ray_jobs.commands.given import DEFAULT_RECIPE
+    from ray_jobs.cli_options import DEFAULT_RECIPE
     from ray_jobs.run.model_folder import resolve_model
     from rollout.worker import Worker
 
@@ -175,7 +175,7 @@ def learn() -> None:
 
     from configs.loading import load_run_config
     from learner.packing import build_batch, pack
-    from ray_jobs.commands.given import DEFAULT_RECIPE
+    from ray_jobs.cli_options import DEFAULT_RECIPE
     from rollout.chat import ChatFormat
 
     config = load_run_config(DEFAULT_RECIPE)

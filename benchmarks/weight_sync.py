@@ -28,7 +28,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.learner import Learner
 from learner.types import Adapter
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.vllm import VllmEngine

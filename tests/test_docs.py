@@ -18,9 +18,8 @@ from envs.datasets import families
 from envs.datasets.own import OwnSources, own_tasks
 from envs.tools.toolbox import Toolbox
 from learner.losses import LossInputs, policy_loss
-from ray_jobs.cli import make_app
-from ray_jobs.commands.given import run_config
-from ray_jobs.commands.training import init
+from ray_jobs.cli import init, make_app
+from ray_jobs.cli_options import run_config
 from reward.scorers import score_answer
 from tests.documented import NEEDS, PAGES, ROOT, RUNS, SHELLS, blocks, blocks_of, environment, files_of, fill, words_of
 

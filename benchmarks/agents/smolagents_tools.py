@@ -17,7 +17,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from benchmarks.agents import teacher
 from envs.types import Task
-from ray_jobs.commands.starter import warehouse
+from ray_jobs.starter import warehouse
 from rollout.agent.own import GivenTask
 
 OBSERVED = "Observation:\n"

@@ -88,9 +88,9 @@ def _folder(config: "RunConfig") -> Any:
 
 def plan_of(config: "RunConfig", name: str) -> tuple[float, float]:
     """GiB that `agentflow plan` gives a process, and those of them that no allocator sees."""
-    from ray_jobs.plan.plan import make_plan
+    from ray_jobs.plan import make_plan
 
-    plan, _ = make_plan(config, card=CARD)
+    plan = make_plan(config, card=CARD)
     process = next(one for one in plan.processes if one.name == name)
     unseen = sum(part.num_bytes for part in process.parts if part.name == "CUDA context")
     return process.num_bytes / 2**30, unseen / 2**30
@@ -98,7 +98,7 @@ def plan_of(config: "RunConfig", name: str) -> tuple[float, float]:
 
 def cap(stage: Stage) -> None:
     """As if the card had no more than the one of the plan."""
-    from ray_jobs.plan.run import card_bytes
+    from ray_jobs.plan import card_bytes
 
     if stage.device == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory

@@ -84,9 +84,9 @@ def _whole_folder(stage: Stage, sizes: Any) -> Path:
 
 def _planned(config: "RunConfig") -> float:
     """GiB that the plan gives to all but the PRM, which does not run here."""
-    from ray_jobs.plan.plan import make_plan
+    from ray_jobs.plan import make_plan
 
-    plan, _ = make_plan(config, card=CARD)
+    plan = make_plan(config, card=CARD)
     return sum(process.num_bytes for process in plan.processes if process.name != "PRM") / 2**30
 
 

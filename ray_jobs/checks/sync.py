@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from configs.processor import Precision
 from configs.run import RunConfig
 from learner.types import Adapter
-from ray_jobs.checks.doctor import Finding, show
+from ray_jobs.run.doctor import Finding, show
 from rollout.engines.engine import BASE_VERSION, GenerationRequest, PolicyEngine
 from rollout.engines.read_back import ReadBack
 from rollout.store.adapters import AdapterMismatchError, AdapterStore, PublishedAdapter

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from configs.loading import value_of, with_changes
 from configs.run import RunConfig
-from ray_jobs.checks.machine import check_machine
 from ray_jobs.run.model_folder import PreflightError
-from ray_jobs.run.preflight import check_recipe
+from ray_jobs.run.preflight import check_machine, check_recipe
 from rollout.concurrency import WorkerReading
 
 Limit = Literal["learner", "engine", "tools", "prm", "signal", "admission", "weight_sync", "balanced"]

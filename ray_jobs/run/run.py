@@ -10,7 +10,6 @@ from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray
 from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.checks.tasks import notes_before_start
 from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseProgress
@@ -19,6 +18,7 @@ from ray_jobs.run.model_folder import prm_base
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
+from ray_jobs.run.task_checks import notes_before_start
 from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
 from reward.prm.model import prm_in_use

@@ -16,8 +16,8 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import cold_start_tasks
 from learner.samples import samples_of
-from ray_jobs.commands.starter.warehouse import article_of
 from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
+from ray_jobs.starter.warehouse import article_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
 from rollout.agent.own import OwnAgent, build_solving, rules_of

@@ -15,7 +15,7 @@ from benchmarks.gpu import unpack as unpacking
 from benchmarks.gpu.expected import CARDS, Expected, card_of, decode_step_s, expectations, learner_tokens_per_s
 from benchmarks.gpu.run import run_config
 from benchmarks.gpu.stage import Stage, found
-from ray_jobs.plan.plan import make_plan
+from ray_jobs.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +131,7 @@ def test_a_whole_run_on_a_card_shares_it_and_the_base_and_fits_an_a40(tmp_path):
     demo |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152, "tie_word_embeddings": True}
     demo |= {"max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(demo))
-    plan, refusals = make_plan(config, card="A40", model_config=tmp_path / "config.json")
+    plan = make_plan(config, card="A40", model_config=tmp_path / "config.json")
     assert not refusals
     assert sum(process.num_bytes for process in plan.processes) < 10 * 2**30
 

@@ -20,7 +20,7 @@ from envs.sandbox.frames import FrameError, encode_frame, split_frame
 from envs.sandbox.outcome import BoundedOutput, cut_middle, find_answer, parse_answer, parse_reply, printable_text
 from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
-from ray_jobs.phases.solve import CodeFileError, run_code
+from ray_jobs.solve import CodeFileError, run_code
 
 _ROOT = Path(__file__).parents[2]
 

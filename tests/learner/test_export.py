@@ -6,8 +6,7 @@ import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
 from learner.export import ExportError, file_digests, write_merged_model
-from ray_jobs.export.gap import greedy_answer, loaded_model, measure_gap
-from ray_jobs.export.gguf import write_gguf
+from ray_jobs.gguf import greedy_answer, loaded_model, measure_gap, write_gguf
 from rollout.agent.planner import planner_grammar
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}

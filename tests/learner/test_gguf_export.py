@@ -5,8 +5,7 @@ from tiny_export import TEMPLATE, save_tiny_export_model
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from learner.export import ExportError
-from ray_jobs.export.gap import loaded_model
-from ray_jobs.export.gguf import pre_tokenizer_name, write_gguf
+from ray_jobs.gguf import loaded_model, pre_tokenizer_name, write_gguf
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])

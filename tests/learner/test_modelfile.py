@@ -3,7 +3,7 @@ import re
 import pytest
 from tiny_export import save_tiny_export_model
 
-from ray_jobs.export.gguf import go_template, render_modelfile
+from ray_jobs.gguf import go_template, render_modelfile
 from rollout.agent.agent import build_chat
 
 SYSTEM, TASK, REPLY, RESULT = "Solve.", "Task: 6*7?\nStep 1 of 2.", '{"thought":"t"}', "Result: 42\nStep 2 of 2."

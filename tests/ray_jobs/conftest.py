@@ -20,9 +20,8 @@ def project(tmp_path, monkeypatch):
 def server(monkeypatch):
     """Every command talks to this one."""
     # Most files of this folder do without Ray.
-    from scripted_jobs import ScriptedClient, make_job
-
     from ray_jobs.jobs.client import JobServer
+    from scripted_jobs import ScriptedClient, make_job
 
     server = JobServer("http://127.0.0.1:8265", ScriptedClient(make_job()))
     for module in ("jobs.submit", "jobs.watch"):

@@ -4,10 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ray.job_submission import JobDetails, JobStatus, JobType
+from ray_jobs.jobs.request import SubmitRequest
 
 from configs.loading import load_run_config
-from ray_jobs.jobs.request import SubmitRequest
-from ray_jobs.jobs.submit import plan_submission
+from ray_jobs.submit import plan_submission
 
 SECRET = "sk-live-0123456789"
 

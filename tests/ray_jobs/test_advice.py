@@ -6,10 +6,9 @@ from pydantic import BaseModel
 
 from configs.loading import RECIPES, load_run_config, with_changes
 from configs.run import RunConfig
-from ray_jobs.checks.machine import check_machine
 from ray_jobs.metrics.bottleneck import LIMITS, NO_ROOM, followable, hints
 from ray_jobs.run.model_folder import PreflightError
-from ray_jobs.run.preflight import check_before_acting
+from ray_jobs.run.preflight import check_before_acting, check_machine
 
 CPU_RECIPES = ["demo_cpu", "prm_cpu", "sync_cpu", "chaos_cpu"]
 
@@ -19,7 +18,7 @@ def machine(monkeypatch):
     def of(cores, gpus=0):
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
-        monkeypatch.setattr("ray_jobs.checks.machine._num_gpus", lambda: gpus)
+        monkeypatch.setattr("ray_jobs.run.preflight._num_gpus", lambda: gpus)
 
     return of
 

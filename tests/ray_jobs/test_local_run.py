@@ -9,9 +9,9 @@ from evaluating import config_for
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.phases.collect import OtherPolicyError, run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
-from ray_jobs.phases.local import open_policy
 from ray_jobs.phases.prm import run_train_prm
 from ray_jobs.run.folder import RunFolder, RunLockError, locked
+from ray_jobs.run.local import open_policy
 from reward.collected import CollectedGroups
 from reward.labels import read_labels
 from rollout.types import TrajectoryGroup
@@ -40,7 +40,7 @@ def loaded(monkeypatch):
         opened.append(config.label.type)
         yield ScriptedRollouts()
 
-    monkeypatch.setattr("ray_jobs.phases.local.open_policy", open_scripted)
+    monkeypatch.setattr("ray_jobs.run.local.open_policy", open_scripted)
     return opened
 
 
@@ -143,7 +143,7 @@ class FakePrm:
 
 
 def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks(tmp_path, loaded, monkeypatch, capsys):
-    monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
+    monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)
     with pytest.raises(NothingCollectedError, match="holds no labels of plan; run `agentflow label` with the same"):
@@ -159,7 +159,7 @@ def test_training_the_prm_as_a_command_writes_what_it_is_worth_on_held_out_tasks
 
 
 def test_a_prm_is_never_trained_on_the_labels_of_another_labeller(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr("ray_jobs.phases.local.LocalPrm", FakePrm)
+    monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)
     run_label(config, None, dry_run=False)

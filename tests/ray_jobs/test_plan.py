@@ -11,10 +11,18 @@ import pytest
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan.memory import GIB, activations, engine_working, kv_cache, kv_token_bytes
-from ray_jobs.plan.plan import as_overrides, make_plan, plan_facts
-from ray_jobs.plan.run import CARDS, HEADROOM, card_bytes
-from ray_jobs.plan.shapes import PlanError, find_shape, known_models, read_shape
+from ray_jobs.plan import CARDS, HEADROOM, as_overrides, card_bytes, make_plan, plan_facts
+from ray_jobs.run.model_memory import (
+    GIB,
+    PlanError,
+    activations,
+    engine_working,
+    find_shape,
+    known_models,
+    kv_cache,
+    kv_token_bytes,
+    read_shape,
+)
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")

@@ -13,17 +13,16 @@ from envs.datasets.own import module_tasks
 from envs.datasets.sampler import evaluation_tasks
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.checks import machine
-from ray_jobs.checks.keys import check_judge_key
-from ray_jobs.checks.tasks import notes_before_start
-from ray_jobs.commands import training
 from ray_jobs.run import model_folder
 from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS, resolve_model
 from ray_jobs.run.preflight import (
     PreflightError,
     check_before_acting,
     check_before_start,
+    check_judge_key,
     check_labelling,
 )
+from ray_jobs.run.task_checks import notes_before_start
 
 OWN_AGENT = ("agent.command=cat", "reward.credit=outcome")
 NO_COLD_START = "cold_start.num_demonstrations=0"
@@ -383,7 +382,7 @@ def test_unmerged_adapters_have_ranks_that_the_engine_can_reserve(config):
     check_before_start(config(native, "model.lora_rank=16"))
 
 
-def test_cuda_is_refused_on_a_driver_that_is_too_old(config, monkeypatch):
+def test_cuda_is_refused_on_a_driver_that_is_driver_error(config, monkeypatch):
     monkeypatch.setattr(machine, "card_driver", lambda: "535.183.01")
     monkeypatch.setattr(machine, "_num_gpus", lambda: 1)
     with pytest.raises(PreflightError, match=r"driver is 535.*, and CUDA 13 needs 580 or newer"):

@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
-from ray_jobs.commands.training import init
+from ray_jobs.cli import init
 
 MODULES = ("agent", "warehouse")
 

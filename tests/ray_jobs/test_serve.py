@@ -8,7 +8,7 @@ from scripted import decision
 from configs.run import RunConfig
 from learner.export import ExportError
 from ray_jobs.cli import main
-from ray_jobs.export.serve import run_serve
+from ray_jobs.serve import run_serve
 from rollout.engines.engine import BackendError
 
 PARAMETERS = {"temperature": 0.0, "num_ctx": 512, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}

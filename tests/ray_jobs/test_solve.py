@@ -59,7 +59,7 @@ def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypat
         agent = make_agent(texts)
         yield SimpleNamespace(attempt=lambda task, *_, **__: run(agent, task))
 
-    monkeypatch.setattr("ray_jobs.phases.solve.open_worker", scripted)
+    monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
     assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
     assert why in " ".join(capsys.readouterr().out.split())
     assert len(list(read_records(tmp_path / "trace.jsonl"))) == 1

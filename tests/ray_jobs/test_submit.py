@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 from ray.job_submission import JobStatus
+from ray_jobs.jobs import client as jobs_client
+from ray_jobs.jobs.client import JobError
+from ray_jobs.jobs.request import PHASES
+from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from scripted_jobs import SECRET, ScriptedClient, make_job, make_options, plan
 
 from configs.errors import printable, visible
 from configs.loading import load_run_config
-from ray_jobs.checks.keys import key_variables
+from ray_jobs import submit
 from ray_jobs.cli import main, make_app
-from ray_jobs.jobs import client as jobs_client
-from ray_jobs.jobs import submit
-from ray_jobs.jobs.client import JobError
-from ray_jobs.jobs.request import PHASES
-from ray_jobs.jobs.submit import plan_submission
-from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.preflight import key_variables
+from ray_jobs.submit import plan_submission
 
 WRITTEN = "tvly-dev-q8Zr4Tn1Vb7Kx2Lm"
 """Of no variable, and as keys of a known service begin."""

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 from ray._private.runtime_env.packaging import get_uri_for_directory
+from ray_jobs.jobs.client import JobError
 from scripted_jobs import SECRET, make_options, plan
 
 from configs.loading import load_run_config
+from ray_jobs import submit, travel
 from ray_jobs.cli import main
-from ray_jobs.jobs import submit, travel
-from ray_jobs.jobs.client import JobError
-from ray_jobs.jobs.submit import plan_submission
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.submit import plan_submission
 
 RECIPE = "recipes/mine.toml"
 
