@@ -69,6 +69,8 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
     use_token()
     for module in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{module}").setLevel(logging.ERROR)
+    if re.match(r"(?!https?://)\w+://", request.address or ""):
+        raise UserError("--address: give http://HOST:8265 of the dashboard, or HOST:PORT of the cluster")
     with _one_line_errors():
         client = JobSubmissionClient(request.address)
         session = client._do_request("GET", "/api/version").json().get("session_name") or "unknown"
