@@ -18,7 +18,7 @@ import psutil
 import pytest
 from mcp_processes import started
 from ray._private.authentication_test_utils import reset_auth_token_state
-from ray_jobs.jobs.client import connect
+from ray.job_submission import JobStatus, JobSubmissionClient
 from real_run import steps_of
 from stage import wait_until
 
@@ -62,7 +62,7 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
     def submit_train(name, *more):
         settings = (RECIPE, f"name={name}", f"output_dir={tmp_path}/runs", *SMALL, *keyed_tools(pages))
         code, output = agentflow("submit", *settings, "--phase", "train", *more)
-        submitted = re.search(r"submitted (\S+)", output)
+        submitted = re.search(r"submitted ([^\s:]+)", output)
         assert submitted, output
         return code, submitted[1]
 
@@ -74,9 +74,10 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
         wait_until(lambda: len(steps_of(tmp_path / "runs" / "crashed")) >= 1)
         end_abruptly(machines, "RolloutWorker")
         end_abruptly(machines, "keyed_agentflow")
-        wait_until(lambda: "failed" in agentflow("jobs", crashed)[1])
-        agentflow("jobs", "logs", crashed)
-        jobs = json.dumps([job.model_dump(mode="json") for job in connect(machines.dashboard).jobs()])
+        client = JobSubmissionClient(machines.dashboard)
+        wait_until(lambda: client.get_job_status(crashed) == JobStatus.FAILED)
+        said.append(client.get_job_logs(crashed))
+        jobs = json.dumps([job.model_dump(mode="json") for job in client.list_jobs()])
 
         for name in ("ended", "crashed"):
             run = tmp_path / "runs" / name
