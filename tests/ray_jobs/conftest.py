@@ -1,5 +1,7 @@
 """Fixtures of the tests of submitted jobs."""
 
+import os
+
 import pytest
 
 
@@ -28,3 +30,27 @@ def server(monkeypatch, tmp_path):
     monkeypatch.setattr(submit, "POLL_S", 0.0)
     (tmp_path / "session_elsewhere").mkdir(exist_ok=True)
     return server
+
+
+@pytest.fixture
+def ray_token():
+    """A function that makes this process use the token in a file.
+
+    Ray caches mode and token for the whole process, and sets RAY_AUTH_MODE in the environment when it finds a token:
+    without this, a test would use the token of the cluster that an earlier test started.
+    """
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
+    before = {name: os.environ.pop(name, None) for name in names}
+
+    def use(path):
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(path))
+        reset_auth_token_state()
+
+    yield use
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    reset_auth_token_state()

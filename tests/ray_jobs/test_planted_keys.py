@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 from mcp_processes import started
-from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.job_submission import JobStatus, JobSubmissionClient
 from real_run import steps_of
 from stage import wait_until
@@ -43,12 +42,12 @@ def pages():
         yield server.url
 
 
-def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tmp_path, monkeypatch, capsys):
+def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tmp_path, monkeypatch, capsys, ray_token):
     machines = Machines(tmp_path, keys.variables)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(submit, "COMMAND", KEYED)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(machines.token_path))
-    # Whoever submits has the keys as well.
+    ray_token(machines.token_path)
+    # The submitting process has the keys too.
     for name, value in keys.variables.items():
         monkeypatch.setenv(name, value)
     said = []
@@ -90,7 +89,6 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
         assert keys.found_in("".join([*said, jobs]).encode()) == []
     finally:
         machines.stop()
-        reset_auth_token_state()
 
 
 REAL = ("python", "-m", "ray_jobs.cli")

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.state import list_nodes
 from stage import check_nothing_lost, groups_of, steps_of, wait_until
@@ -46,17 +45,14 @@ def machines(tmp_path_factory):
         yield machines
     finally:
         machines.stop()
-        # This process keeps the first token that it saw: with it the tests to come could not start a Ray of their own.
-        reset_auth_token_state()
 
 
 @pytest.fixture
-def agentflow(machines, monkeypatch, capsys):
+def agentflow(machines, monkeypatch, capsys, ray_token):
     """Runs `agentflow` as a user would, in the project's folder; returns the exit code and what it printed."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(submit, "COMMAND", ("python", "tests/ray_jobs/simulated_agentflow.py"))
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # what Ray took from it at its import stands, whatever it is now
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(machines.token_path))
+    ray_token(machines.token_path)
 
     def run(*arguments):
         code = main([*arguments, "--address", machines.dashboard])
