@@ -28,6 +28,10 @@ LABEL = np.array([0.0, 0.2, 0.4, 0.4, 0.8, 1.0])
 PRED = np.array([0.1, 0.1, 0.5, 0.3, 0.9, 0.8])
 
 
+def mean(column):
+    return float(column.mean())
+
+
 def near(value):
     return pytest.approx(value, abs=1e-9)
 
@@ -81,7 +85,7 @@ def test_interval_of_a_mean_covers_as_often_as_it_says():
 
 
 def test_one_cluster_has_no_interval():
-    assert clustered_interval(lambda column: float(column.mean()), ["a"] * 3, [np.arange(3.0)], seed=0) is None
+    assert clustered_interval(mean, ["a"] * 3, [np.arange(3.0)], seed=0) is None
 
 
 def make_steps(*, num_tasks=20, score=lambda label, rng: label):
