@@ -197,7 +197,7 @@ class RolloutWorkerActor:
             self._end_with_the_engine()
             forked = await self._restarter.revive(await self._judge.judge(group))
             scored = forked.scored
-            if self._config.memory.type != "none":
+            if self._config.planner.memory.type != "none":
                 await self._worker.remember(scored.solved)
         except OwnCodeError:
             # No other worker's scorer would do better: the run ends with what is wrong with it.

@@ -241,7 +241,7 @@ class EpisodicMemory:
         except Exception as error:
             # A server's words may quote a key, and are an outsider's.
             raise MemoryUnavailableError(
-                f"the memory at {self._where[1]} failed ({type(error).__name__}); check memory.{self._where[0]}"
+                f"the memory at {self._where[1]} failed ({type(error).__name__}); check agent.memory.{self._where[0]}"
             ) from None
 
     def _open(self) -> "QdrantClient":

@@ -80,7 +80,8 @@ class Solver:
             self._toolbox = Toolbox(config.envs, own_model=own_model)
         else:
             self._solving = build_solving(config.agent, config.code_path)
-        self._memory = None if isinstance(config.memory, NoMemoryConfig) else EpisodicMemory(config.memory)
+        memory = config.planner.memory
+        self._memory = None if isinstance(memory, NoMemoryConfig) else EpisodicMemory(memory)
         self.max_open = max_open
 
     @property
@@ -147,7 +148,7 @@ class Worker(Solver):
     may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int, base: "ExportedBase | None" = None) -> None:
-        in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
+        in_lockstep = config.in_lockstep
         self.engine = VllmEngine(
             model_path,
             config.rollout.engine,

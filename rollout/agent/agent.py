@@ -359,12 +359,12 @@ def build_agent(
     temperature: float,
 ) -> Agent:
     """The agent that a run's configuration describes, sampling at `temperature` (0: greedy)."""
-    rollout = config.rollout
+    rollout, agent = config.rollout, config.planner
     planner = PlannerSettings(
         actions=config.envs.actions,
         schemas=function_schemas(config.envs),
-        prompt=rollout.prompt,
-        max_steps=rollout.max_steps,
+        prompt=agent.prompt,
+        max_steps=agent.max_steps,
         max_turn_tokens=rollout.max_turn_tokens,
         temperature=temperature,
     )
@@ -372,13 +372,13 @@ def build_agent(
         engine=engine,
         chat=chat,
         planner=planner,
-        format_retries=rollout.format_retries,
+        format_retries=agent.format_retries,
         max_result_chars=config.envs.max_result_chars,
         max_context_tokens=rollout.engine.max_model_len,
         timeout_s=rollout.episode_timeout_s,
         tools_for_episode=tools_for_episode,
-        verifier=_build_verifier(rollout.verifier, engine, chat),
-        generator=_build_generator(rollout.generator, engine, chat),
+        verifier=_build_verifier(agent.verifier, engine, chat),
+        generator=_build_generator(agent.generator, engine, chat),
     )
 
 
