@@ -22,7 +22,6 @@ from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker, traine
 from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.checks.chaos.job import PARTS, part_of
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
@@ -34,6 +33,7 @@ from rollout.records import read_records
 from rollout.store.adapters import AdapterStore
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts
+from tests.faults.job import PARTS, part_of
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from real_run import WAIT_S, read, steps_of, wait_for_train_step
 
-from ray_jobs.checks.chaos.audit import audit
-from ray_jobs.checks.chaos.job import Job
 from ray_jobs.metrics.table import BY_NAME
 from rollout.records import read_records, readable
+from tests.faults.audit import audit
+from tests.faults.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
