@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from benchmarks.power_cut import go_on, make_config
 from configs.loading import load_run_config
 from ray_jobs.checks.chaos.audit import differences
 from ray_jobs.checks.chaos.run import ChaosError, run_chaos
 from rollout.records import read_records
+from tests.ray_jobs.power_cut import go_on, make_config
 
 
 @pytest.fixture(scope="module")
