@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.promised.promise import Measured, Promise
-from benchmarks.simulated_memory import MergedMemory, adapter_versions, read_native, save_base
 from envs.datasets.generated import sample_tasks
 from rollout.engines.wrappers import demonstrated_plans, engine_seed
 from rollout.store.canary import CanaryScores, canary_fault, moved
+from tests.rollout.simulated_memory import MergedMemory, adapter_versions, read_native, save_base
 
 STEP_SIZES = (1e-6, 1e-5, 1e-4, 1e-3)
 VERSIONS = 12

@@ -14,7 +14,6 @@ from typing import Any
 import ray
 from scripted import decision, make_agent
 
-from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker, canary_logprobs
 from configs.learner import LearnerConfig
 from envs.datasets.sampler import TaskSampler
 from reward.judging import GroupJudge, OutcomeReward
@@ -22,6 +21,7 @@ from reward.types import PrmError, StepScores
 from rollout.engines.engine import EngineError, Pulse
 from rollout.store.canary import Canary
 from rollout.worker import run_group
+from tests.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker, canary_logprobs
 
 GATE = "gate"
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from benchmarks.simulated_parts import SimulatedLearner
 from configs.loading import load_run_config
 from learner.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
 from ray_jobs.cli import _for_the_user
@@ -16,6 +15,7 @@ from ray_jobs.run.folder import RunFolder, RunFolderError
 from rollout.records import TOKENIZER, append_record, read_records
 from rollout.store.adapters import AdapterStore, AdapterStoreError, PublishedAdapter
 from rollout.store.disk import sweep_partials, write_whole
+from tests.simulated_parts import SimulatedLearner
 
 
 @contextmanager

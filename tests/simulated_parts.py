@@ -1,8 +1,7 @@
-"""A worker without vLLM and a learner without a model, for runs in which only the actors around them are real.
+"""A worker without vLLM and a learner without a model, for runs in which only the surrounding actors are real.
 
-They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in `ray_jobs.run.actors.RunActors`. Groups
-sleep instead of being sampled; the learner's weights count what it was trained on, so the adapter of the last version
-says whether a group was trained twice or lost, whatever was killed meanwhile.
+They replace `rollout.worker.Worker` and `learner.learner.Learner`. Groups sleep instead of sampling. The learner's
+weights count how often each group was trained, so the adapter of the last version shows lost and duplicated groups.
 """
 
 import asyncio
@@ -11,14 +10,13 @@ import json
 import random
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
-from ray_jobs.simulate.worker import LognormalTasks
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
 from rollout.store.canary import Canary
@@ -33,6 +31,30 @@ CANARY_SPREAD = 0.2
 """Two versions' log-probs differ by a third of this on average: less than the canary's bound on the gap, and enough
 to tell them apart."""
 VOCABULARY = 150_000
+Fate = Literal["signal", "all_right", "all_wrong", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTask:
+    """The duration of a group of one task, and its outcome."""
+
+    seconds: float
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LognormalTasks:
+    """Tasks with lognormal durations and outcomes that do not depend on the duration."""
+
+    median_s: float
+    sigma: float
+    shares: Mapping[Fate, float] = field(default_factory=lambda: {"signal": 1.0})
+
+    def draw(self, rng: random.Random) -> DrawnTask:
+        seconds = self.median_s * rng.lognormvariate(0.0, self.sigma)
+        return DrawnTask(seconds=seconds, fate=rng.choices(list(self.shares), list(self.shares.values()))[0])
+
+
 QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
 
 
