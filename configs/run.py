@@ -207,15 +207,6 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _forks_repeat_what_was_asked(self) -> "RunConfig":
-        if self.rollout.restarts.type != "none" and self.planner.memory.type != "none":
-            raise ValueError(
-                f"rollout.restarts.type = '{self.rollout.restarts.type}' needs agent.memory.type = 'none', not "
-                f"'{self.planner.memory.type}': hints change between an attempt and the fork that repeats its beginning"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _custom_agents_write_no_plans(self) -> "RunConfig":
         """Reject what reads or plays the planner's decisions for a custom agent, and the opposite for the planner."""
         if isinstance(self.agent, PlannerAgentConfig):
