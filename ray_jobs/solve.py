@@ -26,7 +26,7 @@ _REASONS: Mapping[StopReason, str] = {
     "answered": "the answer was empty",
     "verified": "the answer was empty",
     "format": "the replies were malformed, or the last step was no answer",
-    "context": "the context is full; raise rollout.engine.max_model_len, or lower rollout.max_steps",
+    "context": "the context is full; raise rollout.engine.max_model_len, or lower agent.max_steps",
     "infrastructure": "the engine or a tool failed, or it took longer than rollout.episode_timeout_s",
 }
 """Why a trajectory has no answer."""

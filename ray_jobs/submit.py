@@ -195,7 +195,7 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
 
 def check_paths(config: RunConfig, request: SubmitRequest) -> None:
     """Check that the recipe is uploaded, and that the outputs outlive the job's working directory."""
-    folder, envs, memory = request.working_dir.resolve(), config.envs, config.memory
+    folder, envs, memory = request.working_dir.resolve(), config.envs, config.planner.memory
     if not folder.is_dir():
         raise UserError(f"--working-dir '{request.working_dir}' is not a folder")
     if request.phase == "resume":
@@ -205,7 +205,7 @@ def check_paths(config: RunConfig, request: SubmitRequest) -> None:
     words = [part for word in request.phase_options for part in word.split("=", 1)]
     outputs = {
         "envs.recording.path": envs.recording.path if envs.recording.mode == "record" else None,
-        "memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
+        "agent.memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
         "--out": words[words.index("--out") + 1] if "--out" in words[:-1] else None,
     }
     for key, path in outputs.items():

@@ -149,9 +149,9 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
             f"--adapter {adapter} needs backend.type = 'vllm': a server answers with its own model; export the "
             "checkpoint (`agentflow export`) and serve that"
         )
-    if "model" in (config.rollout.verifier.type, config.rollout.generator.type):
+    if "model" in (config.planner.verifier.type, config.planner.generator.type):
         raise BackendError(
-            "rollout.verifier.type and rollout.generator.type = 'model' ask the frozen base model, which backend.type "
+            "agent.verifier.type and agent.generator.type = 'model' ask the frozen base model, which backend.type "
             f"= '{backend.type}' does not serve; set them to 'rule'"
         )
     server = ChatServer(backend)

@@ -117,7 +117,7 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
 
     if not isinstance(config.cold_start, PlansConfig):
         return
-    actions, max_steps = config.envs.actions, config.rollout.max_steps
+    actions, max_steps = config.envs.actions, config.planner.max_steps
     plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
     missing = dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)
     if missing:
@@ -128,8 +128,8 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     longest = max(map(len, plans), default=0)
     if longest > max_steps:
         raise PreflightError(
-            f"the cold start's plans have up to {longest} steps, and rollout.max_steps = {max_steps}; set "
-            f"rollout.max_steps={longest}, or cold_start.num_demonstrations=0"
+            f"the cold start's plans have up to {longest} steps, and agent.max_steps = {max_steps}; set "
+            f"agent.max_steps={longest}, or cold_start.num_demonstrations=0"
         )
 
 
@@ -183,12 +183,12 @@ def _check_examples_are_not_held_out(config: RunConfig, held_out: "Sequence[Task
 
     shown = {
         question_key(example.removeprefix("Task: ").partition("\n{")[0]): number
-        for number, example in enumerate(config.rollout.prompt.examples, start=1)
+        for number, example in enumerate(config.planner.prompt.examples, start=1)
     }
     for task in held_out:
         if number := shown.get(question_key(task.question)):
             raise PreflightError(
-                f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+                f"agent.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
             )
 
 

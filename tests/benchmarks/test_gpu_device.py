@@ -132,7 +132,7 @@ def test_a_whole_run_on_a_card_shares_it_and_the_base_and_fits_an_a40(tmp_path):
     demo |= {"max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(demo))
     plan = make_plan(config, card="A40", model_config=tmp_path / "config.json")
-    assert not refusals
+    assert not plan.refusals
     assert sum(process.num_bytes for process in plan.processes) < 10 * 2**30
 
 

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import RECIPES, load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
@@ -23,6 +22,7 @@ from ray_jobs.run.preflight import (
     check_labelling,
     check_machine,
 )
+from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 NO_COLD_START = "cold_start.num_demonstrations=0"
 SHAPE = {
@@ -274,15 +274,15 @@ def test_run_continues_with_the_threads_and_workers_of_a_smaller_machine(config,
         (['model.lora_targets=["c_attn"]'], "model.lora_targets"),
         (["rollout.engine.tensor_parallel=3", *CARDS, "rollout.engine.adapter_mode=native"], "CUDA"),
         (["reward.credit={prm_path='/does/not/exist'}"], "reward.credit.prm_path"),
-        (["rollout.prompt.instructions=" + "word " * 2000], "rollout.prompt"),
+        (["agent.prompt.instructions=" + "word " * 2000], "agent.prompt"),
         (
             [
                 'envs.actions=["code","answer"]',
                 NO_COLD_START,
-                "rollout.prompt.examples="
+                "agent.prompt.examples="
                 + json.dumps(['Task: q\n{"thought":"t","action":"search","action_input":"x"}\nResult: y']),
             ],
-            "rollout.prompt.examples",
+            "agent.prompt.examples",
         ),
     ],
 )
@@ -293,7 +293,7 @@ def test_setting_that_cannot_work_is_named(config, overrides, named, monkeypatch
 
 def test_example_may_contain_unicode_line_separators(config):
     example = 'Task: q\n{"thought":"a\u2028b","action":"answer","action_input":"x"}'
-    check_before_start(config(NO_COLD_START, f"rollout.prompt.examples={json.dumps([example])}"))
+    check_before_start(config(NO_COLD_START, f"agent.prompt.examples={json.dumps([example])}"))
 
 
 def test_web_search_needs_its_key_and_no_message_holds_it(config, monkeypatch):

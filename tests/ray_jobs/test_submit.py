@@ -210,7 +210,7 @@ def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_p
         (["recipes/mine.toml", "--working-dir", "gone"], "--working-dir"),
         (["../outside.toml"], "--working-dir"),
         (["recipes/mine.toml", "envs.recording.path=tools.jsonl"], "envs.recording.path"),
-        (["recipes/mine.toml", "memory.type=folder", "memory.path=hints"], "memory.path"),
+        (["recipes/mine.toml", "agent.memory.type=folder", "agent.memory.path=hints"], "agent.memory.path"),
         (["recipes/mine.toml", "--phase", "evaluate", "--options=--out results"], "--out"),
         (["runs", "--phase", "resume"], "runs"),
         (["recipes/mine.toml", "--phase", "resume", "--options=--dry-run"], "--options"),

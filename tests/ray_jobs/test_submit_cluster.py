@@ -15,8 +15,8 @@ from ray.util.state import list_nodes
 from stage import check_nothing_lost, groups_of, steps_of, wait_until
 
 from ray_jobs import submit
-from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.cli import main
+from tests.faults.machines import Machines
 
 ROOT = Path(__file__).parents[2]
 

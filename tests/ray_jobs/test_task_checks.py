@@ -49,7 +49,7 @@ def write_rows(file, *rows):
         (["envs.datasets.hotpotqa.source=a:b"], "envs.datasets.hotpotqa"),
         (["envs.data_path=questions.jsonl", "envs.mix={lookup=1.0}"], "envs.data_path"),
         (['envs.actions=["think","search","answer"]'], "envs.actions"),
-        (["envs.mix={lookup=1, three_lookup=1}", "rollout.max_steps=4"], "rollout.max_steps=5"),
+        (["envs.mix={lookup=1, three_lookup=1}", "agent.max_steps=4"], "agent.max_steps=5"),
     ],
 )
 def test_tasks_that_cannot_work_name_the_setting(settings, named):
@@ -59,7 +59,7 @@ def test_tasks_that_cannot_work_name_the_setting(settings, named):
 def test_demonstrations_are_checked_as_they_are_played():
     """Two wrong demonstrations are guesses, which need one action and one step."""
     guesses = ("seed=1", "cold_start.num_demonstrations=2", "cold_start.wrong_share=1", "envs.mix={arith=1}")
-    check(*guesses, 'envs.actions=["answer"]', "rollout.max_steps=1")
+    check(*guesses, 'envs.actions=["answer"]', "agent.max_steps=1")
     check("envs.mix={lookup=0.5, chain=0.5}", "envs.choice=learnable")
 
 
@@ -141,7 +141,7 @@ def test_example_that_solves_a_held_out_task_of_this_run_is_rejected(tmp_path):
 
     def with_example(question):
         example = f'Task: {question}\n{{"thought":"t","action":"answer","action_input":"a"}}'
-        return (*settings, f"rollout.prompt.examples={json.dumps([example])}")
+        return (*settings, f"agent.prompt.examples={json.dumps([example])}")
 
     assert held_out.id in refusal(*with_example(held_out.question.upper()))
     check(*with_example(next(f"q{n}?" for n in (1, 2) if f"q{n}?" != held_out.question)))
