@@ -172,9 +172,9 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
         )
     key_files = {name: str(Path(path).expanduser().absolute()) for name in names if (path := key_file(name))}
     folder, hidden = request.working_dir.resolve(), set()
-    for path in (Path(path).expanduser().absolute() for path in (*key_files.values(), *secret_files().values())):
+    for file in (Path(path).expanduser().absolute() for path in (*key_files.values(), *secret_files().values())):
         # A link may lead into the folder or out of it, so the file is excluded under each of its names.
-        for place in (path, path.parent.resolve() / path.name, path.resolve()):
+        for place in (file, file.parent.resolve() / file.name, file.resolve()):
             if place != folder and place.is_relative_to(folder):
                 hidden.add("/" + re.sub(r"([\\\[\]!*#?])", r"\\\1", str(place.relative_to(folder))))
     env = {**WORKER_ENV, **{f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}, **variables}

@@ -127,7 +127,7 @@ def test_a_scorer_is_asked_about_a_whole_reference_answer(recipe, monkeypatch):
     [
         ([], PreflightError, r"envs\.datasets\.mine\.scorer"),
         (["reward.scorer=scorers_beside_the_recipe:wild"], OwnCodeError, "mine-"),
-        (["reward.scorer=scorers_beside_the_recipe:gone"], OwnCodeError, "reward.scorer"),
+        (["reward.scorer=scorers_beside_the_recipe:gone"], OwnCodeError, "scorer"),
         (["envs.datasets.mine.scorer=integer"], PreflightError, "'integer'"),
         (["envs.datasets.mine.source=no_such_module:load"], OwnCodeError, "envs.datasets.mine"),
         (["envs.mix={min=1.0}"], PreflightError, r"envs\.mix.*'mine'\?"),

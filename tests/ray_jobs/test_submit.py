@@ -263,7 +263,8 @@ def test_cluster_whose_agents_still_start_is_retried(project, server, monkeypatc
 # --- following ----------------------------------------------------------------------------------------
 
 
-def test_log_continues_after_a_broken_stream(capsys):
+def test_log_continues_after_a_broken_stream(monkeypatch, capsys):
+    monkeypatch.setattr(submit, "POLL_S", 0.0)
     lost = RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
     away = requests.exceptions.ConnectionError("Connection refused")
     states = [JobStatus.PENDING, JobStatus.RUNNING, away, JobStatus.RUNNING, JobStatus.SUCCEEDED]
