@@ -13,9 +13,9 @@ from reward.prm.model import ProcessRewardModel
 from reward.prm.scorer import PrmScorer
 from reward.prm.step_text import StepText
 from reward.prm.training import LabelledStep, train_prm
-from reward.types import PrmError, StepScores
+from reward.types import PrmError
 from rollout.engines.engine import Pulse
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
 
 if TYPE_CHECKING:
     from actors.handles import PrmHandle
@@ -65,7 +65,7 @@ class PrmActor:
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
         return await self._scorer.score(steps)
 
-    async def score_group(self, group: TrajectoryGroup, digest: str | None = None) -> StepScores:
+    async def score_group(self, group: Group, digest: str | None = None) -> StepScores:
         """Raises PrmError where its weights are not those of this digest: one that was started again on a machine that
         does not see them has none."""
         if digest not in (None, self._prm.digest):

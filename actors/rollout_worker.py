@@ -16,13 +16,13 @@ from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
 from reward.scorers.own import OwnTurnScorer
-from reward.types import PrmError, StepScores
+from reward.types import PrmError
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, PolicyEngine, Pulse
 from rollout.store.adapters import PublishedAdapter
 from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Trajectory, Group
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class RolloutWorkerActor:
     async def sync_weights(self, policy_version: int) -> None:
         await self._follower.sync(policy_version)
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         return await self._worker.collect_group(task, group_id, group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
@@ -182,7 +182,7 @@ class RolloutWorkerActor:
             self._show()
             self._end_with_the_engine()
 
-    async def _scored(self, group: TrajectoryGroup) -> StepScores:
+    async def _scored(self, group: Group) -> StepScores:
         assert self._prm is not None
         return await self._prm.score_group.remote(group, self._prm_digest)
 

@@ -10,8 +10,8 @@ from envs.types import Task
 from ray_jobs.evaluation.folder import ItemRecord
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
-from rollout.records import trajectory_record
-from rollout.types import Trajectory, is_answer
+from rollout.codec import flat_record
+from rollout.types import Reward, Trajectory, is_answer
 
 
 class Attempts(Protocol):
@@ -50,6 +50,8 @@ class Evaluator:
     max_attempts: int
     judge: AnswerJudge | None = None
     step: int | None = None
+    log: Callable[[Trajectory], None] | None = None
+    """Receives every trajectory, with its reward."""
 
     async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[ItemRecord], None]) -> None:
         """Every item, side by side; `on_result` gets each record as soon as it is there. Raises the first error."""
@@ -86,9 +88,12 @@ class Evaluator:
         # In a thread: a scorer may take seconds, and the other attempts go on.
         reward = None if failed else await asyncio.to_thread(score_answer, *scored)
         asked, judged = await self._judged(trajectory, reward)
-        record = trajectory_record(trajectory, reward=reward, phase=self.phase, step=self.step)
+        trajectory.phase, trajectory.step = self.phase, self.step
+        trajectory.reward = Reward(outcome=reward, total=reward)
+        if self.log is not None:
+            self.log(trajectory)
         return {
-            **record,
+            **flat_record(trajectory),
             "seed": wanted.seed,
             "f1": None if failed else partial_credit(wanted.task, trajectory.answer),
             "judge_asked": asked,

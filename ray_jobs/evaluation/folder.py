@@ -22,7 +22,8 @@ from ray_jobs.run.provenance import provenance
 from reward.paired import wilson_interval
 from rollout.engines.engine import BASE_VERSION
 from rollout.filters import SOLVED
-from rollout.records import TrajectoryRecord, append_record, read_records
+from rollout.codec import flat_record, read_trajectories
+from rollout.records import append_record, read_records
 from rollout.types import is_answer
 
 SCHEMA = 1
@@ -54,7 +55,7 @@ class ItemKey(NamedTuple):
         return "/".join(map(str, self))
 
 
-class ItemRecord(TrajectoryRecord, total=False):
+class ItemRecord(TypedDict, total=False):
     """The last attempt at an item. `f1` is the credit for a part of the answer, `judged` what the judge said where it
     was asked, `attempts` how many were made, in `seconds` together. Records of earlier runs lack these fields."""
 
@@ -248,7 +249,7 @@ def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
 
 
 def _phase_of_run(path: Path, config: RunConfig, origin: Mapping[str, object], phase: str) -> StoredEvaluation:
-    found = [item_of(row) for row in read_records(path / TRAJECTORIES) if row["phase"] == phase]
+    found = [item_of(flat_record(one)) for one in read_trajectories(path / TRAJECTORIES) if one.phase == phase]
     if not found:
         resume_it = f"`agentflow resume {shlex.quote(str(path))}`"
         raise EvaluationError(f"the run in '{path}' has no {phase}; {resume_it} goes on with it")

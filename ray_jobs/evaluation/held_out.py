@@ -16,7 +16,7 @@ from ray_jobs.evaluation.folder import Item, ItemKey, ItemRecord, item_of, why_u
 from ray_jobs.run.folder import TRAJECTORIES
 from ray_jobs.run.summary import POLICIES
 from reward.paired import PairedComparison, compare_paired, wilson_interval
-from rollout.records import read_records
+from rollout.codec import flat_record, read_trajectories
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
@@ -62,7 +62,8 @@ class Evaluation:
 
 def evaluation_in(folder: Path, phase: str) -> Evaluation:
     """What stands in the folder of a run."""
-    return Evaluation.of(row for row in read_records(folder / TRAJECTORIES) if row["phase"] == phase)
+    logged = read_trajectories(folder / TRAJECTORIES)
+    return Evaluation.of(flat_record(trajectory) for trajectory in logged if trajectory.phase == phase)
 
 
 def evaluate(run: "Run", phase: str) -> Evaluation:

@@ -6,7 +6,6 @@ import socket
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +28,8 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, title_of
 from rollout.filters import SOLVED
-from rollout.numbers import unpacked
-from rollout.records import StepHead, StepRecord, TurnRecord
-from rollout.types import is_answer, versions_by_token
+from rollout.lifecycle import State
+from rollout.types import Trajectory, Turn, floats_of, is_answer
 
 TEXTS: Mapping[str, str] = {
     "trajectories/right": "The first right trajectory of the step's first group, with what each decision was worth",
@@ -47,49 +45,39 @@ _HEADER = "| step | decision | result | PRM score | advantage |\n| --- | --- | -
 
 
 class StepTexts:
-    """Looks at the records of one step, one by one, and keeps two of them."""
+    """Two trained trajectories of a step, as texts: the first right and the first wrong one of the first group."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, StepRecord] = {}
+        self._kept: dict[str, Trajectory] = {}
 
-    def wants(self, head: StepHead) -> bool:
-        """Whether the record with this head is one of those two."""
-        groups = {one["group_id"] for one in self._kept.values()}
-        return (
-            head.get("verdict") == "trained"
-            and head["outcome"] is not None
-            and groups <= {head["group_id"]}
-            and _text_of(head) not in self._kept
-        )
-
-    def add(self, record: StepRecord) -> None:
-        self._kept[_text_of(record)] = record
+    def add(self, trajectory: Trajectory) -> None:
+        """Keep a trajectory of the step, if it is one of the two."""
+        if trajectory.verdict != State.TRAINED or trajectory.outcome is None:
+            return
+        name = "trajectories/right" if trajectory.outcome == SOLVED else "trajectories/wrong"
+        if all(one.group_id == trajectory.group_id for one in self._kept.values()):
+            self._kept.setdefault(name, trajectory)
 
     def texts(self) -> dict[str, str]:
-        """Markdown by the names of `TEXTS`."""
-        return {name: markdown_of(record) for name, record in self._kept.items()}
+        """Return Markdown by the names of `TEXTS`."""
+        return {name: markdown_of(trajectory) for name, trajectory in self._kept.items()}
 
 
-def _text_of(head: StepHead) -> str:
-    return "trajectories/right" if head["outcome"] == SOLVED else "trajectories/wrong"
-
-
-def markdown_of(record: StepRecord) -> str:
-    """A trajectory as a table: a row for each planner turn."""
-    turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
-    scores = record.get("prm_scores") or [None] * len(turns)
+def markdown_of(trajectory: Trajectory) -> str:
+    """Return a trajectory as a table with a row for each planner turn."""
     rows = [
-        f"| {number} | {_decision(turn)} | {_result(turn)} | {_number(score)} | {_number(advantage, signed=True)} |"
-        for number, (turn, score, advantage) in enumerate(zip(turns, scores, record["advantages"], strict=True), 1)
+        f"| {number} | {_decision(turn)} | {_result(turn)} | {_number(turn.score)} | "
+        f"{_number(turn.advantage, signed=True)} |"
+        for number, turn in enumerate(trajectory.planner_turns, 1)
     ]
     if len(rows) > MAX_TURNS:
         rows[MAX_TURNS:] = [f"| ... | {len(rows) - MAX_TURNS} more steps | | | |"]
-    answer = plain(record["answer"]) if is_answer(record["answer"]) else "none"
+    answer = plain(trajectory.answer) if is_answer(trajectory.answer) else "none"
     return "\n".join(
         (
-            f"**Task** {plain(record['question'])}\n",
-            f"**Answer** {answer} ({plain(record['stop_reason'])}); the reference is {plain(record['gold'])}; "
-            f"reward {_number(record['reward'])}\n",
+            f"**Task** {plain(trajectory.task.question)}\n",
+            f"**Answer** {answer} ({plain(trajectory.stop_reason)}); the reference is {plain(trajectory.task.answer)}; "
+            f"reward {_number(trajectory.total)}\n",
             _HEADER,
             *rows,
         )
@@ -113,17 +101,18 @@ def _shown(character: str) -> str:
     return f"&#{ord(character)};"
 
 
-def _decision(turn: TurnRecord) -> str:
-    if turn["format_error"]:
-        return f"malformed: {plain(turn['format_error'])}<br>{plain(turn['text'])}"
-    thought = f"{plain(turn['thought'])}<br>" if turn["thought"] else ""
-    return f"{thought}**{plain(turn['action'] or 'nothing')}** {plain(turn['action_input'] or '')}"
+def _decision(turn: Turn) -> str:
+    if turn.format_error:
+        return f"malformed: {plain(turn.format_error)}<br>{plain(turn.text)}"
+    thought = f"{plain(turn.thought)}<br>" if turn.thought else ""
+    name, arguments = (turn.tool_call.name, turn.tool_call.arguments) if turn.tool_call else ("nothing", "")
+    return f"{thought}**{plain(name)}** {plain(arguments)}"
 
 
-def _result(turn: TurnRecord) -> str:
-    if turn["tool_error"]:
-        return f"error: {plain(turn['tool_error'])}"
-    return plain(turn["result"] or "")
+def _result(turn: Turn) -> str:
+    if turn.tool_result is None:
+        return ""
+    return f"error: {plain(turn.tool_result.error)}" if turn.tool_result.error else plain(turn.tool_result.text)
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
@@ -154,66 +143,48 @@ _WHOLE = {"steps/tokens", "trajectories/steps", "tokens/staleness"}
 
 
 class StepDistributions:
-    """Looks at the records of one step, one by one. `version_ages` are those of their batch. Of `num_trained` that were
-    trained it counts `MOST_COUNTED` at most, evenly spread."""
+    """Histograms over the trained trajectories of a step."""
 
     def __init__(self, version_ages: Mapping[int, int], num_trained: int = 0) -> None:
+        """Of `num_trained` trajectories at most `MOST_COUNTED` are counted, evenly spread. `version_ages` are those of
+        their batch."""
         self._version_ages = version_ages
         self._every = max(1, math.ceil(num_trained / MOST_COUNTED))
         self._num_seen = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
-    def wants(self, head: StepHead) -> bool:
-        """Whether the record with this head, the next one of the step, is counted."""
-        if head.get("verdict") != "trained" or head["reward"] is None:
-            return False
-        self._num_seen += 1
-        return (self._num_seen - 1) % self._every == 0
-
     def histograms(self) -> dict[str, np.ndarray]:
-        """By the names of `HISTOGRAMS`, those with anything in them: `[K, 3]`, left edge, right edge and count of
-        each bucket. What is not a number is left out."""
+        """Return, by the names of `HISTOGRAMS`, `[K, 3]`: left edge, right edge and count of each bucket. Empty ones are
+        left out, and values that are not numbers are not counted."""
         made = ((name, _buckets(parts, whole=name in _WHOLE)) for name, parts in self._values.items())
         return {name: buckets for name, buckets in made if buckets is not None}
 
-    def add(self, record: StepRecord) -> None:
-        planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
+    def add(self, trajectory: Trajectory) -> None:
+        """Count the next trajectory of the step."""
+        if trajectory.verdict != State.TRAINED or trajectory.total is None:
+            return
+        self._num_seen += 1
+        if (self._num_seen - 1) % self._every:
+            return
+        planned = trajectory.planner_turns
+        turns = [turn for turn in planned if turn.trainable]
         self._count("trajectories/steps", [len(planned)])
-        # Turns that are not trainable are left out.
-        trained = [turn["trainable"] for turn in planned]
-        self._count("steps/advantage", list(compress(record["advantages"], trained)))
-        self._count("steps/prm_score", list(compress(record.get("prm_scores", ()), trained)))
-        turns = list(compress(planned, trained))
-        self._count("steps/tokens", [len(unpacked(turn["token_ids"])) for turn in turns])
-        self._count("steps/generate_s", [turn["generate_s"] for turn in turns])
-        self._count("steps/tool_s", [turn["tool_s"] for turn in turns if turn["action"] is not None])
+        self._count("steps/advantage", [turn.advantage for turn in turns])
+        self._count("steps/prm_score", [turn.score for turn in turns])
+        self._count("steps/tokens", [turn.num_tokens for turn in turns])
+        self._count("steps/generate_s", [turn.generate_s for turn in turns])
+        self._count("steps/tool_s", [turn.tool_s for turn in turns if turn.tool_call is not None])
         for turn in turns:
-            ratios = _ratios(turn)
-            self._count("tokens/ratio", ratios)
-            # Of a turn that was not trained there are none.
-            if ratios.size:
-                self._count("tokens/staleness", self._ages(turn))
-
-    def _ages(self, turn: TurnRecord) -> np.ndarray:
-        """Of each token, nan where it was too old to be trained."""
-        num, ages = len(unpacked(turn["token_ids"])), self._version_ages
-        if not turn["switches"]:
-            return np.full(num, ages.get(turn["policy_version"], math.nan))
-        versions = versions_by_token(num, turn["policy_version"], turn["switches"])
-        return np.array([ages.get(version, math.nan) for version in versions])
+            if turn.learner_logprobs is None:
+                continue
+            gaps = floats_of(turn.learner_logprobs) - floats_of(turn.logprobs)
+            self._count("tokens/ratio", np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO)))
+            ages = self._version_ages
+            self._count("tokens/staleness", [ages.get(version) for version in turn.token_versions])
 
     def _count(self, name: str, values: Sequence[float | None] | np.ndarray) -> None:
-        """None becomes nan."""
+        # None becomes nan.
         self._values[name].append(np.asarray(values, dtype=np.float64))
-
-
-def _ratios(turn: TurnRecord) -> np.ndarray:
-    """Nan at tokens that were not trained: they have no log-prob of the learner's."""
-    learner = unpacked(turn.get("learner_logprobs", ()))
-    if not learner.size:
-        return learner
-    gaps = learner - unpacked(turn["logprobs"])[: len(learner)]
-    return np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def _buckets(parts: Sequence[np.ndarray], *, whole: bool) -> np.ndarray | None:

@@ -65,7 +65,7 @@ def run_train_prm(config: RunConfig) -> None:
                 f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
                 "same label settings first"
             )
-        with locked(folder.path, run.console.note):
+        with locked(folder.path):
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")

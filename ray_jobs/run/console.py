@@ -23,7 +23,7 @@ from configs.errors import printable
 from ray_jobs.pages.render import percent, points
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
 from rollout.filters import SOLVED
-from rollout.records import read_heads
+from rollout.codec import read_trajectories
 
 
 def next_commands(run: Path) -> list[tuple[str, str]]:
@@ -43,8 +43,12 @@ def _solved_question(trajectories: Path) -> str | None:
     """The first held-out question that the trained planner solved."""
     if not trajectories.exists():
         return None
-    heads = read_heads(trajectories)
-    return next((one["question"] for _, one in heads if one["phase"] == "eval_after" and one["reward"] == SOLVED), None)
+    solved = (
+        one.task.question
+        for one in read_trajectories(trajectories)
+        if one.phase == "eval_after" and one.outcome == SOLVED
+    )
+    return next(solved, None)
 
 
 _TITLES = {

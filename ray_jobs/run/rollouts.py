@@ -12,7 +12,7 @@ from envs.types import Task
 from ray_jobs.run.actors import NoRoomError, RunActors
 from rollout.engines.engine import BASE_VERSION
 from rollout.store.adapters import AdapterMismatchError
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Trajectory, Group
 
 if TYPE_CHECKING:
     from actors.handles import WorkerHandle
@@ -47,7 +47,7 @@ class RayRollouts:
         # All of them may just be dying, and others come.
         return self._open_each * max(1, len(self._actors.worker_indices))
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         return await self._ask(lambda worker: worker.collect_group.remote(task, group_id, group_size))
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:

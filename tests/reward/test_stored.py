@@ -9,7 +9,7 @@ from envs.types import Task, ToolCall, ToolResult
 from reward.stored import StoredGroup, scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.records import head_of, readable
-from rollout.types import Completion, TextCompletion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from rollout.types import Completion, TextCompletion, Trajectory, Group, Turn, VersionSwitch
 
 HOSTILE = (
     '"logprobs": [1, 2]',
@@ -61,7 +61,7 @@ def make_group(text, *, server=False):
         for index, own in enumerate(turns)
     )
     return ScoredGroup(
-        group=TrajectoryGroup(id="g", task=task, trajectories=trajectories),
+        group=Group(id="g", task=task, trajectories=trajectories),
         rewards=tuple(Reward(outcome=one, total=one, parts={"outcome": 1.0}) for one in (1.0, 0.0, None)),
         step_scores=StepScores(raw=((0.5, None), (0.1, 0.2), ()), prm_digest="d"),
     )

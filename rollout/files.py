@@ -1,5 +1,4 @@
-"""Files that survive a power cut: synced, written whole or not at all, on a file system that can keep them. And files
-in memory, that go with their process."""
+"""Files that are written whole or not at all, and files in memory that end with their process."""
 
 import errno
 import fcntl
@@ -9,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -18,54 +16,24 @@ _NETWORK = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
-_LOCAL_LOCKS = ("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl")
 _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSystem:
-    """`kind` as the kernel names it, such as ext4 or nfs4; empty where the kernel does not say."""
-
-    kind: str
-    mount: Path
-    options: frozenset[str] = frozenset()
-    """With which it is mounted, as the kernel lists them."""
-
-    @property
-    def locks_here_only(self) -> str | None:
-        """The option by which a file server's locks are this machine's alone, so that another one sees none of them."""
-        return next((one for one in _LOCAL_LOCKS if one in self.options), None) if self.networked else None
-
-    @property
-    def networked(self) -> bool:
-        """Other machines may have it mounted, too: memory that is mapped from its files is not shared with them. A file
-        system in user space counts, but for the few that are known to be local."""
-        return self.kind in _NETWORK or (self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE)
-
-
-def file_system_of(path: Path, mounts: Path | None = None) -> FileSystem:
-    """Where a path is, or will be once it is made. `mounts`: lines as of /proc/self/mountinfo, by default this
-    process's own."""
+def network_file_system(path: Path) -> str | None:
+    """Return the kind of file system, such as nfs4, where a path lies on another machine; None for a local disk."""
     try:
-        lines = (mounts or MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        lines = []
-    whole, found = path.resolve(), FileSystem(kind="", mount=Path("/"))
+        return None
+    whole, kind, depth = path.resolve(), "", 0
     for line in lines:
         before, _, after = line.partition(" - ")
-        mount = Path(_unescaped(before.split(" ")[4]))
+        mount = Path(before.split(" ")[4].replace("\\040", " "))
         # The later of two mounts on one folder hides the one before.
-        if whole.is_relative_to(mount) and len(mount.parts) >= len(found.mount.parts):
-            kind, _, options = [*after.split(" "), "", ""][:3]
-            found = FileSystem(kind=kind, mount=mount, options=frozenset(options.split(",")))
-    return found
-
-
-def _unescaped(field: str) -> str:
-    r"""The kernel writes a space as \040, and tab, line end and backslash in the same way."""
-    for code in ("\\040", "\\011", "\\012", "\\134"):
-        field = field.replace(code, chr(int(code[1:], 8)))
-    return field
+        if whole.is_relative_to(mount) and len(mount.parts) >= depth:
+            kind, depth = after.split(" ")[0], len(mount.parts)
+    networked = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    return kind if networked else None
 
 
 _PARTIAL = ".partial"

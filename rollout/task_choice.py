@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The family that a task is of, None where nobody chooses, and the number of the earlier task that it repeats."""
+    """The family that a task is of, None without a choice, and the number of the earlier task that it repeats."""
 
     family: str | None = None
     repeats: int | None = None
@@ -46,8 +46,8 @@ DrawOf = Callable[[int], Draw]
 """What the task with this number is."""
 
 
-def nobody_chooses(task: int) -> Draw:
-    """Whoever makes the task decides by its number."""
+def draw_by_number(task: int) -> Draw:
+    """Return an empty draw: the maker of the task decides by its number."""
     return Draw()
 
 

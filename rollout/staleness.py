@@ -6,12 +6,10 @@ what is hard, and cancelling it would quietly remove hard tasks from training.
 
 from collections.abc import Mapping, Sequence
 
-from rollout.store.lifecycle import State
+from rollout.lifecycle import WITH_SIGNAL, State
 
 LEAST_FRESH_SHARE = 0.1
 """A group with a smaller share of its tokens within the cap is expired, and its task is drawn again."""
-
-WITH_SIGNAL: frozenset[State] = frozenset({"ready", "in_batch", "trained", "refused", "expired"})
 
 
 def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) -> int:
@@ -66,7 +64,7 @@ def bias_metrics(groups: Sequence[tuple[State, float, int]]) -> dict[str, float]
     Nothing while there are fewer than ten trained groups.
     """
     signal = [group for group in groups if group[0] in WITH_SIGNAL]
-    trained = [group for group in signal if group[0] in ("in_batch", "trained")]
+    trained = [group for group in signal if group[0] in (State.IN_BATCH, State.TRAINED)]
     if len(trained) < 10:
         return {}
     slow = sorted(seconds for _, seconds, _ in signal)[int(0.9 * len(signal))]
