@@ -58,8 +58,8 @@ from typing import Any
 from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from ray_jobs.commands.given import DEFAULT_RECIPE
-from ray_jobs.evaluation.held_out import Evaluation, evaluation_in
-from reward.paired import compare_paired, wilson_interval
+from ray_jobs.held_out import Evaluation, evaluation_in
+from ray_jobs.statistics import compare_paired, wilson_interval
 
 JOB = (
     "reward.credit=outcome",

@@ -44,10 +44,10 @@ from ray_jobs.phases.label import labels_of
 from ray_jobs.phases.local import LocalPrm, open_policy
 from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunPaths
+from ray_jobs.statistics import mcnemar_exact, wilson_interval
 from reward.collected import CollectedGroups, outcome_of
 from reward.labels import read_labels
 from reward.labels.plan import plan_scores
-from reward.paired import mcnemar_exact, wilson_interval
 from reward.prm.step_text import step_texts
 from reward.prm.training import RIGHT, prm_data
 from rollout.filters import SOLVED, has_signal

@@ -206,9 +206,9 @@ def metrics() -> str:
 
 
 def _metrics() -> Iterator[str]:
-    from ray_jobs.metrics.bottleneck import LIMITS
-    from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
-    from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
+    from ray_jobs.run.bottleneck import LIMITS
+    from ray_jobs.run.metrics import BY_NAME, CHARTS, LIVE
+    from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS
 
     for question, charts in CHARTS.items():
         shown = [BY_NAME[name] for names in charts.values() for name in names]

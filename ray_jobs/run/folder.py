@@ -20,10 +20,10 @@ from typing import Any, TextIO, TypeVar
 from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
-from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
-from ray_jobs.metrics.trackers import TRACKERS, Trackers
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
+from ray_jobs.run.tensorboard import Board, StepDistributions, StepTexts, rewind_board
+from ray_jobs.run.trackers import TRACKERS, Trackers
 from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_json, read_records
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
 

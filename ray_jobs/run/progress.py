@@ -8,7 +8,8 @@ import ray
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from ray_jobs.metrics.bottleneck import (
+from ray_jobs.run.actors import RunActors
+from ray_jobs.run.bottleneck import (
     Limit,
     Shares,
     StepShares,
@@ -20,7 +21,6 @@ from ray_jobs.metrics.bottleneck import (
     shares_of_step,
     verdict_metrics,
 )
-from ray_jobs.run.actors import RunActors
 from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
 from reward.restarts import all_sampled_tokens, restart_metrics

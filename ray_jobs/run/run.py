@@ -11,10 +11,10 @@ from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.checks.tasks import notes_before_start
-from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.metrics import DESCRIPTIONS
 from ray_jobs.run.model_folder import prm_base
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from configs.loading import ConfigError
 from configs.run import RunConfig
-from ray_jobs.metrics.bottleneck import BACKPRESSURE_HIGH, WAIT_HIGH
+from ray_jobs.run.bottleneck import BACKPRESSURE_HIGH, WAIT_HIGH
 from ray_jobs.simulate.request import SimulationRequest
 from ray_jobs.simulate.simulation import SimulationResult, SimulationSettings, simulate
 from ray_jobs.simulate.worker import (

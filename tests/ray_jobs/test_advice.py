@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from configs.loading import RECIPES, load_run_config, with_changes
 from configs.run import RunConfig
 from ray_jobs.checks.machine import check_machine
-from ray_jobs.metrics.bottleneck import LIMITS, NO_ROOM, followable, hints
+from ray_jobs.run.bottleneck import LIMITS, NO_ROOM, followable, hints
 from ray_jobs.run.model_folder import PreflightError
 from ray_jobs.run.preflight import check_before_acting
 

@@ -8,8 +8,8 @@ import torch
 from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
 from learner.types import TrainBatch
-from ray_jobs.metrics.bottleneck import LIMITS, StepTimes
-from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE, LOGGED
+from ray_jobs.run.bottleneck import LIMITS, StepTimes
+from ray_jobs.run.metrics import BY_NAME, CHARTS, LIVE, LOGGED
 from ray_jobs.run.progress import step_metrics
 from reward.credit import CreditedStep
 from rollout.buffer import Batch

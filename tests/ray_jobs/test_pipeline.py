@@ -10,7 +10,7 @@ from real_run import WAIT_S, read, steps_of, wait_for_train_step
 
 from ray_jobs.checks.chaos.audit import audit
 from ray_jobs.checks.chaos.job import Job
-from ray_jobs.metrics.table import BY_NAME
+from ray_jobs.run.metrics import BY_NAME
 from rollout.records import read_records, readable
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

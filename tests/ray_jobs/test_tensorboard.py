@@ -11,9 +11,9 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
 from configs.loading import load_run_config
-from ray_jobs.metrics.table import BY_NAME
-from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS, Board, StepDistributions, StepTexts, markdown_of, plain
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.metrics import BY_NAME
+from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS, Board, StepDistributions, StepTexts, markdown_of, plain
 from rollout.records import RecordLine, exact_line
 
 HOSTILE = (

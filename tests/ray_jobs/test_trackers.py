@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.metrics import trackers
-from ray_jobs.metrics.trackers import TrackerError, check_trackers
+from ray_jobs.run import trackers
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.trackers import TrackerError, check_trackers
 
 
 class Recorder:

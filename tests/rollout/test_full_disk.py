@@ -11,8 +11,8 @@ from benchmarks.simulated_parts import SimulatedLearner
 from configs.loading import load_run_config
 from learner.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
 from ray_jobs.cli import _for_the_user
-from ray_jobs.pages.report import write_report
 from ray_jobs.run.folder import RunFolder, RunFolderError
+from ray_jobs.viewer.report import write_report
 from rollout.records import TOKENIZER, append_record, read_records
 from rollout.store.adapters import AdapterStore, AdapterStoreError, PublishedAdapter
 from rollout.store.disk import sweep_partials, write_whole

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from configs.reward import AlarmConfig
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
-from ray_jobs.pages.charts import Bar, LineChart, Mark, reliability_diagram
-from ray_jobs.pages.render import finite, finite_pair, write_page
 from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
-from reward.paired import wilson_interval
+from ray_jobs.statistics import wilson_interval
+from ray_jobs.viewer.charts import Bar, LineChart, Mark, reliability_diagram
+from ray_jobs.viewer.render import finite, finite_pair, write_page
 from rollout.filters import SOLVED
 from rollout.records import StepRecord, TrajectoryRecord, read_records
 from rollout.types import is_answer

@@ -15,11 +15,11 @@ from configs.wording import reason
 from envs.datasets.benchmarks import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
-from ray_jobs.evaluation.identity import Identity, Policy, differences, identity_of_phase, unproven
+from ray_jobs.evaluation_identity import Identity, Policy, differences, identity_of_phase, unproven
 from ray_jobs.run.begun import begun_config, origin_of
 from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
-from reward.paired import wilson_interval
+from ray_jobs.statistics import wilson_interval
 from rollout.engines.engine import BASE_VERSION
 from rollout.filters import SOLVED
 from rollout.records import TrajectoryRecord, append_record, read_records

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation.attempts import Evaluator, Wanted
-from ray_jobs.evaluation.folder import Item, ItemKey, ItemRecord, item_of, why_unscored
+from ray_jobs.attempts import Evaluator, Wanted
+from ray_jobs.evaluation_folder import Item, ItemKey, ItemRecord, item_of, why_unscored
 from ray_jobs.run.folder import TRAJECTORIES
 from ray_jobs.run.summary import POLICIES
-from reward.paired import PairedComparison, compare_paired, wilson_interval
+from ray_jobs.statistics import PairedComparison, compare_paired, wilson_interval
 from rollout.records import read_records
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from ray_jobs.metrics.table import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, title_of
+from ray_jobs.run.metrics import BY_NAME, CHARTS, FIRST, INTERVALS, Metric, title_of
 from rollout.filters import SOLVED
 from rollout.numbers import unpacked
 from rollout.records import StepHead, StepRecord, TurnRecord
