@@ -188,7 +188,7 @@ def _arm(folder: Path, group_size: int) -> Arm:
         finished=round(sum(row["rollout/trajectories"] for row in rows)),
         right=round(sum(row.get("rollout/solve_rate", 0.0) * row["rollout/trajectories"] for row in rows)),
         held_out=evaluation_in(folder, "eval_after"),
-        limit=facts["bottleneck"]["text"] if facts["bottleneck"] else "",
+        limit=facts["bottleneck"] or "",
     )
 
 

@@ -231,7 +231,7 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     _print_plain(console, f"after RL against before: {summary.get('verdict', 'not measured')}")
     _print_plain(console, _work_line(summary))
     if limit := summary.get("bottleneck"):
-        _print_plain(console, f"speed: {limit['text']}; {limit['hint']}")
+        _print_plain(console, f"speed: {limit}")
     _print_plain(console, f"report: {report}")
     for command, does in next_commands(report.parent):
         _print_plain(console, f"{does}: {command}")

@@ -95,7 +95,7 @@ class ViewedRun:
             "held_out": [asdict(one) for _, one in rates_by_step(summary)],
             "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
-            "bottleneck": (summary.get("bottleneck") or {}).get("text"),
+            "bottleneck": summary.get("bottleneck"),
         }
 
     def facets(self) -> Row:
