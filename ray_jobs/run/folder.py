@@ -22,7 +22,7 @@ from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
-from ray_jobs.run.tensorboard import Board, StepDistributions, StepTexts, rewind_board
+from ray_jobs.run.tensorboard import PHASES_BEFORE_RL, Board, StepDistributions, StepTexts
 from ray_jobs.run.trackers import TRACKERS, Trackers
 from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_json, read_records
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
@@ -177,7 +177,6 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for, and of
         a tracker that fails."""
         super().__init__(path.absolute())
-        self._trackers = Trackers(self.path, trackers, tell)
         path = self.path
         self._started = time.monotonic()
         self._opened_s = 0.0
@@ -189,6 +188,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             # Now: whoever had the lock may have finished some while it was waited for.
             phases = path / PHASES
             self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
+            self._trackers = Trackers(path, trackers, tell)
             self._open_files()
         except BaseException:
             self._lock.release()
@@ -249,11 +249,11 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._trackers.close()
             self._lock.release()
 
-    def _open_files(self) -> None:
+    def _open_files(self, *, purge_step: int | None = None) -> None:
         with _writing(self.path), ExitStack() as opened:
             self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
             self._trajectories = opened.enter_context((self.path / TRAJECTORIES).open("ab"))
-            self._board = Board(self.path / TENSORBOARD)
+            self._board = Board(self.path / TENSORBOARD, purge_step=purge_step)
             opened.callback(self._board.close)
             self._backlog = Backlog(STEPS_BEHIND)
             # Last in, and so first out: it writes to all the others.
@@ -325,6 +325,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """What was logged so far is written, and survives a power cut."""
         self.catch_up()
         with _writing(self.path):
+            self._board.flush()
             sync(self.path / METRICS)
             sync(self.path / TRAJECTORIES)
             sync_tree(self.path / TENSORBOARD)
@@ -332,7 +333,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
 
     def settle(self) -> None:
         """What was logged so far is never taken back, so that trackers may have it. Returns at once."""
-        self._trackers.settle(self.path / METRICS, self.fingerprint)
+        self._trackers.settle(self.path / METRICS)
 
     def keep_tokenizer(self, model_path: Path) -> None:
         """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
@@ -355,6 +356,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
         self.catch_up()
         with _writing(self.path):
+            self._board.flush()
             # Libraries of others write and delete there at any time.
             sync_tree(self.path, besides=TRACKERS)
         self._phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
@@ -379,9 +381,9 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         with _writing(self.path):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
             _rewrite(trajectories, (line for line, head in read_heads(trajectories) if self._stays(head, step)))
-            rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
+        self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
-        self._open_files()
+        self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
         self._started = time.monotonic() - elapsed_s
         return [row for row in kept if _is_train_step(row)]
 
@@ -391,7 +393,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def _metric_stays(self, name: str, at: int, step: int) -> bool:
         """Whether what was logged under a name at a step stays when the run goes back to `step`."""
         phase = name.partition("/")[0]
-        return phase in self.finished_phases if phase in ("cold_start", "train_prm") else at <= step
+        return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
     def _stays(self, row: Mapping[str, Any], step: int) -> bool:
         return row["phase"] in self.finished_phases if row["step"] is None else row["step"] <= step
