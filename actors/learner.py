@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Concatenate, NoReturn
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
+from reward.stored import scored_group_of
+from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 
 from actors.cluster import PART_LOST, kill
 from configs.own import search_in
@@ -19,11 +22,8 @@ from learner.optim import MeetingPoint, Ranks, join
 from learner.packing import build_batch
 from learner.samples import samples_of
 from learner.types import StepResult
-from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
 from reward.labels.plan import fresh_error
-from reward.stored import scored_group_of
 from rollout.buffer import Batch
-from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
 from rollout.types import Trajectory
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import ray
+from rollout.store.adapters import PublishedAdapter
+from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 
 from actors.cluster import PART_LOST, WORKER_GAUGES, set_gauges
 from configs.own import OwnCodeError, search_in
@@ -20,9 +22,7 @@ from reward.types import PrmError
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, PolicyEngine, Pulse
-from rollout.store.adapters import PublishedAdapter
-from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
-from rollout.types import Trajectory, Group
+from rollout.types import Group, Trajectory
 from rollout.worker import Worker
 
 if TYPE_CHECKING:

@@ -23,18 +23,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ray
+from rollout.store.lifecycle import NOTHING_TRAINED
 
 from actors.cluster import PART_LOST
 from actors.learner import LearnerCalls
 from configs.run import RunConfig
 from learner.checkpoint import continue_from_newest, oldest_kept_step
-from ray_jobs.evaluation.held_out import evaluate, evaluate_step
-from ray_jobs.metrics.bottleneck import StepTimes
-from ray_jobs.pages.report import write_report
+from ray_jobs.held_out import evaluate, evaluate_step
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
+from ray_jobs.run.bottleneck import StepTimes
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
@@ -43,7 +43,7 @@ from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.step_records import StepGroups, step_records
 from ray_jobs.run.summary import summarize
 from ray_jobs.run.supervisor import LearnerLostError, Supervisor
-from rollout.store.lifecycle import NOTHING_TRAINED
+from ray_jobs.viewer.report import write_report
 
 
 def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:

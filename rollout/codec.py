@@ -6,7 +6,7 @@ times over.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +16,8 @@ from rollout.records import RecordsError, whole_lines
 from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
 
 Value = TypeVar("Value")
+Record: TypeAlias = dict[str, Any]
+"""A trajectory as `flat_record` shows it."""
 
 _pack = msgspec.msgpack.Encoder()
 _dump = msgspec.json.Encoder()
@@ -67,14 +69,14 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             raise RecordsError(f"'{path}', line {number}: {error}") from error
 
 
-def flat_record(trajectory: Trajectory) -> dict[str, Any]:
+def flat_record(trajectory: Trajectory) -> Record:
     """Return a trajectory as a flat dictionary of plain values, which pages and evaluations show.
 
     Lists of numbers take the place of bytes, and each turn shows only what is new in its prompt.
     """
     short, task, planned = _shortened(trajectory), trajectory.task, trajectory.planner_turns
     versions = [version for turn in planned for version in turn.token_versions]
-    record: dict[str, Any] = {
+    record: Record = {
         "id": trajectory.id,
         "group_id": trajectory.group_id,
         "phase": trajectory.phase,

@@ -1,6 +1,7 @@
 """Replays of a recorded attempt: the first turns come from the record, the rest is sampled."""
 
 from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from rollout.types import Trajectory, Turn

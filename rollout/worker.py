@@ -42,7 +42,7 @@ from rollout.engines.wrappers import (
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
 from rollout.replay import as_replay, repeats
-from rollout.types import Trajectory, Group
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState

@@ -16,7 +16,7 @@ from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked, write_json
 from reward.collected import CollectedGroups, outcome_of
 from rollout.filters import SOLVED
-from rollout.types import Trajectory, Group
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run

@@ -8,20 +8,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import ray
+from reward.stored import StoredGroup
 
 from actors.cluster import PART_LOST
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
-from ray_jobs.pages.render import number
-from ray_jobs.pages.report import write_prm_page
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import locked, write_json
+from ray_jobs.viewer.render import number
+from ray_jobs.viewer.report import write_prm_page
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
-from reward.stored import StoredGroup
 from rollout.records import trajectory_of
 from rollout.types import Trajectory
 

@@ -21,10 +21,10 @@ import msgspec
 from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
-from ray_jobs.metrics.tensorboard import Board, StepDistributions, StepTexts, rewind_board
-from ray_jobs.metrics.trackers import TRACKERS, Trackers
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
+from ray_jobs.run.tensorboard import PHASES_BEFORE_RL, Board, StepDistributions, StepTexts
+from ray_jobs.run.trackers import TRACKERS, Trackers
 from rollout.codec import trajectory_line
 from rollout.files import network_file_system, sync, sync_tree, write_whole
 from rollout.lifecycle import GroupRow
@@ -149,7 +149,6 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Lock and open the folder. Raises RunLockError where another process works on the run. `tell` reports trackers
         that fail."""
         super().__init__(path.absolute())
-        self._trackers = Trackers(self.path, trackers, tell)
         path = self.path
         self._started = time.monotonic()
         self._opened_s = 0.0
@@ -160,6 +159,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         try:
             phases = path / PHASES
             self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
+            self._trackers = Trackers(path, trackers, tell)
             self._open_files()
         except BaseException:
             self._lock.close()
@@ -225,12 +225,12 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._trackers.close()
             self._lock.close()
 
-    def _open_files(self) -> None:
+    def _open_files(self, *, purge_step: int | None = None) -> None:
         with _writing(self.path), ExitStack() as opened:
             self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
             self._trajectories = opened.enter_context((self.path / TRAJECTORIES).open("ab"))
             self._groups = opened.enter_context((self.path / GROUPS).open("ab"))
-            self._board = Board(self.path / TENSORBOARD)
+            self._board = Board(self.path / TENSORBOARD, purge_step=purge_step)
             opened.callback(self._board.close)
             self._backlog = Backlog(STEPS_BEHIND)
             # Last in, and so first out: it writes to all the others.
@@ -317,6 +317,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """What was logged so far is written, and survives a power cut."""
         self.catch_up()
         with _writing(self.path):
+            self._board.flush()
             sync(self.path / METRICS)
             sync(self.path / TRAJECTORIES)
             sync(self.path / GROUPS)
@@ -325,7 +326,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
 
     def settle(self) -> None:
         """What was logged so far is never taken back, so that trackers may have it. Returns at once."""
-        self._trackers.settle(self.path / METRICS, self.fingerprint)
+        self._trackers.settle(self.path / METRICS)
 
     def keep_tokenizer(self, model_path: Path) -> None:
         """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
@@ -348,6 +349,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
         self.catch_up()
         with _writing(self.path):
+            self._board.flush()
             # Libraries of others write and delete there at any time.
             sync_tree(self.path, besides=TRACKERS)
         self._phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
@@ -373,9 +375,9 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
             for log in (self.path / TRAJECTORIES, self.path / GROUPS):
                 _rewrite(log, (line for line in whole_lines(log) if self._stays(line, step)))
-            rewind_board(self.path / TENSORBOARD, lambda name, at: self._metric_stays(name, at, step))
+        self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
-        self._open_files()
+        self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
         self._started = time.monotonic() - elapsed_s
         return [row for row in kept if _is_train_step(row)]
 
@@ -385,7 +387,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def _metric_stays(self, name: str, at: int, step: int) -> bool:
         """Whether what was logged under a name at a step stays when the run goes back to `step`."""
         phase = name.partition("/")[0]
-        return phase in self.finished_phases if phase in ("cold_start", "train_prm") else at <= step
+        return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
     def _stays(self, line: bytes, step: int) -> bool:
         """Return whether a line of trajectories or groups stays when the run goes back to `step`."""

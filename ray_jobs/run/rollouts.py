@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from rollout.store.adapters import AdapterMismatchError
+
 from actors.cluster import PART_LOST
 from envs.types import Task
 from ray_jobs.run.actors import NoRoomError, RunActors
 from rollout.engines.engine import BASE_VERSION
-from rollout.store.adapters import AdapterMismatchError
-from rollout.types import Trajectory, Group
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from actors.handles import WorkerHandle

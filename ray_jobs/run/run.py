@@ -6,15 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rollout.store.disk import file_system_of
+
 from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray, unmade
 from actors.prm import RemotePrm
 from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.checks.tasks import notes_before_start
-from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.metrics import DESCRIPTIONS
 from ray_jobs.run.model_folder import prm_base
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
@@ -22,7 +24,6 @@ from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
 from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
 from reward.prm.model import prm_in_use
-from rollout.store.disk import file_system_of
 
 
 class RunCutOffError(UserError):

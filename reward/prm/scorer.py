@@ -6,9 +6,8 @@ from itertools import islice
 from typing import Protocol
 
 from reward.prm.step_text import StepText, step_texts
-from rollout.types import StepScores
 from rollout.engines.engine import Pulse
-from rollout.types import Group
+from rollout.types import Group, StepScores
 
 MAX_CACHED = 100_000
 SCORED_AT_ONCE = 64

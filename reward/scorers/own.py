@@ -13,8 +13,7 @@ import numpy as np
 
 from configs.own import OwnCodeError, check_call, failure, load_own, own_function
 from envs.types import Task
-from rollout.types import StepScores
-from rollout.types import Trajectory, Group, Turn
+from rollout.types import Group, StepScores, Trajectory, Turn
 
 Scorer = Callable[[Task, str, Sequence[Turn]], object]
 

@@ -6,7 +6,7 @@ import pytest
 from faults import AttemptingWorker, DyingInAttemptWorker, events
 from stage import check_nothing_lost, groups_of, local_ray, make_config, open_stage
 
-from ray_jobs.evaluation.held_out import tasks_while_training
+from ray_jobs.held_out import tasks_while_training
 from rollout.records import read_records
 from rollout.store.adapters import AdapterStore
 

@@ -2,16 +2,15 @@
 
 import hashlib
 import resource
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 
 from configs.loading import load_run_config
 from learner.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
 from ray_jobs.cli import _for_the_user
-from ray_jobs.pages.report import write_report
 from ray_jobs.run.folder import RunFolder, RunFolderError
+from ray_jobs.viewer.report import write_report
 from rollout.records import TOKENIZER, append_record, read_records
 from rollout.store.adapters import AdapterStore, AdapterStoreError, PublishedAdapter
 from rollout.store.disk import sweep_partials, write_whole
@@ -79,23 +78,6 @@ def test_logs_are_one_clear_error(tmp_path):
         room = (folder.path / "metrics.jsonl").stat().st_size
         with full_at(room), pytest.raises(RunFolderError, match=r"cannot write '.*metrics.jsonl': .*; free some space"):
             folder.log_metrics(2, {"policy/loss": 0.5})
-
-
-def test_tensorboard_is_one_clear_error_and_no_thread_of_its_own_prints_a_traceback(tmp_path, monkeypatch):
-    printed = []
-    monkeypatch.setattr(threading, "excepthook", printed.append)
-    folder = RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
-    (events,) = (folder.path / "tb").iterdir()
-    with full_at(events.stat().st_size), pytest.raises(RunFolderError, match=r"cannot write '.*tb': .*; free some"):
-        log_without_end(folder)
-    with suppress(RunFolderError):
-        folder.close()
-    assert printed == []
-
-
-def log_without_end(folder):
-    for step in range(1000):
-        folder.log_metrics(step, {"policy/loss": 0.5})
 
 
 def test_report_leaves_the_one_before(tmp_path):

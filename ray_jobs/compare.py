@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.errors import UserError, visible
-from ray_jobs.evaluation.folder import (
+from ray_jobs.evaluation_folder import (
     IDENTITY,
     EvaluationError,
     Item,
@@ -22,11 +22,11 @@ from ray_jobs.evaluation.folder import (
     read_evaluation,
     unscored_by_reason,
 )
-from ray_jobs.evaluation.identity import differences, unproven
-from ray_jobs.pages.evaluation import write_comparison_page
-from ray_jobs.pages.render import percent, points
+from ray_jobs.evaluation_identity import differences, unproven
 from ray_jobs.run.folder import write_json
-from reward.paired import PairedComparison, compare_means, compare_paired, items_needed
+from ray_jobs.statistics import PairedComparison, compare_means, compare_paired, items_needed
+from ray_jobs.viewer.evaluation import write_comparison_page
+from ray_jobs.viewer.render import percent, points
 
 ASKED_GAINS = (0.02, 0.05, 0.1)
 """Differences for which the number of items is always told, besides the one that was seen."""

@@ -15,14 +15,14 @@ from configs.wording import reason
 from envs.datasets.benchmarks import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
-from ray_jobs.evaluation.identity import Identity, Policy, differences, identity_of_phase, unproven
+from ray_jobs.evaluation_identity import Identity, Policy, differences, identity_of_phase, unproven
 from ray_jobs.run.begun import begun_config, origin_of
 from ray_jobs.run.folder import TRAJECTORIES, RunFolderError, write_json
 from ray_jobs.run.provenance import provenance
-from reward.paired import wilson_interval
+from ray_jobs.statistics import wilson_interval
+from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.engine import BASE_VERSION
 from rollout.filters import SOLVED
-from rollout.codec import flat_record, read_trajectories
 from rollout.records import append_record, read_records
 from rollout.types import is_answer
 
@@ -55,16 +55,9 @@ class ItemKey(NamedTuple):
         return "/".join(map(str, self))
 
 
-class ItemRecord(TypedDict, total=False):
-    """The last attempt at an item. `f1` is the credit for a part of the answer, `judged` what the judge said where it
-    was asked, `attempts` how many were made, in `seconds` together. Records of earlier runs lack these fields."""
-
-    seed: int
-    f1: float | None
-    judge_asked: bool
-    judged: bool | None
-    attempts: int
-    seconds: float
+ItemRecord = Record
+"""The last attempt at an item, with the `seed`, `f1` (credit for a part of the answer), whether the judge was asked
+(`judge_asked`) and its verdict (`judged`), the number of `attempts`, and their `seconds` together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from reward.paired import (
+from ray_jobs.statistics import (
     compare_means,
     compare_paired,
     items_needed,

@@ -11,13 +11,14 @@ from typing import Any, TypeAlias
 from configs.reward import AlarmConfig
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
-from ray_jobs.pages.charts import Bar, LineChart, Mark, reliability_diagram
-from ray_jobs.pages.render import finite, finite_pair, write_page
 from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
-from reward.paired import wilson_interval
+from ray_jobs.statistics import wilson_interval
+from ray_jobs.viewer.charts import Bar, LineChart, Mark, reliability_diagram
+from ray_jobs.viewer.render import finite, finite_pair, write_page
+from rollout.codec import Record, flat_record, read_trajectories
 from rollout.filters import SOLVED
-from rollout.records import StepRecord, TrajectoryRecord, read_records
-from rollout.types import is_answer
+from rollout.records import read_records
+from rollout.types import Trajectory, is_answer
 
 Row = Mapping[str, float]
 
@@ -32,8 +33,8 @@ class _Run:
     provenance: Mapping[str, Any]
     steps: Sequence[Row]
     held_out: Sequence[Row]
-    attempts: Mapping[str, Mapping[str, TrajectoryRecord]]
-    scored: Sequence[StepRecord]
+    attempts: Mapping[str, Mapping[str, Record]]
+    scored: Sequence[Record]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
         yield Bar(label=label, note=note, rate=one.rate, interval=interval, kind=one.policy)
 
 
-def _endings(phase: str, attempts: Sequence[TrajectoryRecord]) -> _Endings:
+def _endings(phase: str, attempts: Sequence[Record]) -> _Endings:
     turns = [turn for record in attempts for turn in record["turns"] if turn["role"] == "planner"]
     scored = [record for record in attempts if record["reward"] is not None]
     return _Endings(
@@ -174,17 +175,15 @@ def _read_run(run_dir: Path) -> _Run:
         json.loads(paths[name].read_text(encoding="utf-8")) if name in paths else {}
         for name in ("summary.json", "config.json", "provenance.json")
     )
-    logs = ("metrics.jsonl", "trajectories.jsonl")
-    metrics, records = (read_records(paths[name]) if name in paths else () for name in logs)
-    rows = list(metrics)
-    attempts: dict[str, dict[str, TrajectoryRecord]] = {phase: {} for phase in POLICIES}
-    # One at a time: the trajectories of training, of which the page shows none, can be very many.
-    scored: list[StepRecord] = []
-    for record in records:
-        if "prm_scores" in record:
-            scored = [*(one for one in scored if one["group_id"] == record["group_id"]), record]
-        if record["phase"] in attempts:
-            attempts[record["phase"]][record["task_id"]] = record
+    rows = list(read_records(paths["metrics.jsonl"])) if "metrics.jsonl" in paths else []
+    attempts: dict[str, dict[str, Record]] = {phase: {} for phase in POLICIES}
+    # Read one at a time: a run may have very many trained trajectories, of which only one group is shown.
+    scored: list[Trajectory] = []
+    for trajectory in read_trajectories(paths["trajectories.jsonl"]) if "trajectories.jsonl" in paths else ():
+        if trajectory.prm_digest is not None:
+            scored = [*(one for one in scored if one.group_id == trajectory.group_id), trajectory]
+        if trajectory.phase in attempts:
+            attempts[trajectory.phase][trajectory.task.id] = flat_record(trajectory)
     return _Run(
         summary=summary,
         config=config,
@@ -192,7 +191,7 @@ def _read_run(run_dir: Path) -> _Run:
         steps=[row for row in rows if "policy/loss" in row],
         held_out=[row for row in rows if "held_out/solve_rate" in row],
         attempts=attempts,
-        scored=scored,
+        scored=list(map(flat_record, scored)),
     )
 
 
@@ -205,10 +204,10 @@ class TurnedTasks:
     gained: int
     lost: int
     failed: int
-    cards: Mapping[str, TrajectoryRecord]
+    cards: Mapping[str, Record]
 
 
-def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, TrajectoryRecord]) -> TurnedTasks:
+def turned_tasks(before: Mapping[str, Record], after: Mapping[str, Record]) -> TurnedTasks:
     """`before` and `after` are the attempts by task. What could not be scored is neither solved nor wrong."""
     gained = [id for id, one in after.items() if one["reward"] == SOLVED and _is_wrong(before.get(id, one))]
     failed = [id for id, one in after.items() if _is_wrong(one)]
@@ -219,7 +218,7 @@ def turned_tasks(before: Mapping[str, TrajectoryRecord], after: Mapping[str, Tra
     return TurnedTasks(attempted=len(after), gained=len(gained), lost=lost, failed=len(failed), cards=cards)
 
 
-def _is_wrong(attempt: TrajectoryRecord) -> bool:
+def _is_wrong(attempt: Record) -> bool:
     return attempt["reward"] is not None and attempt["reward"] != SOLVED
 
 
@@ -231,13 +230,13 @@ class ScoredPair:
     of the pair shown, None where there is no such pair. `fork` counts the steps that both share.
     """
 
-    cards: Mapping[str, StepRecord]
+    cards: Mapping[str, Record]
     gaps: Sequence[float] = ()
     gap: float | None = None
     fork: int = 0
 
 
-def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
+def scored_pair(group: Sequence[Record]) -> ScoredPair:
     """Of the pairs that part at steps of one action, the middle one by its gap; else the first pair."""
     right = [one for one in group if one["outcome"] == SOLVED]
     wrong = [one for one in group if one["outcome"] not in (SOLVED, None)]
@@ -251,7 +250,7 @@ def scored_pair(group: Sequence[StepRecord]) -> ScoredPair:
     return ScoredPair(cards=cards, gaps=[gap for gap, _ in found], gap=gap, fork=_fork(*pair))
 
 
-def _gap(right: StepRecord, wrong: StepRecord) -> float | None:
+def _gap(right: Record, wrong: Record) -> float | None:
     """The right attempt's score less the wrong one's where they part; None where they do not do the same with another
     input there, or a score is missing."""
     steps, fork = (_decisions(right), _decisions(wrong)), _fork(right, wrong)
@@ -264,7 +263,7 @@ def _gap(right: StepRecord, wrong: StepRecord) -> float | None:
     return score - other_score
 
 
-def _fork(one: StepRecord, other: StepRecord) -> int:
+def _fork(one: Record, other: Record) -> int:
     """How many steps they share from the beginning, results included."""
     pairs = list(zip(_decisions(one), _decisions(other), strict=False))
     return next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
@@ -273,7 +272,7 @@ def _fork(one: StepRecord, other: StepRecord) -> int:
 Decision: TypeAlias = tuple[str | None, str, str | None]
 
 
-def _decisions(record: StepRecord) -> list[Decision]:
+def _decisions(record: Record) -> list[Decision]:
     """Action, input and result of each planner step; a malformed step is its text."""
     return [
         (turn["action"], turn["action_input"] or turn["text"], turn["result"])

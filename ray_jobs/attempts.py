@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from envs.types import Task
-from ray_jobs.evaluation.folder import ItemRecord
+from ray_jobs.evaluation_folder import ItemRecord
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
 from rollout.codec import flat_record

@@ -14,7 +14,7 @@ from rollout.files import write_whole
 from rollout.types import is_answer
 
 TEMPLATES = Path(__file__).with_name("templates")
-STYLES = (Path(__file__).parents[1] / "viewer/static/palette.css", Path(__file__).with_name("style.css"))
+STYLES = (Path(__file__).with_name("static") / "palette.css", TEMPLATES / "style.css")
 UNDEFINED = "not defined"
 
 

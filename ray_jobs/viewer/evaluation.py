@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.datasets.benchmarks import BENCHMARKS, Benchmark
-from ray_jobs.evaluation.folder import ITEMS, BenchmarkRates, EvaluationSummary, StoredEvaluation, why_unscored
-from ray_jobs.evaluation.identity import Items, digest_of
-from ray_jobs.pages.charts import Bar
-from ray_jobs.pages.render import write_page
-from reward.paired import wilson_interval
+from ray_jobs.evaluation_folder import ITEMS, BenchmarkRates, EvaluationSummary, StoredEvaluation, why_unscored
+from ray_jobs.evaluation_identity import Items, digest_of
+from ray_jobs.statistics import wilson_interval
+from ray_jobs.viewer.charts import Bar
+from ray_jobs.viewer.render import write_page
 from rollout.filters import SOLVED
 from rollout.records import read_records
 
 if TYPE_CHECKING:
     # It writes the page.
-    from ray_jobs.evaluation.compare import Comparison
+    from ray_jobs.compare import Comparison
 
 _DIGEST = re.compile(r"\b[0-9a-f]{40,64}\b")
 _PROOF = {

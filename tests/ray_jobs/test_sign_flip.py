@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import pytest
 
-from reward.paired import mcnemar_exact, sign_flip
+from ray_jobs.statistics import mcnemar_exact, sign_flip
 
 
 def by_enumeration(differences):
@@ -101,7 +101,7 @@ def test_interval_is_no_point_where_all_items_differ_alike():
 
 
 def test_interval_holds_the_true_gain_as_often_as_it_says(monkeypatch):
-    monkeypatch.setattr("reward.paired.NUM_DRAWS", 4000)
+    monkeypatch.setattr("ray_jobs.statistics.NUM_DRAWS", 4000)
     rng = random.Random(0)
     held = 0
     for _ in range(200):

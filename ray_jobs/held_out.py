@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation.attempts import Evaluator, Wanted
-from ray_jobs.evaluation.folder import Item, ItemKey, ItemRecord, item_of, why_unscored
+from ray_jobs.attempts import Evaluator, Wanted
+from ray_jobs.evaluation_folder import Item, ItemKey, item_of, why_unscored
 from ray_jobs.run.folder import TRAJECTORIES
 from ray_jobs.run.summary import POLICIES
-from reward.paired import PairedComparison, compare_paired, wilson_interval
+from ray_jobs.statistics import PairedComparison, compare_paired, wilson_interval
 from rollout.codec import flat_record, read_trajectories
+from rollout.types import Trajectory
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
@@ -33,8 +34,8 @@ class Evaluation:
     items: tuple[Item, ...]
 
     @classmethod
-    def of(cls, records: Iterable[ItemRecord]) -> "Evaluation":
-        return cls(items=tuple(map(item_of, records)))
+    def of(cls, attempts: Iterable[Trajectory]) -> "Evaluation":
+        return cls(items=tuple(item_of(flat_record(attempt)) for attempt in attempts))
 
     @property
     def solved(self) -> dict[ItemKey, bool]:
@@ -63,7 +64,7 @@ class Evaluation:
 def evaluation_in(folder: Path, phase: str) -> Evaluation:
     """What stands in the folder of a run."""
     logged = read_trajectories(folder / TRAJECTORIES)
-    return Evaluation.of(flat_record(trajectory) for trajectory in logged if trajectory.phase == phase)
+    return Evaluation.of(trajectory for trajectory in logged if trajectory.phase == phase)
 
 
 def evaluate(run: "Run", phase: str) -> Evaluation:
@@ -139,18 +140,13 @@ def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 def _attempted(
     evaluator: Evaluator, tasks: Sequence[Task], *, name: str, progressed: Callable[[], None] = lambda: None
-) -> list[ItemRecord]:
-    """The records of all tasks, in their order. `name` stands in the ids of the attempts."""
-    found: list[ItemRecord] = []
-
-    def keep(result: ItemRecord) -> None:
-        found.append(result)
-        progressed()
-
+) -> list[Trajectory]:
+    """Return the attempts at all tasks, in their order. `name` is the beginning of their ids."""
+    found: list[Trajectory] = []
     wanted = [Wanted(task=task, seed=0, trajectory_id=f"{name}/{task.id}", group_id=name) for task in tasks]
-    asyncio.run(evaluator.evaluate(wanted, keep))
+    asyncio.run(replace(evaluator, log=found.append).evaluate(wanted, lambda _: progressed()))
     places = {(task.dataset, task.id): place for place, task in enumerate(tasks)}
-    return sorted(found, key=lambda result: places[result["dataset"], result["task_id"]])
+    return sorted(found, key=lambda attempt: places[attempt.task.dataset, attempt.task.id])
 
 
 def _news(policy: str, evaluation: Evaluation) -> str:

@@ -20,9 +20,9 @@ from envs.datasets.benchmarks import BENCHMARKS, load_benchmark
 from envs.datasets.families import FAMILIES
 from envs.datasets.sampler import evaluation_tasks, never_trained_on
 from envs.types import Task
+from ray_jobs.attempts import Attempts, Evaluator, Wanted
 from ray_jobs.checks.keys import check_key
-from ray_jobs.evaluation.attempts import Attempts, Evaluator, Wanted
-from ray_jobs.evaluation.folder import (
+from ray_jobs.evaluation_folder import (
     SUMMARY,
     BenchmarkRates,
     EvaluationError,
@@ -34,13 +34,13 @@ from ray_jobs.evaluation.folder import (
     summarize_evaluation,
     why_unscored,
 )
-from ray_jobs.evaluation.identity import digest_of, identity_of
-from ray_jobs.pages.evaluation import write_evaluation_page
-from ray_jobs.pages.render import percent, points
+from ray_jobs.evaluation_identity import digest_of, identity_of
 from ray_jobs.phases.local import open_worker
 from ray_jobs.run.begun import begun_config, check_trained_alike, run_of, started_in
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.viewer.evaluation import write_evaluation_page
+from ray_jobs.viewer.render import percent, points
 from reward.answer_judge import AnswerJudge
 
 
