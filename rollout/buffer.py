@@ -244,7 +244,7 @@ class GroupBuffer:
         """Give out free capacity one group at a time: to the worker that runs the fewest, then to the one that has
         waited longest. Each worker gets at most its share of all live groups, so that none runs everything."""
         available = self._num_available()
-        if not available or not self._waiters:
+        if not available or not self._waiters or not self.proven:
             return
         share = -(-(self._settings.pipeline_depth + 1) * self._settings.batch_groups // len(self.proven))
         min_version = max(0, self._policy_version - self._settings.pipeline_depth)
