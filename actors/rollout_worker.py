@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from actors.cluster import PART_LOST, WORKER_GAUGES, set_gauges
+from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
 from configs.own import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
@@ -20,15 +20,17 @@ from reward.scorers.own import OwnTurnScorer
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
-from rollout.engines.engine import BASE_VERSION, EngineError, PolicyEngine, Pulse
-from rollout.store.adapters import PublishedAdapter
+from rollout.engines.engine import EngineError, PolicyEngine, Pulse
+from rollout.store.adapters import AdapterMismatchError
 from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
-    from actors.handles import PrmHandle, StoreHandle
     from envs.sandbox import SandboxState
+
+LOAD_LIMIT_S = 300.0
+"""A worker that has not proven a version after this time is replaced."""
 
 
 @ray.remote
@@ -37,8 +39,8 @@ class RolloutWorkerActor:
         self,
         config: RunConfig,
         index: int,
-        store: "StoreHandle",
-        prm: "PrmHandle | None",
+        store: Handle,
+        prm: Handle | None,
         build_worker: Callable[[], Worker],
     ) -> None:
         search_in(config.code_path)
@@ -68,8 +70,21 @@ class RolloutWorkerActor:
         """Ray asks for it once, when the actor is made, or when it cannot be: then that is the error to be told."""
         return f"RolloutWorker({getattr(self, '_index', 'not made')})"
 
-    async def ready(self) -> bool:
-        return True
+    async def until_lost(self) -> None:
+        """Load and prove every version that is published. Fails if a version cannot be proven, or this process ends."""
+        try:
+            await self._follower.follow()
+        except EngineError:
+            self._end_with_the_engine()
+            raise
+
+    async def reach(self, policy_version: int) -> None:
+        """Wait until the engine uses this version or a newer one."""
+        await self._follower.reach(policy_version)
+
+    async def use_prm(self, prm: Handle) -> None:
+        """Call this process reward model from now on: the one before was lost."""
+        self._prm = prm
 
     async def run(self, prm_digest: str | None = None) -> None:
         """Roll out until the buffer is closed, then drop what still runs; or until drained, then finish it.
@@ -83,7 +98,6 @@ class RolloutWorkerActor:
 
     async def _roll_out(self) -> None:
         async with asyncio.TaskGroup() as background:
-            follower = background.create_task(self._follower.follow())
             while not self._draining:
                 await self._free_place()
                 self._show()
@@ -96,7 +110,7 @@ class RolloutWorkerActor:
                     self._running[permit.lease] = background.create_task(self._run_group(permit))
             if self._draining:
                 await asyncio.gather(*self._running.values())
-            for task in (follower, *self._running.values()):
+            for task in self._running.values():
                 task.cancel()
 
     async def heartbeat(self) -> Pulse:
@@ -119,9 +133,6 @@ class RolloutWorkerActor:
         """The walls around its code tool, which depend on its machine."""
         return self._worker.sandbox
 
-    async def sync_weights(self, policy_version: int) -> None:
-        await self._follower.sync(policy_version)
-
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         return await self._worker.collect_group(task, group_id, group_size)
 
@@ -129,17 +140,8 @@ class RolloutWorkerActor:
         return await self._worker.continue_from(trajectory, num_turns, count)
 
     async def attempt(
-        self,
-        task: Task,
-        trajectory_id: str,
-        *,
-        group_id: str,
-        temperature: float,
-        seed: int,
-        policy_version: int = BASE_VERSION,
+        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
     ) -> Trajectory:
-        """Waits until the worker samples with `policy_version` or a newer one; in the RL loop it comes by itself."""
-        await self._follower.reached(policy_version)
         return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
@@ -216,59 +218,48 @@ class RolloutWorkerActor:
 
 
 class WeightFollower:
-    def __init__(self, engine: PolicyEngine, store: "StoreHandle", worker: int) -> None:
+    """Loads every version of the weights that is published, and proves to the store that the engine uses it."""
+
+    def __init__(self, engine: PolicyEngine, store: Handle, worker: int) -> None:
         self._engine = engine
         self._store = store
         self._worker = worker
-        self._loading = asyncio.Lock()
-        self._proof = asyncio.Event()
+        self._newer = asyncio.Event()
         self.proven_version = engine.policy_version
 
     async def follow(self) -> None:
-        """Load every version that is published, for ever."""
+        """Load one version after the other. Raises AdapterMismatchError for one that cannot be proven in time."""
         while True:
-            await self._load_newer_than(self.proven_version)
+            offer = await self._store.wait_newer.remote(self.proven_version)
+            version = offer.published.policy_version
+            try:
+                async with asyncio.timeout(LOAD_LIMIT_S):
+                    await self._load(version, await offer.ref[0])
+            except TimeoutError:
+                raise AdapterMismatchError(
+                    f"worker {self._worker} did not load version {version} within {LOAD_LIMIT_S:.0f} s"
+                ) from None
+            self.proven_version = version
+            self._newer.set()
+            self._newer = asyncio.Event()
 
-    async def reached(self, policy_version: int) -> None:
-        """Waits for this version or a newer one, which `follow` loads; woken by its proof."""
+    async def reach(self, policy_version: int) -> None:
+        """Wait until this version or a newer one is proven."""
         while self.proven_version < policy_version:
-            await self._proof.wait()
+            await self._newer.wait()
 
-    async def sync(self, policy_version: int) -> None:
-        """Load the newest version, which must be at least this one."""
-        while self.proven_version < policy_version:
-            await self._load_newer_than(policy_version - 1)
-
-    async def _load_newer_than(self, policy_version: int) -> None:
-        """Load an adapter and prove it to the store: the bytes by their digest, the weights by what the engine's memory
-        holds."""
-        offer = await self._store.wait_newer.remote(policy_version)
-        published = offer.published
-        try:
-            data = await offer.ref[0]
-        except ray.exceptions.ObjectLostError:
-            # The store died after it answered; it has the bytes on disk and will offer them again.
-            return
-        # What was begun is finished: a version that is loaded and not proven could neither be used nor loaded again.
-        await asyncio.shield(self._take_up(published, data))
-
-    async def _take_up(self, published: PublishedAdapter, data: bytes) -> None:
-        async with self._loading:
-            if published.policy_version <= self.proven_version:
-                return
-            prepared = await self._engine.prepare_adapter(published.policy_version, data)
-            digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
-            await self._store.acknowledge.remote(self._worker, published.policy_version, digest, read_back)
-            self.proven_version = published.policy_version
-            self._proof.set()
-            self._proof = asyncio.Event()
+    async def _load(self, version: int, data: bytes) -> None:
+        """Load an adapter. The proof is the digest of the bytes and what the engine's memory holds afterwards."""
+        prepared = await self._engine.prepare_adapter(version, data)
+        digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
+        await self._store.acknowledge.remote(self._worker, version, digest, read_back)
 
 
 class Courier:
     """One call at a time, with all that came back during the one before: the busier the store is, the fewer calls it
     gets."""
 
-    def __init__(self, store: "StoreHandle") -> None:
+    def __init__(self, store: Handle) -> None:
         self._store = store
         self._waiting: list[tuple[Lease, GroupResult, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None

@@ -104,8 +104,12 @@ class StoreActor:
         return "Store"
 
     async def heartbeat(self) -> Pulse:
-        """Whoever asks learns that this event loop goes round."""
+        """Answer, as proof that the event loop runs."""
         return Pulse()
+
+    async def until_lost(self) -> None:
+        """Wait until this process ends, which fails the call."""
+        await asyncio.Event().wait()
 
     # --- groups ----------------------------------------------------------------------------------
 

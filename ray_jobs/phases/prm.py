@@ -77,15 +77,15 @@ def run_train_prm(config: RunConfig) -> None:
 def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk decisions
     in a context of each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
-    if run.actors.prm is None or run.config.reward.prm is None:
+    if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
         scored = (group for group in map(StoredGroup.of, payloads) if group.step_scores is not None)
         firsts = [first for group in scored if (first := _first_step(group))]
-        # A PRM that died is being started again; its canaries wait for the next window.
+        # A PRM that was lost is being restarted; its canaries wait for the next window.
         with suppress(*PART_LOST):
-            found = ray.get([run.actors.prm.score_canaries.remote(first) for first in firsts])
+            found = ray.get([prm.score_canaries.remote(first) for first in firsts])
             worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}
     return metrics

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 import ray
 
+from actors.cluster import Handle
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
@@ -20,7 +21,6 @@ from ray_jobs.metrics.bottleneck import (
     shares_of_step,
     verdict_metrics,
 )
-from ray_jobs.run.actors import RunActors
 from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
 from reward.restarts import all_sampled_tokens, restart_metrics
@@ -133,10 +133,10 @@ class Training:
         self.told = now.limit
         return f"speed: {now.text}; {now.hint}"
 
-    def facts(self, actors: RunActors, num_restarts: int) -> dict[str, object]:
+    def facts(self, store: Handle, num_restarts: int) -> dict[str, object]:
         """The RL phase in numbers, with what only the store knows."""
-        counts, totals, troubles = ray.get(actors.store.totals.remote())
-        acknowledged = ray.get(actors.store.acknowledgements.remote())
+        counts, totals, troubles = ray.get(store.totals.remote())
+        acknowledged = ray.get(store.acknowledgements.remote())
         rollouts: RolloutStatistics = statistics_of(totals)
         verdict = self._verdict(self.rows) if self.rows else None
         staleness = [row["policy/staleness_max"] for row in self.rows]
