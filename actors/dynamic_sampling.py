@@ -8,7 +8,7 @@ learners may die. If this actor dies, the run is cut off and continues from its 
 import asyncio
 import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
@@ -29,8 +29,8 @@ PATIENCE_S = 5.0
 MAX_REQUESTS_PER_S = 50.0
 """More than 250 workers ask again less often, so that waiting costs the same for any number of them."""
 MAX_OPEN_CALLS = 100_000
-"""Each worker has up to two waiting calls, for work and for weights; the calls that wake them need a slot as well. Ray's
-`concurrency_groups` would not do: each has its own event loop, and calls in one cannot wake those in another."""
+"""Each worker has up to two waiting calls, for work and for weights; the calls that wake them need a slot as well.
+Ray's `concurrency_groups` would not do: each has its own event loop, and calls in one cannot wake those in another."""
 
 
 class AdapterMismatchError(UserError):
@@ -57,7 +57,7 @@ class Acknowledgements:
     latencies_s: tuple[float, ...]
 
 
-@ray.remote(num_cpus=0, max_concurrency=MAX_OPEN_CALLS)
+@ray.remote(num_cpus=0, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
 class DynamicSampling:
     def __init__(self, config: RunConfig) -> None:
         self._buffer = GroupBuffer(
@@ -78,7 +78,6 @@ class DynamicSampling:
         self._digests: dict[int, str] = {}
         self._proofs: list[tuple[int, int, float]] = []
         """Worker, version and seconds since its publication of each proof."""
-        self._behind_since: dict[int, float] = {}
 
     def __repr__(self) -> str:
         return "DynamicSampling"
@@ -86,6 +85,10 @@ class DynamicSampling:
     async def heartbeat(self) -> Pulse:
         """Show that the event loop runs."""
         return Pulse()
+
+    async def until_lost(self) -> None:
+        """Wait until this process ends, which fails the call."""
+        await asyncio.Event().wait()
 
     # --- groups ----------------------------------------------------------------------------------
 
@@ -101,7 +104,6 @@ class DynamicSampling:
 
     async def release(self, worker: int, reason: str) -> int:
         """Queue the groups of a worker that is gone again; returns their number."""
-        self._behind_since.pop(worker, None)
         return self._buffer.release(worker, reason)
 
     async def next_batch(self, step: int) -> Batch | None:
@@ -166,17 +168,7 @@ class DynamicSampling:
             raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {read_back.fault}")
         latency_s = round(time.monotonic() - self._published_at[policy_version], 4)
         self._proofs.append((worker, policy_version, latency_s))
-        self._behind_since.pop(worker, None)
         self._buffer.prove(worker, policy_version)
-
-    async def roll_call(self, workers: Collection[int], patience_s: float) -> list[int]:
-        """Release all workers but these. Returns those that lag behind the newest version for longer than this."""
-        for worker in self._buffer.proven.keys() - set(workers):
-            await self.release(worker, "its worker is gone")
-        newest, now = self._newest.policy_version if self._newest else -1, time.monotonic()
-        late = [worker for worker, version in self._buffer.proven.items() if version < newest]
-        self._behind_since = {worker: self._behind_since.get(worker, now) for worker in late}
-        return [worker for worker, since in self._behind_since.items() if now - since > patience_s]
 
     async def proofs(self) -> list[tuple[int, int, float]]:
         """Return worker, version and seconds since publication of each proof."""

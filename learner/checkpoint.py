@@ -98,8 +98,8 @@ class Checkpoint:
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint below `parent` that can be trusted, or None, and what is wrong with newer ones, which
-    stay as they are."""
+    """Return the newest checkpoint below `parent` that can be trusted, or None, and what is wrong with newer ones,
+    which stay as they are."""
     checkpoint, unusable = _search(parent)
     return checkpoint, list(unusable.values())
 

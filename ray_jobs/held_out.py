@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from rollout.types import Trajectory
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
-    from ray_jobs.run.supervisor import Supervisor
 
 STEP_PHASE = "held_out"
 """What the attempts of an evaluation while training stand under."""
@@ -97,22 +95,22 @@ def _some_of(tasks: Sequence[Task], num: int) -> list[Task]:
     return [tasks[place] for place in sorted(by_dataset[number * len(tasks) // num] for number in range(num))]
 
 
-def evaluate_step(run: "Run", rollouts: "Supervisor", step: int) -> None:
+def evaluate_step(run: "Run", step: int) -> None:
     """The policy after a train step, greedily, on `tasks_while_training`; its metrics and attempts stand in the run
     folder, as what belongs to this step.
 
     Called once the step's weights are published, and before its batch is given up: nothing newer is published
     meanwhile, and at depth 0 nobody rolls out. At other depths rollouts go on as they do while the learner computes.
     """
-    started, settings, policy = time.perf_counter(), run.config.evaluation, run.pinned_rollouts()
+    started, settings, policy = time.perf_counter(), run.config.evaluation, run.rollouts
     evaluator = Evaluator(
         policy=policy, phase=STEP_PHASE, temperature=0.0, max_attempts=settings.max_attempts, step=step
     )
     tasks = tasks_while_training(run.config)
-    work = partial(_attempted, evaluator, tasks, name=f"{STEP_PHASE}-{step}")
-    found = rollouts.beside(policy, work, f"the evaluation after step {step}")
+    with run.console.waiting(f"the evaluation after step {step}"):
+        found = _attempted(evaluator, tasks, name=f"{STEP_PHASE}-{step}")
     # What the engines computed for it is not counted as rollouts of the next step.
-    rollouts.readings()
+    run.supervisor.readings()
     evaluation = Evaluation.of(found)
     run.folder.log_trajectories(found)
     facts = {"held_out/policy_version": policy.policy_version, "held_out/wall_s": time.perf_counter() - started}

@@ -519,5 +519,5 @@ def _sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
     totals: Counter[str] = Counter()
     for group in groups:
         if group.summary:
-            totals.update(group.summary.facts)  # type: ignore[arg-type]  # counts may be fractions
+            totals.update(group.summary.facts)
     return dict(totals)

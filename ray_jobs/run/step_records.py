@@ -43,7 +43,7 @@ def step_trajectories(
             trajectory.reason = result.skipped or ""
             yield trajectory
     for state, reason, ref in batch.untrained:
-        for trajectory in decode_group(ray.get(ref)).trajectories:
+        for trajectory in decode_group(ray.get([ref])[0]).trajectories:
             trajectory.step, trajectory.verdict, trajectory.reason = batch.step, state, reason
             yield trajectory
 
