@@ -1,7 +1,7 @@
 """Memory across episodes: solved tasks in Qdrant, found by the similarity of their questions and shown as hints.
 
 A hint shows the steps that led to an answer, without the answer. An entry is written by a model, and a shared server
-may hold entries of anybody, so all of it is data: a hint is one line of printable characters, of bounded length, between
+may hold entries of other users, so all of it is data: a hint is one line of printable characters, bounded, between
 marks that it cannot contain.
 """
 

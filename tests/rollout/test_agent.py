@@ -23,7 +23,7 @@ async def test_tool_result_is_seen_by_the_next_step_and_the_answer_ends_the_epis
 async def test_every_prompt_continues_the_sampled_tokens_before_it():
     trajectory = await run(make_agent([CODE, "rubbish", ANSWER]))
     for before, after in zip(trajectory.turns, trajectory.turns[1:], strict=False):
-        sampled = before.prompt_token_ids + before.completion.token_ids
+        sampled = before.prompt_token_ids + before.token_ids
         assert after.prompt_token_ids[: len(sampled)] == sampled
 
 

@@ -44,7 +44,7 @@ async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_
         assert [(block.type, block.text) for block in reply.content] == [("text", "4")]
         assert (reply.stop_reason, reply.stop_sequence, reply.role) == ("end_turn", None, "assistant")
         assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
-        assert (text_of(turn.completion.token_ids), turn.trainable) == ("4<e>", True)
+        assert (text_of(turn.token_ids), turn.trainable) == ("4<e>", True)
         assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(turn.prompt_token_ids), 2)
 
 
@@ -64,7 +64,7 @@ async def test_parallel_uses_of_tools_and_their_results_go_on_from_the_sampled_i
         said = {"role": "assistant", "content": first.content}
         await ask(p, user("1+2?"), said, {"role": "user", "content": results}, tools=[TOOL])
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(two.prompt_token_ids[len(own) :]) == (
             "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e>"

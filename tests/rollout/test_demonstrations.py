@@ -134,12 +134,12 @@ async def imitated(path, *lines, rules=RULES):
 async def test_a_conversation_may_hold_what_separates_lines_elsewhere(tmp_path):
     said = {"messages": [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "ab"}]}
     (one,) = await imitated(tmp_path / "said.jsonl", json.dumps(said, ensure_ascii=False))
-    assert one.turns[0].completion.text == "ab"
+    assert one.turns[0].text == "ab"
 
 
 async def test_a_recorded_file_may_begin_with_a_mark_of_byte_order(tmp_path):
     (one,) = await imitated(tmp_path / "said.jsonl", "\ufeff" + line(user("a"), {"role": "assistant", "content": "ab"}))
-    assert one.turns[0].completion.text == "ab"
+    assert one.turns[0].text == "ab"
 
 
 async def test_every_message_of_the_assistant_is_a_turn_of_one_growing_dialogue(tmp_path):
@@ -148,8 +148,8 @@ async def test_every_message_of_the_assistant_is_a_turn_of_one_growing_dialogue(
     one = line(user("1+1?"), calls, result, {"role": "assistant", "content": "2"}, tools=[ADD])
     [trajectory] = await imitated(tmp_path / "chats.jsonl", one, rules=replace(RULES, max_tokens=200))
     first, last = trajectory.turns
-    own = first.prompt_token_ids + first.completion.token_ids
-    assert first.completion.text == called('{"a": 1}')
+    own = first.prompt_token_ids + first.token_ids
+    assert first.text == called('{"a": 1}')
     assert last.prompt_token_ids[: len(own)] == own
     assert (trajectory.answer, trajectory.branches) == ("2", ((0, 1),))
     assert all(turn.trainable for turn in trajectory.turns)
@@ -215,7 +215,7 @@ async def test_a_teacher_is_a_function_of_three_and_a_plain_one_has_a_thread(tmp
 
 def malformed(error):
     completion = Completion(token_ids=(), logprobs=(), text="", finish_reason="stop", policy_version=0)
-    return Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=True, format_error=error)
+    return Turn.of(role="planner", prompt_token_ids=(), completion=completion, trainable=True, format_error=error)
 
 
 def of_tokens(count):

@@ -22,7 +22,7 @@ async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_
         prompt = "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
         (turn,) = await p.attempt.end()
         assert text_of(turn.prompt_token_ids) == prompt
-        assert text_of(turn.completion.token_ids) == "4<e>"
+        assert text_of(turn.token_ids) == "4<e>"
         assert (turn.trainable, turn.role, turn.grammar) == (True, "planner", None)
         assert reply.usage.prompt_tokens == len(turn.prompt_token_ids)
         assert (reply.usage.completion_tokens, reply.usage.total_tokens) == (2, len(turn.prompt_token_ids) + 2)
@@ -75,7 +75,7 @@ async def test_edited_history_begins_a_branch_at_the_last_reply_that_it_left_as_
         await p.ask(*said, user("2"))
         await p.ask(*said, {"role": "assistant", "content": "never said"}, user("3"))
         first, second, third = await p.attempt.end()
-        own = first.prompt_token_ids + first.completion.token_ids
+        own = first.prompt_token_ids + first.token_ids
         assert second.prompt_token_ids[: len(own)] == own == third.prompt_token_ids[: len(own)]
         assert text_of(third.prompt_token_ids[len(own) :]) == ("<s>assistant:never said<e><s>user:3<e><s>assistant:")
 
@@ -150,7 +150,7 @@ async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_
         ]
         await p.ask(user("1+2?"), message.model_dump(exclude_none=True), *results[::order], tools=[ADD])
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(two.prompt_token_ids[len(own) :]) == (
             "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
@@ -524,7 +524,7 @@ async def test_what_clients_repeat_of_a_reply_changes_nothing():
         await p.ask(*said, second.model_dump(), result, tools=[ADD])
         one, two, three = await p.attempt.end()
         for before, after in ((one, two), (two, three)):
-            own = before.prompt_token_ids + before.completion.token_ids
+            own = before.prompt_token_ids + before.token_ids
             assert after.prompt_token_ids[: len(own)] == own
 
 
@@ -534,7 +534,7 @@ async def test_the_assistant_speaks_again_after_its_own_words():
         first = (await p.ask(user("1"))).choices[0].message.content
         await p.ask(user("1"), {"role": "assistant", "content": first, "name": "critic"})
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
 
 

@@ -15,7 +15,7 @@ from endpoint_play import RULES, GatedEngine, until
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
 from configs.rollout import FunctionAgentConfig
-from rollout.agent.custom import CommandSolving, FunctionSolving, CustomAgent
+from rollout.agent.custom import CommandSolving, CustomAgent, FunctionSolving
 from rollout.agent.program import Program, ProgramError
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint

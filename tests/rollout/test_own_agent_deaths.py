@@ -5,6 +5,9 @@ import asyncio
 import openai
 import pytest
 from endpoint_play import RULES, GatedEngine, new_client, until, user
+from rollout.store.admission import BufferSettings, WorkerStatus
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, GroupResult
 from scripted import ScriptedTokenizer, make_task
 
 from rollout.agent.custom import CustomAgent
@@ -12,9 +15,6 @@ from rollout.buffer import GroupBuffer
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import engine_writers
-from rollout.store.admission import BufferSettings, WorkerStatus
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts, GroupResult
 
 RESULT = GroupResult(ending="all_wrong", payload=b"", versions={0: 1}, facts={})
 NUM_TASKS, NUM_DEATHS, SIBLINGS = 12, 20, 2

@@ -67,14 +67,14 @@ async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled
         called, told, form, last = trajectory.turns
         assert trajectory.branches == ((0, 1), (2,), (3,))
         assert called.tool_call.name == "add"
-        assert form.completion.text.startswith(("{", "<tool_call>"))
+        assert form.text.startswith(("{", "<tool_call>"))
         own = called.prompt_token_ids + called.completion.token_ids
         assert told.prompt_token_ids[: len(own)] == own == last.prompt_token_ids[: len(own)]
-        assert trajectory.answer == last.completion.text
+        assert trajectory.answer == last.text
         assert not {"e", "a"} & set(trajectory.answer)
         samples = samples_of(trajectory, [1.0] * 4, temperature=worker._config.rollout.temperature)
         trained = sum(one.num_loss_tokens for one in samples)
-        assert trained == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+        assert trained == sum(len(turn.token_ids) for turn in trajectory.turns)
         # Raises where a token does not follow the grammar that it was sampled under.
         assert learner.policy.logprobs(samples).shape[0] == 3
     root = group.trajectories[1]
@@ -90,14 +90,14 @@ async def test_what_a_teacher_says_is_imitated_token_by_token(worker, learner):
     task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
     [trajectory] = await worker.demonstrate([GeneratedTask(task=task, plan=())])
     assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
-    texts = [turn.completion.text for turn in trajectory.turns]
+    texts = [turn.text for turn in trajectory.turns]
     assert texts == [
         '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call>',
         "It is 4",
         '{"a": 4}',
         "br",
     ]
-    said = [worker._own_chat._tokenizer.decode(turn.completion.token_ids) for turn in trajectory.turns]
+    said = [worker._own_chat._tokenizer.decode(turn.token_ids) for turn in trajectory.turns]
     assert said[1] == "It is 4<|im_end|>"
     assert said[3] == "bre"
     samples = samples_of(trajectory, [1.0] * 4, temperature=1.0)

@@ -73,7 +73,7 @@ async def test_sampled_tokens_and_their_version_are_those_of_the_record():
     agent, engine = replaying(past, 2, [THINK, ANSWER])
     engine.policy_version = 8
     again = await run(agent)
-    assert [turn.completion.policy_version for turn in again.planner_turns] == [3, 3, 8, 8]
+    assert [turn.policy_version for turn in again.planner_turns] == [3, 3, 8, 8]
     assert again.planner_turns[0].completion is past.planner_turns[0].completion
 
 

@@ -29,7 +29,7 @@ async def test_a_response_comes_back_with_its_usage_and_is_a_turn_with_the_engin
             {"a": "b"},
         )
         assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
-        assert (text_of(turn.completion.token_ids), turn.trainable) == ("4<e>", True)
+        assert (text_of(turn.token_ids), turn.trainable) == ("4<e>", True)
         usage = reply.usage
         assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
             *(len(turn.prompt_token_ids), 2),
@@ -51,7 +51,7 @@ async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids(order
         given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results[::order]]
         await ask(p, given, tools=[TOOL])
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(two.prompt_token_ids[len(own) :]) == (
             "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
@@ -65,7 +65,7 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
         second = await ask(p, "2", instructions="Be brief.", previous_response_id=first.id)
         third = await ask(p, "3", instructions="Be long.", previous_response_id=second.id)
         one, two, three = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(three.prompt_token_ids) == (
             "<s>system:Be long.<e><s>user:1<e><s>assistant:a<e><s>user:2<e><s>assistant:b<e><s>user:3<e><s>assistant:"
@@ -91,7 +91,7 @@ async def test_outputs_of_calls_may_follow_a_previous_response():
         )
         await ask(p, [two, one], tools=[TOOL], previous_response_id=first.id)
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert one.tool_result.text == "0\n1"
 
@@ -298,7 +298,7 @@ async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():
         await ask(p, "3", tools=[TOOL], previous_response_id=third.id)
         turns = await p.attempt.end()
         for before, after in pairwise(turns):
-            own = before.prompt_token_ids + before.completion.token_ids
+            own = before.prompt_token_ids + before.token_ids
             assert after.prompt_token_ids[: len(own)] == own
         assert [turn.trainable for turn in turns] == [True] * 4
 
