@@ -19,8 +19,8 @@ from learner.samples import samples_of
 from ray_jobs.commands.starter.warehouse import article_of
 from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
-from rollout.agent.demonstrations import load_teacher
 from rollout.agent.custom import CustomAgent, build_solving, rules_of
+from rollout.agent.demonstrations import load_teacher
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
