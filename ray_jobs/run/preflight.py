@@ -242,13 +242,13 @@ def _check_own_code(config: RunConfig) -> None:
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:
-        from reward.scorers.own import scorer_of
+        from reward.scorers.custom import scorer_of
 
         scorer_of(config.reward.scorer)
     if config.reward.turn_scorer:
-        from reward.scorers.own import OwnTurnScorer
+        from reward.scorers.custom import CustomTurnScorer
 
-        OwnTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
+        CustomTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
         from rollout.agent.custom import build_solving
         from rollout.agent.demonstrations import check_demonstrations
