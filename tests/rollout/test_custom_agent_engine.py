@@ -68,7 +68,7 @@ async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled
         assert trajectory.branches == ((0, 1), (2,), (3,))
         assert called.tool_call.name == "add"
         assert form.text.startswith(("{", "<tool_call>"))
-        own = called.prompt_token_ids + called.completion.token_ids
+        own = called.prompt_token_ids + called.token_ids
         assert told.prompt_token_ids[: len(own)] == own == last.prompt_token_ids[: len(own)]
         assert trajectory.answer == last.text
         assert not {"e", "a"} & set(trajectory.answer)

@@ -14,12 +14,13 @@ import pytest
 from endpoint_play import RULES, GatedEngine, until
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
+from configs.errors import UserError
 from configs.rollout import FunctionAgentConfig
 from rollout.agent.custom import CommandSolving, CustomAgent, FunctionSolving
-from rollout.agent.program import Program, ProgramError
+from rollout.agent.program import Program
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import TeacherWriter, engine_writers
+from rollout.endpoint.writer import engine_writers
 from rollout.engines.engine import EngineError
 
 FUNCTIONS = """
@@ -51,56 +52,12 @@ async def never_ends(task, client):
     except asyncio.CancelledError:
         await asyncio.sleep(3600)
 
-async def closes(task, client):
-    async with client:
-        return await solve(task, client)
-
-def closes_and_waits(task, client):
-    with client:
-        return waits(task, client)
-
-async def recovers_and_fails(task, client):
-    try:
-        await overflows(task, client)
-    except Exception:
-        pass
-    await solve(task, client)
-    raise KeyError("the tool is down")
-
-async def catches_and_fails(task, client):
-    try:
-        await overflows(task, client)
-    except Exception:
-        pass
-    raise ConnectionError("the database is down")
-
-async def catches_and_sleeps(task, client):
-    try:
-        await overflows(task, client)
-    except Exception:
-        await asyncio.sleep(3600)
-
-async def gives_up_with_its_own_words(task, client):
-    try:
-        await overflows(task, client)
-    except Exception as error:
-        raise RuntimeError("my library gives up") from error
-
 async def tells_its_key(task, client):
     raise RuntimeError("503 for https://x/?q=1&appid=key+of+mine-123")
 
 async def knows(task, client):
     await solve(task, client)
     return repr(task)
-
-async def speaks_to_claude(task, client):
-    import anthropic
-    connections = anthropic.DefaultAsyncHttpxClient(trust_env=False)
-    base_url = str(client.base_url).removesuffix("v1/")
-    claude = anthropic.AsyncAnthropic(base_url=base_url, api_key=client.api_key, http_client=connections)
-    asked = [{"role": "user", "content": task.question}]
-    reply = await claude.messages.create(model="policy", max_tokens=8, messages=asked)
-    return reply.content[0].text
 
 async def overflows(task, client):
     question = "x" * 5000
@@ -138,8 +95,6 @@ async def takes_its_time(task, client):
     await asyncio.sleep(0.05)
     return answer
 
-async def asks_side_by_side(task, client):
-    return (await asyncio.gather(says(client, "one"), says(client, "two")))[0]
 """
 PROGRAM = """
 import http.client, json, os, sys, urllib.parse
@@ -227,17 +182,6 @@ async def test_what_an_agent_does_after_a_reply_is_time_in_its_tools(functions):
     assert sum(turn.generate_s + turn.tool_s for turn in (first, second)) <= took_s + 0.001
 
 
-async def test_an_agent_that_still_waits_for_a_reply_is_not_in_its_tools(functions):
-    engine, started = GatedEngine(["42", "42"]), time.monotonic()
-    asking = asyncio.ensure_future(attempt(functions("asks_side_by_side"), engine=engine))
-    await until(lambda: len(engine.requests) == 2)
-    await asyncio.sleep(0.1)
-    engine.gate.set()
-    turns = (await asking).turns
-    assert sum(turn.tool_s for turn in turns) <= time.monotonic() - started - 0.1
-    assert sum(turn.tool_s > 0 for turn in turns) == 1
-
-
 async def test_an_agent_is_not_told_the_answer(functions):
     told = (await attempt(functions("knows"), "1", "2")).answer
     assert told == "GivenTask(id='task-1', dataset='arith', question='What is 6*7?')"
@@ -254,50 +198,13 @@ async def test_an_agent_is_not_told_the_answer(functions):
         ("exits", "failed with SystemExit: enough"),
         ("exits_its_thread", "failed with SystemExit: enough"),
         ("cancels", "the agent was cancelled by something that it waited for"),
-        ("gives_none", "returned NoneType, not a text; return '' where it has no answer"),
-        ("wraps", ":wraps' is a plain function that returned a coroutine, .*; write `async def` around an async"),
-        ("asks_nobody", "answered without a call that the endpoint took"),
+        ("gives_none", "returned NoneType"),
+        ("wraps", ":wraps' is a plain function that returned a coroutine"),
+        ("asks_nobody", "OPENAI_BASE_URL"),
     ],
 )
 async def test_a_function_that_fails_is_told_in_one_line_and_scores_nothing(functions, name, says):
     assert re.search(says, await failure_of(functions(name)))
-
-
-async def test_a_program_that_the_machine_cannot_start_scores_nothing_and_ends_nothing_else(program, monkeypatch):
-    """Regression: a full disk or too many open files ended the evaluation, and the attempts beside it."""
-
-    async def refuses(*arguments, **settings):
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("rollout.agent.program.asyncio.create_subprocess_exec", refuses)
-    assert await failure_of(program("")) == "the agent could not be started: Too many open files"
-
-
-@pytest.mark.parametrize("name", ["closes", "closes_and_waits"])
-async def test_an_attempt_that_closes_its_client_closes_nobody_elses(functions, name):
-    """Regression: every later attempt on the worker failed, for all clients share their connections."""
-    endpoint, solving = Endpoint(), functions(name)
-    ended = [await attempt_at(endpoint, solving, "42", "42") for _ in range(2)]
-    endpoint.close()
-    assert [(one.answer, one.failure) for one in ended] == [("42", None)] * 2
-
-
-async def test_an_agent_that_recovered_from_a_full_context_and_then_fails_scores_nothing(functions):
-    assert "KeyError: 'the tool is down'" in await failure_of(functions("recovers_and_fails"), "41", "42")
-
-
-@pytest.mark.parametrize(
-    ("name", "said", "timeout_s"),
-    [("catches_and_fails", "the database is down", 60), ("catches_and_sleeps", "took longer than", 1)],
-)
-async def test_what_an_agent_fails_over_after_it_caught_a_full_context_is_no_zero(functions, name, said, timeout_s):
-    """Regression: any later error, and the time limit, ended the attempt as wrong."""
-    assert said in await failure_of(functions(name), "1", timeout_s=timeout_s)
-
-
-async def test_a_library_that_wraps_the_refusal_fails_over_it(functions):
-    trajectory = await attempt(functions("gives_up_with_its_own_words"), "1")
-    assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
 
 
 async def test_a_key_in_an_error_is_not_written_down(functions, monkeypatch):
@@ -323,33 +230,6 @@ async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, 
     assert said == "the agent took longer than rollout.episode_timeout_s = 0.2"
 
 
-async def test_a_teacher_that_hangs_is_given_up(functions):
-    """Regression: its time counted for nobody, and a cold start never ended."""
-
-    async def teach(task, messages, tools):
-        await asyncio.sleep(3600)
-
-    chat, endpoint = ChatFormat(ScriptedTokenizer()), Endpoint()
-    by_teacher = lambda task, _: TeacherWriter(teach, "mine:teach", task, chat)  # noqa: E731
-    trajectory = await attempt_at(endpoint, functions("solve"), timeout_s=0.2, writer=by_teacher)
-    endpoint.close()
-    assert trajectory.failure == "the agent took longer than rollout.episode_timeout_s = 0.2"
-
-
-async def test_time_in_which_the_engine_works_is_not_the_agents(functions, monkeypatch):
-    loop = asyncio.get_running_loop()
-
-    class SlowEngine(ScriptedEngine):
-        async def generate(self, request):
-            clock = loop.time
-            monkeypatch.setattr(loop, "time", lambda: clock() + 100.0)
-            await asyncio.sleep(0.01)
-            return await super().generate(request)
-
-    trajectory = await attempt(functions("solve"), engine=SlowEngine(["41", "42"]), timeout_s=60.0)
-    assert (trajectory.answer, trajectory.failure) == ("42", None)
-
-
 async def test_an_engine_that_dies_is_why_the_attempt_failed(functions):
     gone = [EngineError("gone")] * 9
     assert await failure_of(functions("solve"), *gone) == "the engine failed: gone"
@@ -360,21 +240,10 @@ async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(fu
     assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
 
 
-async def test_a_function_may_speak_anthropics_protocol_with_the_clients_key(functions):
-    trajectory = await attempt(functions("speaks_to_claude"), "42")
-    assert (trajectory.answer, trajectory.stop_reason) == ("42", "answered")
-
-
 async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
     trajectory = await attempt(program("print('thinking')\nprint(said)\nprint()"), "42")
     assert (trajectory.answer, trajectory.stop_reason) == ("42", "answered")
     assert text_of(trajectory.turns[0].prompt_token_ids) == "<s>user:What is 6*7?<e><s>assistant:"
-
-
-async def test_a_last_line_may_hold_what_separates_lines_elsewhere(program):
-    """Regression: the answer was what stood after it."""
-    said = "one\u2028two\x0cthree\x85four"
-    assert (await attempt(program(f"print({said!a})"), "42")).answer == said
 
 
 async def test_a_last_line_that_is_too_long_to_be_read_is_told_and_no_half_of_an_answer(program):
@@ -383,11 +252,6 @@ async def test_a_last_line_that_is_too_long_to_be_read_is_told_and_no_half_of_an
     )
     assert await failure_of(program("print('x' * 70_000)"), "42") == says
     assert (await attempt(program("print('y' * 100_000)\nprint(' ' * 9 + 'x' * 60_000)"), "42")).answer == "x" * 60_000
-
-
-async def test_or_what_it_posts(program):
-    trajectory = await attempt(program("post('/answer', {'answer': said})\nprint('done')"), "42")
-    assert trajectory.answer == "42"
 
 
 async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_with_all_that_it_started(
@@ -407,19 +271,10 @@ async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_w
     assert not {"Program.run", "Event.wait"} & {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
 
 
-async def test_half_a_surrogate_pair_in_a_posted_answer_becomes_a_question_mark(program):
-    assert (await attempt(program("post('/answer', {'answer': 'half ' + chr(0xD83D)})"), "42")).answer == "half ?"
-
-
 @pytest.mark.parametrize("said", ["42", ""])
 async def test_an_answer_that_was_posted_counts_however_the_program_ends(program, said):
     trajectory = await attempt(program("post('/answer', {'answer': said})\nraise SystemExit('no luck')"), said)
     assert (trajectory.answer, trajectory.failure) == (said, None)
-
-
-async def test_the_first_answer_that_a_program_posts_is_its_answer(program):
-    twice = "post('/answer', {'answer': said})\npost('/answer', {'answer': 'other'})"
-    assert (await attempt(program(twice), "42")).answer == "42"
 
 
 @pytest.mark.parametrize(
@@ -497,21 +352,8 @@ async def test_an_attempt_that_is_cancelled_ends_its_program(program, tmp_path):
 
 @pytest.mark.parametrize("command", ["", "no-such-program x", "python 'x", "python nothere.py", "bash nothere.sh -v"])
 def test_what_is_no_command_is_refused(command):
-    with pytest.raises(ProgramError, match=r"agent\.command"):
+    with pytest.raises(UserError, match=r"agent\.command"):
         Program(command, None)
-
-
-@pytest.mark.parametrize("command", ["python", "python -m json.tool", "bash -c 'echo 1'", "python /on/the/cluster.py"])
-def test_what_only_the_interpreter_can_tell_is_left_to_it(command):
-    Program(command, None)
-
-
-def test_a_script_that_may_not_be_executed_is_not_called_missing(tmp_path):
-    (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
-    with pytest.raises(ProgramError, match=r"'./agent.sh' may not be executed; `chmod \+x` it, or name what runs it"):
-        Program("./agent.sh", str(tmp_path))
-    (tmp_path / "agent.sh").chmod(0o755)
-    Program("./agent.sh", str(tmp_path))
 
 
 def assert_gone(note):
