@@ -10,8 +10,8 @@ optimizer step, with two packings in turn:
 
 Everything else is the same code, so the ratio measures sharing alone. The first repetition warms up and is not counted.
 `demo` samples are siblings that diverge at their second decision; in `prompt only` samples they diverge at their first
-sampled word, which is the lower bound. The gradients of both packings are then compared in float32; the difference
-between two ways to cut the `separate` packing into microbatches shows the effect of summation order alone.
+sampled word, which is the lower bound. That both packings have the same gradient is a test
+(`tests/learner/test_prefix_sharing.py`).
 
 Useful FLOP count distinct tokens only: for each linear layer of the frozen base a forward product and the gradient of
 its input, for the adapter also the gradient of its weights, attention over the ancestors of a token, and the output
@@ -84,17 +84,9 @@ def without_sharing() -> Iterator[None]:
         yield
 
 
-def gradient(learner: Learner, batch: TrainBatch) -> torch.Tensor:
-    """Return the adapter's flattened gradient for a batch, and clear it."""
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    flat = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
-    learner.optimizer.zero_grad()
-    return flat
-
-
-def make_learner(config: RunConfig, dtype: str) -> Learner:
+def make_learner(config: RunConfig) -> Learner:
     """Return the recipe's learner without its guard, with an adapter that is not zero."""
-    settings = config.learner.model_copy(update={"guard": UNGUARDED, "dtype": dtype})
+    settings = config.learner.model_copy(update={"guard": UNGUARDED, "dtype": "bfloat16"})
     learner = Learner(resolve_model(config.model.path), config.model, settings, seed=config.seed)
     generator = torch.Generator().manual_seed(config.seed)
     for parameter in learner.policy.trainable_parameters():
@@ -174,19 +166,6 @@ def compare_speed(learner: Learner, name: str, samples: Sequence[TrainingSample]
     return statistics.median(seconds[True])
 
 
-def compare_gradients(learner: Learner, samples: Sequence[TrainingSample]) -> None:
-    """Print the differences between the gradients of both packings."""
-    microbatch_tokens = learner.config.microbatch_tokens
-    shared = gradient(learner, build_batch(samples, microbatch_tokens=microbatch_tokens))
-    with without_sharing():
-        separate = gradient(learner, separate_batch(samples, microbatch_tokens=microbatch_tokens))
-        smaller = gradient(learner, separate_batch(samples, microbatch_tokens=microbatch_tokens // 2))
-    for name, other in (("shared against separate", shared), ("separate in smaller microbatches", smaller)):
-        largest = float((other - separate).abs().max())
-        relative = float((other - separate).norm() / separate.norm())
-        print(f"float32 gradient, {name}: largest difference {largest:.1e}, relative norm {relative:.1e}")
-
-
 def useful_flop(learner: Learner, samples: Sequence[TrainingSample]) -> float:
     """Return the FLOP that a train step over these samples needs."""
     row, config = pack(samples), learner.policy.model.config
@@ -224,7 +203,7 @@ def main() -> None:
     options = parser.parse_args()
     config = load_run_config(DEFAULT_RECIPE, options.overrides)
     torch.set_num_threads(num_threads)
-    learner = make_learner(config, "bfloat16")
+    learner = make_learner(config)
     shape = {"num_groups": options.groups, "group_size": config.rollout.group_size}
     demo = sibling_samples(learner, **shape, prompt_only=False)
     seconds = compare_speed(learner, "demo", demo, options.repeats)
@@ -233,8 +212,6 @@ def main() -> None:
     rate = sum(useful_flop(learner, rows) for rows in batch.microbatches) / seconds
     peak = matrix_peak(torch.bfloat16)
     print(f"learner {rate / 1e9:.0f} GFLOP/s, bfloat16 matrix peak {peak / 1e9:.0f}: {rate / peak:.0%}")
-    exact = make_learner(config, "float32")
-    compare_gradients(exact, sibling_samples(exact, num_groups=2, group_size=8, prompt_only=False))
 
 
 if __name__ == "__main__":

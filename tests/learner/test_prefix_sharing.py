@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import LOSSES, make_learner, sample, save_tiny_model
 
-from benchmarks.learner_efficiency import gradient, pack_separate, separate_batch, without_sharing
+from benchmarks.learner_efficiency import pack_separate, separate_batch, without_sharing
 from learner.packing import build_batch, pack
 from learner.types import GrammarSpan
 
@@ -50,6 +50,14 @@ def group():
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def gradient(learner, batch):
+    """The flattened gradient of the adapter."""
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    flat = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+    learner.optimizer.zero_grad()
+    return flat
 
 
 def near(learner, samples):

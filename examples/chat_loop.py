@@ -1,4 +1,4 @@
-"""A harness of the verifiers library that asks the model in this process: no program to start for each attempt."""
+"""A harness of the verifiers library that calls the model in this process instead of starting a program."""
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -21,11 +21,11 @@ class ChatLoop(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """One reply to all that was said so far."""
+        """Ask for one reply to the prompt."""
         system, prompt = self.resolve_prompt(data)
-        said = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or ())
-        messages = [*([vf.SystemMessage(content=system)] if system else []), *said]
-        # Plain HTTP on loopback: reading certificates for each reply would be half of what an attempt costs.
+        given = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or ())
+        messages = [*([vf.SystemMessage(content=system)] if system else []), *given]
+        # Plain HTTP on loopback: loading certificates for each reply would take half of an attempt's time.
         connections = DefaultAsyncHttpxClient(trust_env=False, verify=False)
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, http_client=connections, max_retries=0) as client:
             await client.chat.completions.create(model=ctx.model, messages=[message_to_wire(one) for one in messages])

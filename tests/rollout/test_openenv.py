@@ -18,8 +18,7 @@ from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-PUBLIC = Path(__file__).parents[2] / "benchmarks" / "public"
-pytestmark = pytest.mark.usefixtures("elsewhere")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Say(Action):
@@ -63,7 +62,7 @@ async def served():
 async def test_each_observation_is_asked_and_the_rewards_are_summed(monkeypatch):
     from rollout.agent.verifiers import VerifiersEnvironment
 
-    monkeypatch.syspath_prepend(str(PUBLIC))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     async with served() as address:
         environment = VerifiersEnvironment(
             "openenv",

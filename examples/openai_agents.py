@@ -1,7 +1,6 @@
-r"""The warehouse's clerk as an agent of openai-agents, which speaks OpenAI's Responses.
+"""An agent of openai-agents, which speaks OpenAI's Responses.
 
-    agentflow train benchmarks/agents/recipe.toml name=openai-agents \
-        agent.function=benchmarks.agents.openai_agents:solve
+agentflow train examples/agents.toml name=openai-agents agent.function=openai_agents:solve
 """
 
 from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool
@@ -30,5 +29,5 @@ async def solve(task: GivenTask, client: AsyncOpenAI) -> str:
     try:
         result = await Runner.run(CLERK, task.question, max_turns=4, run_config=run)
     except (MaxTurnsExceeded, ModelBehaviorError):
-        return ""  # the model's own fault, so wrong; any other error leaves the attempt unscored
+        return ""  # an error of the model, so the answer is wrong; any other error leaves the attempt unscored
     return str(result.final_output).strip()

@@ -1,6 +1,6 @@
-"""The warehouse's clerk as langgraph's prebuilt ReAct agent over langchain-openai, which speaks Chat Completions.
+"""An agent of langgraph (prebuilt ReAct over langchain-openai), which speaks Chat Completions.
 
-agentflow train benchmarks/agents/recipe.toml
+agentflow train examples/agents.toml
 """
 
 from langchain_openai import ChatOpenAI
@@ -13,12 +13,12 @@ from rollout.agent.own import GivenTask
 
 
 def article_of(order: str) -> str:
-    """The article of an order."""
+    """Return the article of an order."""
     return warehouse.article_of(order)
 
 
 def shelf_of(article: str) -> str:
-    """The shelf of an article."""
+    """Return the shelf of an article."""
     return warehouse.shelf_of(article)
 
 

@@ -1,4 +1,4 @@
-"""The latency that the comparison of asynchronous with synchronous runs is made under."""
+"""The simulated latency of the offline search tool."""
 
 import statistics
 import time

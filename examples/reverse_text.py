@@ -1,6 +1,6 @@
-"""A taskset of the verifiers library: write a text backwards. The field's first example, on made-up words.
+"""A taskset of the verifiers library: write a made-up word backwards.
 
-The reward is how much of the text is right: two times the letters of its common pieces over the letters of both.
+The reward is the similarity to the right text: twice the letters of the common pieces over the letters of both.
 """
 
 import random
@@ -27,7 +27,7 @@ class ReverseTextTask(vf.Task[ReverseTextData]):
 class ReverseTextConfig(vf.TasksetConfig):
     num_texts: int = 1500
     num_held_out: int = 300
-    """So many of all texts are never asked in training."""
+    """Texts that are never used in training."""
     split: Literal["train", "eval"] = "train"
 
 

@@ -1,21 +1,19 @@
-r"""The warehouse's clerk as a ToolCallingAgent of smolagents: every reply must call, and the last call is the answer.
+r"""A ToolCallingAgent of smolagents: every reply must call a tool, and the last call is the answer.
 
-    agentflow train benchmarks/agents/recipe.toml name=smolagents \
-        agent.function=benchmarks.agents.smolagents_tools:solve \
-        cold_start.function=benchmarks.agents.smolagents_tools:teach \
-        rollout.engine.max_model_len=2048 learner.microbatch_tokens=2048
+    agentflow train examples/agents.toml name=smolagents agent.function=smolagents_tools:solve \
+        cold_start.function=smolagents_tools:teach rollout.engine.max_model_len=2048 learner.microbatch_tokens=2048
 
-smolagents waits for each reply, so `solve` is a plain function. What was called stands in the next prompt as words of
-the assistant, so each reply is a branch; its own prompt has 1,200 tokens.
+smolagents is synchronous, so `solve` is a plain function. It rewrites earlier calls as text of the assistant, so each
+reply starts a new branch; its own prompt has 1,200 tokens.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import teacher
 from openai import OpenAI
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
-from benchmarks.agents import teacher
 from envs.types import Task
 from ray_jobs.commands.starter import warehouse
 from rollout.agent.own import GivenTask
@@ -25,20 +23,20 @@ OBSERVED = "Observation:\n"
 
 @tool
 def article_of(order: str) -> str:
-    """The article of an order.
+    """Return the article of an order.
 
     Args:
-        order: Its number.
+        order: The number of the order.
     """
     return warehouse.article_of(order)
 
 
 @tool
 def shelf_of(article: str) -> str:
-    """The shelf of an article.
+    """Return the shelf of an article.
 
     Args:
-        article: Its name.
+        article: The name of the article.
     """
     return warehouse.shelf_of(article)
 
@@ -50,7 +48,7 @@ def solve(task: GivenTask, client: OpenAI) -> str:
 
 
 async def teach(task: Task, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
-    """In the way of smolagents: results are the user's words, an answer is a call."""
+    """Demonstrate in the format of smolagents: results are user messages, the answer is a call."""
     results = [one["content"].removeprefix(OBSERVED) for one in messages if one["content"].startswith(OBSERVED)]
     said = await teacher.teach(task, [{"role": "tool", "content": result} for result in results], tools)
     return warehouse.call("final_answer", answer=said) if isinstance(said, str) else said
