@@ -1,4 +1,4 @@
-"""A skill in one reply: two steps in words become one expression.
+"""A skill in one reply: a sentence with two steps becomes one expression.
 
     "Take 17 from 64, then multiply by 3." -> "(64-17)*3"
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.time_to_skill [--seeds 0,1,2] [--threshold 0.8] [key=value ...]
 
-The job is `benchmarks/expressions.toml` (key=value changes it): a reply turns two steps in words into one expression.
+The job is `benchmarks/expressions.toml` (key=value changes it): a reply turns a sentence into one expression.
 For each seed a cold start makes an adapter, and both sides continue from it with the same model, LoRA, prompts (token
 for token, in the same order), reward, 8 groups of 8 per train step, temperature 1, constant learning rate, DAPO loss
 with the same clipping and no KL term. Both have one thread for each of two cores.

@@ -1,8 +1,8 @@
-"""Takes the pictures of README and documentation anew, of a finished run, in headless Chromium.
+"""Take the pictures of README and documentation of a finished run, in headless Chromium.
 
     python docs/pictures.py runs/demo --group g000011
 
-The group is one whose picture tells something: attempts that part early, some right and some wrong."""
+Choose a group whose attempts diverge early, some of them right."""
 
 import argparse
 import sys
