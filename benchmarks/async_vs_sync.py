@@ -8,7 +8,7 @@ The RL phases of real runs (Ray actors, vLLM, learner) that differ in one settin
     async-D    pipeline_depth = D: rollouts run up to D batches ahead of the learner.
     sync       pipeline_depth = 0: sample a batch, train on it, sample the next, in lockstep. Every turn waits for the
                slowest tool of the previous turn. This mode is bit-reproducible.
-    sync-free  pipeline_depth = 0 and rollout.lockstep = false: the engine batches continuously inside a batch, as
+    sync-free  pipeline_depth = 0 and agent.lockstep = false: the engine batches continuously inside a batch, as
                synchronous trainers commonly do.
 
 Everything else is equal: code, machine, threads, the cold start (made once per repetition), the sequence of tasks, the
@@ -55,7 +55,7 @@ def settings_of(mode: str) -> list[str]:
     if mode == "sync":
         return ["pipeline_depth=0"]
     if mode == "sync-free":
-        return ["pipeline_depth=0", "rollout.lockstep=false"]
+        return ["pipeline_depth=0", "agent.lockstep=false"]
     kind, _, depth = mode.partition("-")
     if kind != "async" or not depth.isdecimal() or int(depth) < 1:
         raise SystemExit(f"mode '{mode}' does not exist; use async-D with D >= 1, sync or sync-free")

@@ -30,7 +30,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from envs.types import Task
 from learner.samples import samples_of
 from learner.types import TrainingSample
-from rollout.agent.own import GivenTask, OwnAgent
+from rollout.agent.custom import CustomAgent, GivenTask
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
@@ -357,7 +357,7 @@ async def audit(
     """Run attempts until the engine was called `num_turns` times; return what the audit found."""
     logging_engine, endpoint, result = LoggingEngine(engine), Endpoint(), Audit()
     clients = Clients(logging_engine, max_tokens, seed)
-    agent = OwnAgent(
+    agent = CustomAgent(
         clients,
         endpoint,
         writer=engine_writers(logging_engine, TEMPERATURE),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from envs.types import Task
-    from rollout.agent.own import GivenTask
+    from rollout.agent.custom import GivenTask
 
 SIZES = {"train": 2000, "eval": 200, "demonstrations": 256}
 """Tasks of each split; no two tasks have the same question."""

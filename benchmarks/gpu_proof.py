@@ -46,7 +46,7 @@ SIBLINGS, SHARED = 6, 0.4
 """Siblings of a tree, and the share of its tokens that they have in common."""
 TINY = (
     *("learner.device=cpu", "learner.num_threads=1", "learner.microbatch_tokens=256", "rollout.engine.device=cpu"),
-    *("rollout.engine.max_model_len=512", "rollout.max_steps=2", "rollout.max_turn_tokens=32", "prm.device=cpu"),
+    *("rollout.engine.max_model_len=512", "agent.max_steps=2", "rollout.max_turn_tokens=32", "prm.device=cpu"),
     *("card.shared=false", "model.lora_rank=8"),
 )
 UNGUARDED = (
@@ -344,7 +344,7 @@ def run(stage: Stage) -> dict[str, Any]:
         *("rollout.engine.adapter_mode=native", "rollout.engine.kv_cache_gib=4", "card.shared=true"),
         *("card.share_base=true", "rollout.num_workers=1", "rollout.engine.max_num_seqs=64"),
     )
-    tiny = ("num_steps=1", "batch_groups=1", "rollout.max_steps=3", "cold_start.num_demonstrations=104")
+    tiny = ("num_steps=1", "batch_groups=1", "agent.max_steps=3", "cold_start.num_demonstrations=104")
     own = (f"output_dir={stage.out}", "name=run", "reward.credit=outcome", "evaluation.num_tasks=32")
     recipe = ROOT / "configs" / "recipes" / "demo_cpu.toml"
     command = [sys.executable, "-m", "ray_jobs.cli", "train", str(recipe), *own, *(tiny if stage.rehearsal else sizes)]

@@ -9,7 +9,7 @@ from langsmith import tracing_context
 from openai import AsyncOpenAI
 
 from ray_jobs.commands.starter import warehouse
-from rollout.agent.own import GivenTask
+from rollout.agent.custom import GivenTask
 
 
 def article_of(order: str) -> str:

@@ -8,7 +8,7 @@ from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 from openai import AsyncOpenAI
 
 from ray_jobs.commands.starter import warehouse
-from rollout.agent.own import GivenTask
+from rollout.agent.custom import GivenTask
 
 
 @function_tool

@@ -7,7 +7,7 @@ from openai import AsyncOpenAI
 
 from envs.datasets.reasoning_gym import ReasoningGym
 from envs.types import Task
-from rollout.agent.own import GivenTask
+from rollout.agent.custom import GivenTask
 
 _REVERSALS = ReasoningGym("word_sequence_reversal", num_tasks=3000, seed=1, min_words=2, max_words=4)
 tasks, score = _REVERSALS.tasks, _REVERSALS.score

@@ -16,7 +16,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from envs.types import Task
 from ray_jobs.commands.starter import warehouse
-from rollout.agent.own import GivenTask
+from rollout.agent.custom import GivenTask
 
 OBSERVED = "Observation:\n"
 

@@ -18,8 +18,8 @@ from learner.samples import samples_of
 from ray_jobs.cli import main
 from ray_jobs.commands.starter.warehouse import article_of
 from reward.scorers import score_answer
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import load_teacher
-from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import TeacherWriter, engine_writers
@@ -43,7 +43,9 @@ def config_of(name):
 async def play(config, task, writer):
     # The scripted tokenizer has one id per character.
     endpoint, rules = Endpoint(), replace(rules_of(config), max_tokens=200, max_context_tokens=20_000)
-    agent = OwnAgent(build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120)
+    agent = CustomAgent(
+        build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120
+    )
     trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
     endpoint.close()
     return trajectory

@@ -54,7 +54,7 @@ def test_checkpoint_is_one_clear_error_and_the_one_before_stays(tmp_path, room):
 
 def test_adapter_is_one_clear_error_and_can_be_published_once_there_is_room(tmp_path):
     store, data = AdapterStore(tmp_path), bytes(5000)
-    published = PublishedAdapter(policy_version=0, digest=hashlib.sha256(data).hexdigest(), canary=None)
+    published = PublishedAdapter(policy_version=0, digest=hashlib.sha256(data).hexdigest())
     with full_at(1000), pytest.raises(AdapterStoreError, match=r"cannot write version 0 .* free some space there and"):
         store.publish(published, data)
     assert files_in(tmp_path) == []
