@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.own import load_own

@@ -280,7 +280,7 @@ async def test_full_context_ends_the_trajectory_and_is_not_repeated_by_ollama(st
 
 async def test_agent_stops_a_dialogue_that_outgrew_the_context():
     too_long = (400, "the input length exceeds the context length")
-    with ollama_over(said(decision("code", "6*7")), too_long) as (ollama, engine):
+    with ollama_over(said(decision("code", "6*7")), too_long) as (_, engine):
         agent = make_agent([])
         trajectory = await run(type(agent)(**{**fields_of(agent), "engine": engine, "chat": ServedChat()}))
     assert (trajectory.stop_reason, trajectory.answer, len(trajectory.turns)) == ("context", None, 1)
