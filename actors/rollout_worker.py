@@ -22,7 +22,6 @@ from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, PolicyEngine, Pulse
 from rollout.store.adapters import PublishedAdapter
-from rollout.store.canary import Reading
 from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
@@ -222,8 +221,6 @@ class WeightFollower:
         self._store = store
         self._worker = worker
         self._loading = asyncio.Lock()
-        self._base: Reading | None = None
-        self._moved: Reading | None = None
         self._proof = asyncio.Event()
         self.proven_version = engine.policy_version
 
@@ -244,7 +241,7 @@ class WeightFollower:
 
     async def _load_newer_than(self, policy_version: int) -> None:
         """Load an adapter and prove it to the store: the bytes by their digest, the weights by what the engine's memory
-        holds and by the canary text."""
+        holds."""
         offer = await self._store.wait_newer.remote(policy_version)
         published = offer.published
         try:
@@ -259,24 +256,12 @@ class WeightFollower:
         async with self._loading:
             if published.policy_version <= self.proven_version:
                 return
-            if self._base is None:
-                self._base = self._moved = await self._reading(self._engine.policy_version, published)
             prepared = await self._engine.prepare_adapter(published.policy_version, data)
-            digest, said, read_back = await asyncio.gather(
-                self._engine.load_prepared(prepared),
-                self._reading(published.policy_version, published),
-                self._engine.read_back(),
-            )
-            before = [one for one in (self._base, self._moved) if one is not None]
-            if await self._store.acknowledge.remote(self._worker, said, digest, read_back, before):
-                self._moved = said
+            digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
+            await self._store.acknowledge.remote(self._worker, published.policy_version, digest, read_back)
             self.proven_version = published.policy_version
             self._proof.set()
             self._proof = asyncio.Event()
-
-    async def _reading(self, policy_version: int, published: PublishedAdapter) -> Reading:
-        logprobs = await self._engine.score(published.canary.token_ids) if published.canary else []
-        return Reading(policy_version=policy_version, logprobs=logprobs)
 
 
 class Courier:

@@ -164,7 +164,6 @@ class Training:
             },
             "versions_published": acknowledged.num_published,
             "versions_acked": acknowledged.num_acknowledged,
-            "versions_unmoved": acknowledged.most_unmoved,
             "sync_s": {
                 "median": latencies[len(latencies) // 2] if latencies else None,
                 "max": max(latencies, default=None),

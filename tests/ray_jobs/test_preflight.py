@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from benchmarks.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 from configs.api_keys import ApiKeyError
 from configs.loading import load_run_config
 from envs.datasets.own import module_tasks
@@ -24,6 +23,7 @@ from ray_jobs.run.preflight import (
     check_before_start,
     check_labelling,
 )
+from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 OWN_AGENT = ("agent.command=cat", "reward.credit=outcome")
 NO_COLD_START = "cold_start.num_demonstrations=0"
