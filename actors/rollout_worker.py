@@ -15,7 +15,6 @@ from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
-from reward.restarts import Restarter
 from reward.scorers.own import OwnTurnScorer
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
@@ -56,7 +55,6 @@ class RolloutWorkerActor:
             turn_scorer.score_group if turn_scorer else self._scored if prm else None,
             transient=(PrmError, *PART_LOST),
         )
-        self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, store, index)
         self._courier = Courier(store)
@@ -194,8 +192,7 @@ class RolloutWorkerActor:
             task, name = self._tasks.task(permit.made_of, permit.family), group_id(permit.ordinal)
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
-            forked = await self._restarter.revive(await self._judge.judge(group))
-            scored = forked.scored
+            scored = await self._judge.judge(group)
             if self._config.memory.type != "none":
                 await self._worker.remember(scored.solved)
         except OwnCodeError:
@@ -204,10 +201,8 @@ class RolloutWorkerActor:
         except Exception as error:
             # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
             return failed_result(error)
-        finally:
-            self._worker.end_group(group_id(permit.ordinal))
         duration_s = time.monotonic() - started
-        return group_result(scored, duration_s=duration_s, facts=forked.facts)
+        return group_result(scored, duration_s=duration_s)
 
     def _end_with_the_engine(self) -> None:
         """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""

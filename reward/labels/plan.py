@@ -141,7 +141,7 @@ def fresh_error(groups: Iterable[ScoredGroup]) -> Mapping[str, float]:
 
 
 def _errors(scored: ScoredGroup) -> Iterator[float]:
-    """The PRM's scores less the plan's, not of what forks repeat; none for a task without a plan: only generated ones
+    """The PRM's scores less the plan's, of trainable turns; none for a task without a plan: only generated ones
     have it, and a mix may hold others."""
     if scored.step_scores is None:
         return
