@@ -40,7 +40,6 @@ def make_learner(model_path, objective, *, zero_stage=1, ranks=None, dtype="floa
     config = LearnerConfig(
         loss=LOSSES[objective],
         learning_rate=1e-2,
-        weight_decay=0.1,
         max_grad_norm=0.02,
         microbatch_tokens=64,
         num_threads=1,
