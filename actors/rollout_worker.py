@@ -15,7 +15,7 @@ from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
-from reward.scorers.own import OwnTurnScorer
+from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
@@ -47,7 +47,7 @@ class RolloutWorkerActor:
         self._prm = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
-        turn_scorer = config.reward.turn_scorer and OwnTurnScorer(
+        turn_scorer = config.reward.turn_scorer and CustomTurnScorer(
             config.reward.turn_scorer, limit_s=config.reward.timeout_s
         )
         self._judge = GroupJudge(
@@ -193,7 +193,7 @@ class RolloutWorkerActor:
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
             scored = await self._judge.judge(group)
-            if self._config.memory.type != "none":
+            if self._config.planner.memory.type != "none":
                 await self._worker.remember(scored.solved)
         except OwnCodeError:
             # No other worker's scorer would do better: the run ends with what is wrong with it.

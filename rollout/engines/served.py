@@ -116,7 +116,7 @@ class _ServedEngine:
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.use_adapter:
-            raise BackendError("a served model has no frozen base: set rollout.verifier/generator.type=rule")
+            raise BackendError("a served model has no frozen base: set agent.verifier/generator.type=rule")
 
     def _failure(self, problem: str, words: object = "", advice: str = "run again later") -> EngineError:
         """Return an error about one request, and log it. `words` are the server's own."""

@@ -20,7 +20,7 @@ from ray_jobs.commands.starter.warehouse import article_of
 from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
-from rollout.agent.own import OwnAgent, build_solving, rules_of
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
@@ -45,7 +45,7 @@ class Clerk:
     def behind(self, endpoint, writer):
         # The scripted tokenizer has an id per character.
         rules = replace(rules_of(self.config), max_tokens=200, max_context_tokens=20_000)
-        return OwnAgent(
+        return CustomAgent(
             build_solving(self.config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120
         )
 

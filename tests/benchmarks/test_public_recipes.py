@@ -17,7 +17,7 @@ from ray_jobs.cli import main
 from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
-from rollout.agent.own import OwnAgent, build_solving, rules_of
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
@@ -52,7 +52,7 @@ async def play(config, task, writer, max_context_tokens=20_000):
     """An attempt with a scripted tokenizer, which has an id per character."""
     endpoint = Endpoint()
     rules = replace(rules_of(config), max_tokens=200, max_context_tokens=max_context_tokens)
-    agent = OwnAgent(build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120)
+    agent = CustomAgent(build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120)
     trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
     endpoint.close()
     return trajectory
