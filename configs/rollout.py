@@ -37,34 +37,36 @@ class EngineConfig(Config):
     adapter_mode: Literal["merged", "native"] = "merged"
     """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
     dtype: Dtype = "auto"
-    """Weights and activations of the engine; `auto`: bfloat16 on a GPU, and on a CPU whichever it multiplies faster."""
+    """Type of weights and activations. `auto` is bfloat16 on a GPU, and on a CPU the type that it multiplies faster."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Cards of one machine over which each engine spreads every layer, for a model that one card does not hold. Beyond
-    1 it needs `cuda` and `native`, and an engine has its cards for itself."""
+    """Cards of one machine across which each engine splits every layer, for a model that does not fit on one card. More
+    than 1 needs `cuda` and `native`, and the engine does not share its cards."""
     max_num_seqs: int = Field(default=64, ge=1)
-    """Requests decoded together."""
+    """Most requests of one step."""
     max_model_len: int = Field(default=1024, ge=64)
-    """Tokens of prompt and completion together."""
+    """Most tokens of prompt and completion together."""
     kv_cache_gib: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Memory for the KV cache."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the engine."""
     metrics: bool = False
-    """Send vLLM's own metrics through Ray's, for Prometheus; they cost a little time in every engine step."""
+    """Export vLLM's metrics to Prometheus through Ray; they take a little time in every step."""
 
     @property
     def precision(self) -> Precision:
-        """What `dtype` means on this machine."""
+        """The type that `dtype` selects on this machine."""
         return precision_of(self.dtype, self.device)
 
     @property
     def adapter_precision(self) -> Precision:
-        """What adapters are published in. A native adapter is rounded to the engine's type anyway; a merged one is
-        multiplied out in float32 before it is."""
+        """The type of published adapters.
+
+        A native adapter is rounded to the engine's type anyway. A merged one is multiplied in float32 first.
+        """
         return self.precision if self.adapter_mode == "native" else "float32"
 
     @model_validator(mode="after")
-    def _spread_engines_are_on_cards(self) -> "EngineConfig":
+    def _check_tensor_parallel(self) -> "EngineConfig":
         if self.tensor_parallel > 1 and (self.device, self.adapter_mode) != ("cuda", "native"):
             raise ValueError(
                 f"tensor_parallel = {self.tensor_parallel} needs device = 'cuda' and adapter_mode = 'native', not "

