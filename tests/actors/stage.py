@@ -231,5 +231,17 @@ def check_nothing_lost(folder: Path) -> GroupCounts:
     return counts
 
 
+def check_law(stage: Stage, facts: Any) -> dict[str, int]:
+    """Check what holds after any run, whatever was killed; return the counts of groups.
+
+    Every group has one end, every step happened once, and the newest weights were trained once on every trained group.
+    """
+    groups = facts["groups"]
+    ends = ("trained", "refused", "filtered", "failed", "expired", "live_at_end")
+    assert groups["drawn"] == sum(groups[name] for name in ends), groups
+    check_nothing_lost(stage.folder)
+    return groups
+
+
 def tasks_of(rows: Sequence[sqlite3.Row]) -> Counter[int]:
     return Counter(row["task"] for row in rows)

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from faults import GatedLearner, events, open_gate
+from doubles import GatedLearner, events, open_gate
 from ray.util.placement_group import remove_placement_group
+from ray_jobs.run.resources import place_learner, start_learner
 from stage import check_nothing_lost, local_ray, make_config, open_stage, processes, versions_of, wait_until
 
 from envs.types import Task
 from learner.learner import Learner
-from ray_jobs.run.resources import place_learner, start_learner
 from rollout.types import Completion, Trajectory, Turn
 from tests.simulated_parts import SimulatedLearner
 
