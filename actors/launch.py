@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from actors.base_weights import BaseWeightsActor
 from actors.cluster import ClusterError, Handle, PartLostError
+from actors.dynamic_sampling import DynamicSampling
 from actors.learner import LearnerActor
 from actors.placement import (
     Bundle,
@@ -27,7 +28,6 @@ from actors.placement import (
 )
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
-from actors.store import StoreActor
 from configs.cluster import BASE_SHARE
 from configs.run import RunConfig
 from learner.learner import Learner
@@ -92,8 +92,8 @@ class Launcher:
     # --- single parts ----------------------------------------------------------------------------
 
     def start_store(self) -> Handle:
-        return StoreActor.options(name=self._name("store"), scheduling_strategy=_on_this_node()).remote(
-            self._config, self._folder
+        return DynamicSampling.options(name=self._name("dynamic-sampling"), scheduling_strategy=_on_this_node()).remote(
+            self._config
         )
 
     def start_base(self) -> Handle | None:

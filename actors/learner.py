@@ -1,6 +1,7 @@
 """The learner as actors: one process for each of its ranks, and in most runs there is one rank."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,16 @@ import ray
 from actors.cluster import Handle
 from configs.own import search_in
 from configs.run import RunConfig
-from learner.checkpoint import load_checkpoint, save_checkpoint
+from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
+from learner.credit import assign_credit
 from learner.learner import Learner
 from learner.optim import MeetingPoint, Ranks, join
 from learner.packing import build_batch
-from learner.samples import samples_of
+from learner.samples import group_samples, samples_of
 from learner.types import StepResult
-from reward.credit import CreditedStep, credit_parts, group_samples, turn_logprobs
 from reward.labels.plan import fresh_error
-from reward.stored import scored_group_of
-from rollout.buffer import Batch
-from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups
+from rollout.codec import decode_group
+from rollout.lifecycle import Batch, Snapshot
 from rollout.types import Trajectory
 
 
@@ -76,39 +76,16 @@ class LearnerActor:
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
         self._learner.set_reference()
 
-    def train_step(
-        self, batch: Batch, payloads: "tuple[ray.ObjectRef[tuple[bytes, ...]]]", *, prm_weight: float
-    ) -> CreditedStep:
-        """Train on the groups of a batch. `payloads` refers to their bytes, in a tuple so that Ray does not resolve it.
-        `prm_weight` is the weight of step scores in the advantages."""
+    def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
+        """Train on the groups of a batch. `prm_weight` is the weight of step scores in the advantages."""
         config = self._config
-        groups = [scored_group_of(payload) for payload in ray.get(payloads[0])]
-        credit = {
-            scored.group.id: credit_parts(scored, credit=config.reward.credit.type, prm_weight=prm_weight)
-            for scored in groups
-        }
-        samples = [
-            sample
-            for scored in groups
-            for sample in group_samples(
-                scored,
-                credit[scored.group.id].advantages,
-                temperature=config.rollout.temperature,
-                version_ages=batch.version_ages,
-            )
-        ]
+        groups = [decode_group(data) for data in ray.get(list(batch.refs))]
+        samples = []
+        for group in groups:
+            assign_credit(group, scheme=config.reward.credit.type, prm_weight=prm_weight)
+            samples += group_samples(group, temperature=config.rollout.temperature, version_ages=batch.version_ages)
         result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
-        return CreditedStep(
-            policy_version=result.policy_version,
-            metrics={**result.metrics, **fresh_error(groups)},
-            skipped=result.skipped,
-            credit=credit,
-            turn_logprobs={
-                one.id: turn_logprobs(one, result.learner_logprobs, batch.version_ages)
-                for scored in groups
-                for one in scored.group.trajectories
-            },
-        )
+        return replace(result, metrics={**result.metrics, **fresh_error(groups)})
 
     def publish(self, store: Handle) -> int:
         """Send the current adapter to the store; return its version."""
@@ -118,11 +95,11 @@ class LearnerActor:
         return adapter.policy_version
 
     def renumber(self, policy_version: int) -> None:
-        """Give the current weights another version number."""
-        self._learner.policy_version = policy_version
+        """Give the current weights this version number, or keep theirs if it is higher."""
+        self._learner.policy_version = max(self._learner.policy_version, policy_version)
 
-    def save_checkpoint(self, folder: Path, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
-        return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints, trained=trained)
+    def save_checkpoint(self, folder: Path, snapshot: Snapshot = NO_GROUPS) -> Path:
+        return save_checkpoint(self._learner, folder, keep=self._config.learner.keep_checkpoints, snapshot=snapshot)
 
     def load_checkpoint(self, folder: Path) -> None:
         load_checkpoint(self._learner, folder)

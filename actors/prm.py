@@ -14,9 +14,9 @@ from reward.prm.model import ProcessRewardModel
 from reward.prm.scorer import PrmScorer
 from reward.prm.step_text import StepText
 from reward.prm.training import LabelledStep, train_prm
-from reward.types import PrmError, StepScores
+from reward.types import PrmError
 from rollout.engines.engine import Pulse
-from rollout.types import TrajectoryGroup
+from rollout.types import Group, StepScores
 
 
 @ray.remote
@@ -68,7 +68,7 @@ class PrmActor:
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
         return await self._scorer.score(steps)
 
-    async def score_group(self, group: TrajectoryGroup, digest: str | None = None) -> StepScores:
+    async def score_group(self, group: Group, digest: str | None = None) -> StepScores:
         """Score the steps of a group. Raises PrmError if the weights do not have this digest: a PRM that was restarted
         on a node that does not see them has none."""
         if digest not in (None, self._prm.digest):

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
+from actors.dynamic_sampling import AdapterMismatchError
 from configs.own import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
-from reward.restarts import Restarter
+from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers.own import OwnTurnScorer
-from reward.types import PrmError, StepScores
-from rollout.buffer import WorkerStatus
+from reward.types import PrmError
+from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import EngineError, PolicyEngine, Pulse
-from rollout.store.adapters import AdapterMismatchError
-from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.filters import SOLVED
+from rollout.lifecycle import Permit, WorkerStatus
+from rollout.types import Group, GroupSummary, StepScores, Trajectory
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
@@ -58,12 +58,11 @@ class RolloutWorkerActor:
             turn_scorer.score_group if turn_scorer else self._scored if prm else None,
             transient=(PrmError, *PART_LOST),
         )
-        self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, store, index)
         self._courier = Courier(store)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
-        self._running: dict[Lease, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
         self._draining = False
 
     def __repr__(self) -> str:
@@ -133,7 +132,7 @@ class RolloutWorkerActor:
         """The walls around its code tool, which depend on its machine."""
         return self._worker.sandbox
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         return await self._worker.collect_group(task, group_id, group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
@@ -162,8 +161,7 @@ class RolloutWorkerActor:
         return WorkerStatus(
             worker=self._index,
             policy_version=self._follower.proven_version,
-            running=tuple(self._running),
-            free_places=max(0, self._workload.num_places - len(self._running)),
+            places=self._workload.num_places,
         )
 
     def _show(self) -> None:
@@ -180,36 +178,35 @@ class RolloutWorkerActor:
 
     async def _run_group(self, permit: Permit) -> None:
         try:
-            await self._courier.bring(permit.lease, await self._judged(permit))
+            payload, summary = await self._judged(permit)
+            await self._courier.bring(permit.lease, payload, summary)
         finally:
             del self._running[permit.lease]
             self._show()
             self._end_with_the_engine()
 
-    async def _scored(self, group: TrajectoryGroup) -> StepScores:
+    async def _scored(self, group: Group) -> StepScores:
         assert self._prm is not None
         return await self._prm.score_group.remote(group, self._prm_digest)
 
-    async def _judged(self, permit: Permit) -> GroupResult:
+    async def _judged(self, permit: Permit) -> tuple[bytes, GroupSummary]:
+        """Run and judge a group; return it encoded, and its facts."""
         started = time.monotonic()
         try:
-            task, name = self._tasks.task(permit.made_of, permit.family), group_id(permit.ordinal)
-            group = await self._worker.run_group(task, name, self._config.rollout.group_size)
+            task = self._tasks.task(permit.made_of, permit.family)
+            group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
-            forked = await self._restarter.revive(await self._judge.judge(group))
-            scored = forked.scored
+            prm_s = await self._judge.judge(group)
             if self._config.memory.type != "none":
-                await self._worker.remember(scored.solved)
+                await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
         except OwnCodeError:
-            # No other worker's scorer would do better: the run ends with what is wrong with it.
+            # The same scorer would fail on every other worker, so the run ends.
             raise
         except Exception as error:
-            # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
-            return failed_result(error)
-        finally:
-            self._worker.end_group(group_id(permit.ordinal))
-        duration_s = time.monotonic() - started
-        return group_result(scored, duration_s=duration_s, facts=forked.facts)
+            # The group is tried again elsewhere and fails in the end, with this as the reason; the run goes on.
+            return b"", failed_summary(error)
+        summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
+        return encode_group(group), summary
 
     def _end_with_the_engine(self) -> None:
         """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""
@@ -231,7 +228,7 @@ class WeightFollower:
         """Load one version after the other. Raises AdapterMismatchError for one that cannot be proven in time."""
         while True:
             offer = await self._store.wait_newer.remote(self.proven_version)
-            version = offer.published.policy_version
+            version = offer.policy_version
             try:
                 async with asyncio.timeout(LOAD_LIMIT_S):
                     await self._load(version, await offer.ref[0])
@@ -256,32 +253,21 @@ class WeightFollower:
 
 
 class Courier:
-    """One call at a time, with all that came back during the one before: the busier the store is, the fewer calls it
-    gets."""
+    """Brings finished groups in one call at a time, with all that finished during the call before."""
 
     def __init__(self, store: Handle) -> None:
         self._store = store
-        self._waiting: list[tuple[Lease, GroupResult, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, bytes, GroupSummary]] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def bring(self, lease: Lease, result: GroupResult) -> None:
-        """Returns once the store has written it down. Raises what the store's call raised."""
-        brought = asyncio.get_running_loop().create_future()
-        self._waiting.append((lease, result, brought))
+    async def bring(self, lease: int, payload: bytes, summary: GroupSummary) -> None:
+        """Return once the group has arrived, together with others. Raises what the call raises."""
+        self._waiting.append((lease, payload, summary))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
-        await brought
+        await asyncio.shield(self._sending)
 
     async def _send(self) -> None:
         while self._waiting:
             together, self._waiting = self._waiting, []
-            error: Exception | None = None
-            try:
-                await self._store.complete.remote([(lease, result) for lease, result, _ in together])
-            except Exception as raised:
-                error = raised
-            for brought in (brought for *_, brought in together if not brought.done()):
-                if error is None:
-                    brought.set_result(None)
-                else:
-                    brought.set_exception(error)
+            await self._store.complete.remote(together)

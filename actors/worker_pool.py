@@ -10,7 +10,7 @@ from actors.supervisor import Supervisor
 from envs.datasets.generated import GeneratedTask
 from envs.types import Task
 from rollout.engines.engine import BASE_VERSION
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Group, Trajectory
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,7 @@ class WorkerPool:
     def max_open(self) -> int:
         return self._max_open_each * max(1, len(self._supervisor.workers))
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         return await self._call("collect_group", task, group_id, group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:

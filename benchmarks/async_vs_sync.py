@@ -58,8 +58,8 @@ from typing import Any
 from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from ray_jobs.commands.given import DEFAULT_RECIPE
-from ray_jobs.evaluation.held_out import Evaluation, evaluation_in
-from reward.paired import compare_paired, wilson_interval
+from ray_jobs.held_out import Evaluation, evaluation_in
+from ray_jobs.statistics import compare_paired, wilson_interval
 
 JOB = (
     "reward.credit=outcome",
@@ -188,7 +188,7 @@ def _arm(folder: Path, group_size: int) -> Arm:
         finished=round(sum(row["rollout/trajectories"] for row in rows)),
         right=round(sum(row.get("rollout/solve_rate", 0.0) * row["rollout/trajectories"] for row in rows)),
         held_out=evaluation_in(folder, "eval_after"),
-        limit=facts["bottleneck"]["text"] if facts["bottleneck"] else "",
+        limit=facts["bottleneck"] or "",
     )
 
 

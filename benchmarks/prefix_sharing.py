@@ -64,7 +64,7 @@ from rollout.agent.agent import build_agent, build_chat
 from rollout.chat import ChatFormat
 from rollout.engines.wrappers import DemonstrationEngine
 from rollout.records import read_records, trajectory_of
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Trajectory, Group
 
 TARGET_RATIO = 2.0
 TARGET_GRADIENT = 1e-5
@@ -128,7 +128,7 @@ def played_samples(config: RunConfig, *, num_groups: int, prompt_only: bool) -> 
 
 async def _play_group(
     config: RunConfig, chat: ChatFormat, toolbox: Toolbox, generated: GeneratedTask, number: int, prompt_only: bool
-) -> TrajectoryGroup:
+) -> Group:
     async def play(index: int) -> Trajectory:
         plan = wrong_plan(generated.plan, random.Random(f"{number}|{index}")) if index % 2 else generated.plan
         agent = build_agent(
@@ -141,7 +141,7 @@ async def _play_group(
         return await agent.run(generated.task, trajectory_id=f"g{number}/{index}", group_id=f"g{number}")
 
     played = await asyncio.gather(*map(play, range(config.rollout.group_size)))
-    return TrajectoryGroup(id=f"g{number}", task=generated.task, trajectories=tuple(played))
+    return Group(id=f"g{number}", task=generated.task, trajectories=tuple(played))
 
 
 def _worded(plan: Sequence[PlanStep], index: int) -> list[PlanStep]:
@@ -158,7 +158,7 @@ def recorded_samples(config: RunConfig, folder: Path) -> list[TrainingSample]:
     for _, records in groupby(rows, key=lambda row: row["step"]):
         group_rows = list(records)
         trajectories = tuple(map(trajectory_of, group_rows))
-        group = TrajectoryGroup(id=trajectories[0].group_id, task=trajectories[0].task, trajectories=trajectories)
+        group = Group(id=trajectories[0].group_id, task=trajectories[0].task, trajectories=trajectories)
         advantages = [row["advantages"] for row in group_rows]
         samples += build_samples(group, advantages, temperature=config.rollout.temperature)
     return samples

@@ -20,7 +20,7 @@ from reward.types import Reward, ScoredGroup
 from rollout.buffer import Batch
 from rollout.numbers import packed_millionths
 from rollout.store.lifecycle import GroupCounts
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 TASK = Task(id="t", dataset="arith", question="What is 6 * 7?", answer="42")
 WORDS = ("search", "the", "page", "of", "catalogue", "for", "price", "and", "weight", "these", "goods", "answer")
@@ -67,7 +67,7 @@ def make_group(number: int, options: argparse.Namespace) -> ScoredGroup:
         )
     rewards = tuple(Reward(outcome=float(index % 2), total=float(index % 2), parts={}) for index in range(options.size))
     return ScoredGroup(
-        group=TrajectoryGroup(id=f"g{number}", task=TASK, trajectories=tuple(trajectories)),
+        group=Group(id=f"g{number}", task=TASK, trajectories=tuple(trajectories)),
         rewards=rewards,
         step_scores=None,
     )

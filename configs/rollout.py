@@ -73,38 +73,6 @@ class EngineConfig(Config):
         return self
 
 
-class NoRestartsConfig(Config):
-    """A group whose attempts all fail is dropped."""
-
-    type: Literal["none"] = "none"
-
-
-class ForksConfig(Config):
-    """Where all attempts at a task fail, as many more go on from the middle of one of them. If they end differently,
-    they are trained on in the place of the group: on what they sampled themselves, not on what they repeat. One that
-    does not repeat the attempt exactly is left out."""
-
-    rounds: int = Field(default=1, ge=1, le=8)
-    """Times that a group gets forks; each time after the first they go on from one turn earlier."""
-
-
-class FirstCallRestartsConfig(ForksConfig):
-    """From after the first tool call that worked, of an attempt drawn from those that have one."""
-
-    type: Literal["first_call"] = "first_call"
-
-
-class RandomRestartsConfig(ForksConfig):
-    """From anywhere, drawn evenly from all turns but the last of each attempt."""
-
-    type: Literal["random"] = "random"
-
-
-RestartsConfig = Annotated[
-    NoRestartsConfig | FirstCallRestartsConfig | RandomRestartsConfig, Field(discriminator="type"), typed("none")
-]
-
-
 _STEP = ("thought", "action", "action_input")
 
 
@@ -179,8 +147,6 @@ class RolloutConfig(Config):
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds of one trajectory without those in which it waits for the engine; beyond them it is unscorable, not
     wrong."""
-    restarts: RestartsConfig = NoRestartsConfig()
-    """What to do about a group whose attempts all fail."""
     verifier: ModuleConfig = RuleConfig()
     """Decides after each step whether the task is done."""
     generator: ModuleConfig = RuleConfig()

@@ -202,15 +202,6 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _forks_repeat_what_was_asked(self) -> "RunConfig":
-        if self.rollout.restarts.type != "none" and self.memory.type != "none":
-            raise ValueError(
-                f"rollout.restarts.type = '{self.rollout.restarts.type}' needs memory.type = 'none', not "
-                f"'{self.memory.type}': hints change between an attempt and the fork that repeats its beginning"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _own_agents_need_no_plan(self) -> "RunConfig":
         """What reads the planner's JSON has nothing to read in an agent of one's own."""
         if isinstance(self.agent, PlannerAgentConfig):

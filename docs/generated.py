@@ -206,13 +206,13 @@ def metrics() -> str:
 
 
 def _metrics() -> Iterator[str]:
-    from ray_jobs.metrics.bottleneck import LIMITS
-    from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
-    from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
+    from ray_jobs.run.bottleneck import LIMITS
+    from ray_jobs.run.metrics import GROUPS, LIVE, LOGGED
+    from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS
 
-    for question, charts in CHARTS.items():
-        shown = [BY_NAME[name] for names in charts.values() for name in names]
-        yield f"## {question}"
+    for group, title in GROUPS.items():
+        shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]
+        yield f"## {title}"
         yield from _table(("metric", "unit", "what it says"), [(f"`{one.name}`", one.unit, one.says) for one in shown])
     yield "## What are the workers doing?\n"
     yield "Gauges only, which each worker sets as it happens, with the tags `run` and `worker`."

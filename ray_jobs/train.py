@@ -1,21 +1,22 @@
-"""Train a planner: evaluate, cold start, reinforce, evaluate again, report. The loop of the system.
+"""Train a planner: evaluate, cold start, reinforce, evaluate again, report. The training loop of the system.
 
-    rollout workers ── judged groups ──> store ── batch, by reference ──> learner
-         ^    |                          |   ^                               |
-         |    └─ steps to score ─> PRM   |   └──────── new adapter ──────────┘
-         └──── permits, new adapter ─────┘
+    rollout workers ── judged groups ──> dynamic sampling ── batch, by reference ──> LoRA learner
+         ^    |                                |    ^                                     |
+         |    └─ steps to score ─> PRM         |    └──────────── new adapter ────────────┘
+         └────── permits, new adapter ─────────┘
 
-Who makes what, what each waits for, and what wakes it:
+What each part makes, what it waits for, and what wakes it:
 
-    who      makes                        waits for                            is woken by
-    worker   groups of attempts           a permit, or weights new enough      a batch that is cut, an adapter published
-    PRM      a score for each step        a worker that asks                   the call
-    store    permits, batches, the order  results, adapters                    each of them; it never computes
-    learner  an optimizer step            the driver                           the call `train_step`
-    driver   nothing: it moves the loop   a batch, then the step, then the     the answer; the watch kills what does not
-                                          adapter in the store                 answer, the supervisor replaces it
+    part              makes                       waits for                   is woken by
+    rollout worker    groups of attempts          a permit, newer weights     a place that is free, an adapter published
+    PRM               a score for each step       a call of a worker          the call
+    dynamic sampling  permits, batches            finished groups, adapters   each of them; it never computes
+    LoRA learner      an optimizer step           the driver                  the call of `train_step`
+    driver (here)     the order of all this       a batch, a step, an adapter the answers of the others
 
-Outside of the RL loop `ray_jobs/run/rollouts.py` replaces workers.
+`actors/supervisor.py` replaces workers, PRM and learner that are lost meanwhile.
+
+A run that is cut off loses the train steps since its newest checkpoint and the groups in flight, and nothing else.
 """
 
 import time
@@ -26,22 +27,23 @@ import ray
 
 from actors.cluster import LearnerLostError
 from configs.run import RunConfig
-from learner.checkpoint import continue_from_newest, oldest_kept_step
-from ray_jobs.evaluation.held_out import evaluate, evaluate_step
-from ray_jobs.metrics.bottleneck import StepTimes
-from ray_jobs.pages.report import write_report
+from learner.checkpoint import NO_GROUPS, continue_from_newest
+from learner.types import StepResult
+from ray_jobs.held_out import evaluate, evaluate_step
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
+from ray_jobs.run.bottleneck import StepTimes
 from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
-from ray_jobs.run.step_records import StepGroups, step_records
+from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
 from ray_jobs.run.summary import summarize
-from rollout.store.lifecycle import NOTHING_TRAINED
+from ray_jobs.viewer.report import write_report
+from rollout.lifecycle import Batch
 
 
 def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
@@ -72,7 +74,6 @@ def reinforce(run: Run) -> Mapping[str, object]:
     run.supervisor.sync(run.rollouts.policy_version)
     if (facts := run.finished("reinforce")) is not None:
         return facts
-    ray.get(run.store.begin_again.remote())
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = run.folder.begin_phase("reinforce")
         phase.skip(training.num_steps)
@@ -89,20 +90,17 @@ def reinforce(run: Run) -> Mapping[str, object]:
 
 
 def train_step(run: Run, training: Training) -> bool:
-    """One turn of the loop; False when no tasks are left, and then a checkpoint knows all steps. The batch is trained,
-    or refused by the learner's guard, for good once a checkpoint knows it; until then the store keeps its bytes, and a
-    crash takes the loop back to the checkpoint before."""
+    """Make one train step. Returns False when no tasks are left, after a checkpoint of all steps."""
     config, supervisor, step = run.config, run.supervisor, training.num_steps + 1
     started = time.perf_counter()
-    cut, payloads = run.store.next_batch.remote(step)
-    if (batch := supervisor.wait(cut, f"the groups of step {step}")) is None:
+    batch: Batch | None = supervisor.wait(run.store.next_batch.remote(step), f"the groups of step {step}")
+    if batch is None:
         if training.num_steps % config.learner.checkpoint_every:
-            keep(run)
+            save_checkpoint(run)
         return False
     batched = time.perf_counter()
-    groups = StepGroups(payloads)
-    prm_weight = training.monitor.prm_weight
-    result = supervisor.learn("train_step", batch, (payloads,), prm_weight=prm_weight)
+    groups, prm_weight = StepGroups(batch), training.monitor.prm_weight
+    result: StepResult = supervisor.learn("train_step", batch, prm_weight=prm_weight)
     trained = time.perf_counter()
     run.publish()
     published = time.perf_counter()
@@ -112,28 +110,31 @@ def train_step(run: Run, training: Training) -> bool:
     metrics = step_metrics(batch, result, times, supervisor.readings())
     metrics |= watch_prm(run, groups, step, prm_weight)
     run.log_metrics(step, metrics)
-    lines = step_records(batch, groups, result)
-    run.folder.log_step(step, lines, version_ages=batch.version_ages, num_trained=result.num_trajectories)
+    run.folder.log_step(
+        step,
+        step_trajectories(batch, groups, result, scheme=config.reward.credit.type, prm_weight=prm_weight),
+        group_rows(batch, result),
+        version_ages=batch.version_ages,
+        num_trained=len(batch.refs) * config.rollout.group_size,
+    )
     alarms = training.add(metrics)
     run.tell(batch.warning, result.skipped, training.news(), *alarms)
     if config.evaluates_after(step):
         evaluate_step(run, step)
     ray.get(run.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
     if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
-        keep(run)
+        save_checkpoint(run)
     supervisor.progressed()
     return True
 
 
-def keep(run: Run) -> None:
-    """A checkpoint, in an order in which a power cut at any point leaves no checkpoint that knows of more than logs and
-    ledger do, and no byte forgotten that a checkpoint which is left may ask for."""
-    store, checkpoints = run.store, run.folder.checkpoints
+def save_checkpoint(run: Run) -> None:
+    """Save the weights and the state of the buffer after the newest train step. The logs are synced first, so that they
+    hold all steps of any checkpoint that survives a power cut."""
     run.folder.sync()
-    trained = ray.get(store.sync.remote())
-    run.supervisor.learn("save_checkpoint", checkpoints, trained)
+    snapshot = ray.get(run.store.snapshot.remote())
+    run.supervisor.learn("save_checkpoint", run.folder.checkpoints, snapshot)
     run.folder.settle()
-    ray.get(store.forget.remote(oldest_kept_step(checkpoints)))
 
 
 def continue_with_new_learner(run: Run, error: Exception) -> Training:
@@ -147,20 +148,20 @@ def continue_with_new_learner(run: Run, error: Exception) -> Training:
 
 
 def continue_training(run: Run, *, new_learner: bool = False) -> Training:
-    """Learner, ledger and logs brought to the newest checkpoint that can be trusted, or to the cold-started policy; and
-    the training up to there. A run that begins is at step 0, with the cold-started policy in place already."""
+    """Bring learner, buffer and logs to the newest checkpoint that can be trusted, or to the cold-started policy, and
+    return the training up to there. A new run is at step 0, with the cold-started policy in place already."""
     checkpoint, faults = continue_from_newest(run.folder.checkpoints)
-    run.tell(*(f"passed over a checkpoint: {fault}" for fault in faults))
+    run.tell(*(f"skipped a checkpoint: {fault}" for fault in faults))
     if new_learner:
         load_cold_start(run)
     if checkpoint:
         run.supervisor.learn("load_checkpoint", checkpoint.folder)
     version = run.publish(renumber=True) if checkpoint or new_learner else run.rollouts.policy_version
-    step, trained = (checkpoint.step, checkpoint.trained()) if checkpoint else (0, NOTHING_TRAINED)
-    run.tell(*ray.get(run.store.rewind.remote(step, version, trained)))
+    step, snapshot = (checkpoint.step, checkpoint.snapshot()) if checkpoint else (0, NO_GROUPS)
+    ray.get(run.store.restore.remote(snapshot, step, version))
     if (facts := run.finished("reinforce")) is not None and step < facts["num_steps"]:
         run.folder.reopen_phase("reinforce")
-        run.tell(f"no checkpoint is left that knows the train steps after {step}: they are made again")
+        run.tell(f"no checkpoint of the train steps after {step} is left: they are made again")
     rows = run.folder.rewind(step)
     run.tell(lost_rows(rows, step))
     scored = run.uses_prm or run.config.reward.turn_scorer is not None

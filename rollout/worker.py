@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.learner import FileConfig, TeacherConfig
-from configs.rollout import NoMemoryConfig, NoRestartsConfig, PlannerAgentConfig
+from configs.rollout import NoMemoryConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask
@@ -34,7 +34,6 @@ from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
     DemonstrationEngine,
     FrozenModel,
-    GroupEngine,
     LockstepEngine,
     ReplayEngine,
     SeededEngine,
@@ -42,8 +41,8 @@ from rollout.engines.wrappers import (
     engine_seed,
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
-from rollout.restarts import Anchor, as_fork, num_new_tokens, repeats
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.replay import as_replay, repeats
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
+async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
     """Run `group_size` trajectories of `task`, all with the same hints: only then can they be compared. Every one comes
     back, failed ones as failed."""
     trajectories = await asyncio.gather(
@@ -61,7 +60,7 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
             for index in range(group_size)
         )
     )
-    return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
+    return Group(id=group_id, trajectories=tuple(trajectories))
 
 
 class Solver:
@@ -161,8 +160,6 @@ class Worker(Solver):
         max_open = 2 * config.rollout.engine.max_num_seqs
         super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
-        self._forks = not isinstance(config.rollout.restarts, NoRestartsConfig)
-        self._deciding: dict[str, GroupEngine] = {}
         self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
 
     def close(self) -> None:
@@ -174,12 +171,7 @@ class Worker(Solver):
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
-    def end_group(self, group_id: str) -> None:
-        """The group gets no more forks: what runs in lockstep with it no longer waits for that."""
-        if engine := self._deciding.pop(group_id, None):
-            engine.close(group_id)
-
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         hints = ""
         if self._memory is not None:
             try:
@@ -187,11 +179,7 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 # The whole group does without them, and so stays comparable.
                 _log.warning("group %s has no hints: %s", group_id, error)
-        agent = self._agent
-        if self._lockstep is not None and self._forks:
-            self._deciding[group_id] = GroupEngine(self._lockstep, group_size)
-            agent = self._build_agent(self._deciding[group_id], self._config.rollout.temperature)
-        return await run_group(agent, task, group_id=group_id, group_size=group_size, hints=hints)
+        return await run_group(self._agent, task, group_id=group_id, group_size=group_size, hints=hints)
 
     async def remember(self, solved: Sequence[Trajectory]) -> None:
         """Keep what trajectories that were right in training did, where the recipe asks for it."""
@@ -203,22 +191,7 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
-    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> tuple[TrajectoryGroup, int]:
-        """As many new ends of one of the group's trajectories as it has, without those whose replay differs from the
-        record; and how many tokens were sampled for all of them."""
-        size = len(group.trajectories)
-        engine: Engine = self.engine
-        if group.id in self._deciding:
-            engine = self._deciding[group.id]
-            self._deciding[group.id].extend(size)
-        root = next(one for one in group.trajectories if one.id == anchor.trajectory_id)
-        ids = (f"{group.id}/{round_ * size + index}" for index in range(size))
-        ends = await self._continue(root, anchor.num_turns, ids, engine)
-        forks = tuple(end for end in ends if repeats(end, root, anchor.num_turns))
-        num_tokens = num_new_tokens(ends, root.planner_turns[: anchor.num_turns])
-        return TrajectoryGroup(id=group.id, task=group.task, trajectories=forks), num_tokens
-
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         """A group outside of training, at the temperature of collecting."""
         agent = self._build_agent(self.engine, self._config.collect.temperature)
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
@@ -239,7 +212,7 @@ class Worker(Solver):
         async def run(own_id: str) -> Trajectory:
             agent = self._build_replaying(engine, trajectory, num_turns)
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
-            return as_fork(end, recorded)
+            return as_replay(end, recorded)
 
         return await asyncio.gather(*map(run, ids))
 

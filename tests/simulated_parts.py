@@ -19,7 +19,7 @@ from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 if TYPE_CHECKING:
     # A worker's process has no use for numpy and torch, which these would bring.
@@ -130,7 +130,7 @@ class SimulatedWorker:
     def end_group(self, group_id: str) -> None:
         """Nor one to end."""
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         rng = random.Random(task.id)
         drawn = self._shape.tasks.draw(rng)
         num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(drawn.fate, 0)
@@ -147,7 +147,7 @@ class SimulatedWorker:
                 for index, pace in enumerate(paces)
             )
         )
-        return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
+        return Group(id=group_id, task=task, trajectories=tuple(trajectories))
 
     async def demonstrate(self, tasks: Sequence[Any], wrong_share: float) -> list[Trajectory]:
         """Without a model there is nothing to imitate."""

@@ -3,7 +3,7 @@
 import random
 
 from benchmarks.promised.promise import Measured, Promise
-from reward.paired import PairedComparison, compare_means, compare_paired
+from ray_jobs.statistics import PairedComparison, compare_means, compare_paired
 
 NUM_COMPARISONS = 80
 

@@ -15,7 +15,7 @@ from learner.policy import TokenLogprobs
 from reward.credit import group_samples, turn_advantages
 from reward.judging import OutcomeReward
 from reward.types import StepScores
-from rollout.types import Completion, StopReason, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, StopReason, Trajectory, Group, Turn
 
 BANDS = ((0.5, 0.98), (0.98, 0.998), (0.998, 0.9999), (0.9999, 1.0))
 """Of the probability of the token that is trained."""
@@ -57,7 +57,7 @@ def _signal(seed: int) -> Measured:
     for overlong, credit, _ in product(overlong_rules, get_args(Credit), range(500)):
         config = LearnerConfig(overlong=overlong)
         attempts = tuple(_attempt(index, rng) for index in range(rng.randint(1, 6)))
-        group = TrajectoryGroup(id="g", task=TASK, trajectories=attempts)
+        group = Group(id="g", task=TASK, trajectories=attempts)
         scored = OutcomeReward(config, max_turn_tokens=MAX_TURN_TOKENS).score_group(group)
         raw = tuple(tuple(rng.random() for _ in one.planner_turns) for one in attempts)
         scored = replace(scored, step_scores=StepScores(raw=raw, prm_digest="random"))

@@ -15,7 +15,7 @@ from envs.datasets.own import own_tasks
 from envs.datasets.sampler import TaskSampler, cold_start_tasks, collection_tasks, evaluation_tasks
 from envs.datasets.split import question_key
 from envs.types import Task
-from ray_jobs.evaluation.evaluate import EvaluationRequest, evaluation_items
+from ray_jobs.evaluate import EvaluationRequest, evaluation_items
 
 WITH_PRM = Path(__file__).parents[2] / "configs" / "recipes" / "prm_cpu.toml"
 NUM_RL_TASKS = 10_000

@@ -95,7 +95,7 @@ def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
             "work, raise rollout.engine.max_model_len where it ended as 'context', or set "
             "cold_start.num_demonstrations=0"
         )
-    longest = [max((len(turn.completion.token_ids) for turn in one.planner_turns), default=0) for one in played]
+    longest = [max((turn.num_tokens for turn in one.planner_turns), default=0) for one in played]
     if too_long := [length for length in longest if length > max_turn_tokens]:
         raise NoDemonstrationError(
             f"{len(too_long)} of {len(played)} plans of the cold start have a step of more than "

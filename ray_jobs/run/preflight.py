@@ -13,8 +13,8 @@ from configs.wording import unwritable
 from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_written
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.checks.tasks import check_mixes, check_tasks, prm_tasks
-from ray_jobs.metrics.trackers import check_trackers
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
+from ray_jobs.run.trackers import check_trackers
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState

@@ -19,16 +19,15 @@ from configs.run import RunConfig
 from learner.learner import Learner
 from learner.optim import Ranks
 from ray_jobs.checks.tasks import notes_before_start
-from ray_jobs.metrics.table import DESCRIPTIONS
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder, fingerprint_of
+from ray_jobs.run.metrics import DESCRIPTIONS
 from ray_jobs.run.model_folder import prm_base, resolve_model
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
 from reward.prm.alarms import Alarm
 from reward.prm.model import WEIGHTS, prm_in_use, read_prm_manifest
 from rollout.engines.base_weights import BaseWeights, ExportedBase
-from rollout.store.disk import file_system_of
 from rollout.worker import Worker
 
 
@@ -113,11 +112,6 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
         opened = RunFolder.open(config, with_prm=with_prm, sandbox=ready.sandbox, tell=console.note)
     with opened as folder:
         folder.keep_tokenizer(ready.model_path)
-        if (place := file_system_of(folder.path)).networked:
-            console.note(
-                f"the run folder is on a network file system ({place.kind}): the store has the ledger for itself, and "
-                "`agentflow view` reads a copy of it, at most every 30 s"
-            )
         resume = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
         config = with_absolute_paths(config)
         with console.waiting("Ray to start"):

@@ -139,4 +139,4 @@ class MonteCarloLabeller:
 def _versions_of(ends: Iterable[Trajectory]) -> list[int]:
     """The policy versions that sampled them, without what they repeat."""
     turns = (turn for end in ends for turn in end.planner_turns if turn.trainable)
-    return sorted({version for turn in turns for version in turn.completion.token_versions})
+    return sorted({version for turn in turns for version in turn.token_versions})

@@ -10,9 +10,8 @@ from envs.types import Task, ToolCall
 from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
-from reward.types import ScoredGroup
 from rollout.filters import SOLVED
-from rollout.types import Trajectory, Turn
+from rollout.types import Group, Trajectory, Turn
 
 RIGHT, UNSUPPORTED, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.2, 0.1, 0.0
 """PART is low: a planner that computes a part of the result after the first of two searches stops there, and of 28
@@ -133,23 +132,23 @@ class _Progress:
         return RIGHT if self.values[-1] in self.known else UNSUPPORTED
 
 
-def fresh_error(groups: Iterable[ScoredGroup]) -> Mapping[str, float]:
+def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
     """How wrong a PRM is on what the policy does now: `prm/rejudge_mse`, the mean squared error of its scores
     against the plan's, over the steps of a batch that have both; nothing where none has."""
-    errors = [error for scored in groups for error in _errors(scored)]
+    errors = [error for group in groups for error in _errors(group)]
     return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}
 
 
-def _errors(scored: ScoredGroup) -> Iterator[float]:
-    """The PRM's scores less the plan's, not of what forks repeat; none for a task without a plan: only generated ones
+def _errors(group: Group) -> Iterator[float]:
+    """The PRM's scores less the plan's, of trainable turns; none for a task without a plan: only generated ones
     have it, and a mix may hold others."""
-    if scored.step_scores is None:
+    if all(trajectory.prm_digest is None for trajectory in group.trajectories):
         return
     try:
-        truths = [plan_scores(trajectory) for trajectory in scored.group.trajectories]
+        truths = [plan_scores(trajectory) for trajectory in group.trajectories]
     except LabelError:
         return
-    for trajectory, scores, known in zip(scored.group.trajectories, scored.step_scores.raw, truths, strict=True):
-        for turn, score, truth in zip(trajectory.planner_turns, scores, known, strict=True):
-            if score is not None and turn.trainable:
-                yield score - truth
+    for trajectory, known in zip(group.trajectories, truths, strict=True):
+        for turn, truth in zip(trajectory.planner_turns, known, strict=True):
+            if turn.score is not None and turn.trainable:
+                yield turn.score - truth

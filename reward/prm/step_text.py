@@ -149,22 +149,22 @@ def _replies(turns: Sequence[Turn]) -> list[Texts]:
             context, reply, result = texts[parent]
             before = (*context, reply)
             texts[parent] = context, reply, result or heard
-        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.completion.text), ""))
+        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.text), ""))
     return texts
 
 
 def _parent(turns: Sequence[Turn], index: int) -> int | None:
     """The turn that this one goes on from: the one with the longest dialogue that its prompt begins with."""
-    prompt = turns[index].prompt_token_ids
-    ends = [turn.prompt_token_ids + turn.completion.token_ids for turn in turns[:index]]
-    begun = [at for at, end in enumerate(ends) if prompt[: len(end)] == end]
+    prompt = turns[index].prompt
+    ends = [turn.dialogue for turn in turns[:index]]
+    begun = [at for at, end in enumerate(ends) if prompt.startswith(end)]
     return max(begun, key=lambda at: len(ends[at]), default=None)
 
 
 def _decision(index: int, turn: Turn) -> str:
     call = turn.tool_call
     if call is None:
-        return MALFORMED.format(number=index + 1, text=turn.completion.text)
+        return MALFORMED.format(number=index + 1, text=turn.text)
     return DECISION.format(number=index + 1, thought=turn.thought, action=call.name, action_input=call.arguments)
 
 

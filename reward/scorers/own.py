@@ -13,8 +13,7 @@ import numpy as np
 
 from configs.own import OwnCodeError, check_call, failure, load_own, own_function
 from envs.types import Task
-from reward.types import StepScores
-from rollout.types import Trajectory, TrajectoryGroup, Turn
+from rollout.types import Group, StepScores, Trajectory, Turn
 
 Scorer = Callable[[Task, str, Sequence[Turn]], object]
 
@@ -39,7 +38,7 @@ class OwnTurnScorer:
         self._limit_s = limit_s
         self._call = own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns")
 
-    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+    async def score_group(self, group: Group) -> StepScores:
         """A number from 0 to 1 for each planner turn, or None, which an attempt that broke has everywhere. Raises
         OwnCodeError."""
         asked = (asyncio.to_thread(self._scores, one) for one in group.trajectories)

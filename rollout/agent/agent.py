@@ -128,7 +128,7 @@ class FrozenModule:
                 use_adapter=False,
             )
         )
-        return Turn(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
+        return Turn.of(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
 
 
 class ModelVerifier(FrozenModule):
@@ -136,7 +136,7 @@ class ModelVerifier(FrozenModule):
 
     async def verify(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[Verdict, Turn | None]:
         turn = await self.ask("verifier", _VERIFIER_SYSTEM, task, memory, trajectory_id, grammar=_GRAMMAR)
-        return ("stop" if turn.completion.text == "stop" else "continue"), turn
+        return ("stop" if turn.text == "stop" else "continue"), turn
 
 
 _GENERATOR_SYSTEM = "Give the final answer to the task from the steps below. Write the answer alone."
@@ -160,7 +160,7 @@ class ModelGenerator(FrozenModule):
 
     async def answer(self, task: Task, memory: Memory, trajectory_id: str) -> tuple[str | None, Turn | None]:
         turn = await self.ask("generator", _GENERATOR_SYSTEM, task, memory, trajectory_id)
-        return turn.completion.text.strip() or None, turn
+        return turn.text.strip() or None, turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +306,7 @@ class _Episode:
     ) -> None:
         served = isinstance(reply.completion, TextCompletion)
         self._record(
-            Turn(
+            Turn.of(
                 role="planner",
                 prompt_token_ids=reply.prompt_token_ids,
                 completion=reply.completion,

@@ -3,9 +3,11 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from configs.errors import UserError
 from configs.learner import ColdStartConfig, FileConfig, TeacherConfig
@@ -112,13 +114,13 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
     finally:
         turns = await attempt.end()
     imitated = [_is_imitated(messages[index]) for index in places]
-    answer = turns[-1].completion.text
+    answer = turns[-1].text
     question = next((str(one["content"]) for one in messages if one["role"] == "user"), "")
     return Trajectory(
         id=OWN_ID.format(number),
         group_id=GROUP_ID,
         task=Task(id=conversation.place, dataset="recorded", question=question, answer=answer),
-        turns=tuple(replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
+        turns=tuple(structs.replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
         answer=answer,
         stop_reason="answered",
     )

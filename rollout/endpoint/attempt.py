@@ -93,7 +93,7 @@ class Call:
         if calls:
             arguments = [one.arguments for one in calls]
             call = ToolCall(name=", ".join(one.name for one in calls), arguments="\n".join(arguments))
-        return Turn(
+        return Turn.of(
             role="planner",
             prompt_token_ids=self.prompt.token_ids,
             completion=reply.completion,

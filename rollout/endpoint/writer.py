@@ -119,7 +119,7 @@ class ReplayWriter:
             self._difference = self._told(prompt_token_ids)
             self._check()
         completion = await self._writer.write(asked, prompt_token_ids, max_tokens)
-        # Else a turn of an attempt that was refused meanwhile would look like that of a fork.
+        # Else a turn of an attempt that was refused meanwhile would look like a replayed one.
         self._check()
         self._all_repeats = False
         return completion

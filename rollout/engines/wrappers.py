@@ -91,11 +91,6 @@ class LockstepEngine:
         self._running = num_trajectories
         self._begins = True
 
-    def extend_round(self, num_trajectories: int) -> None:
-        """So many more run in this round. Only while one of its trajectories holds a place: else the others go on, or
-        not, as it happens."""
-        self._running += num_trajectories
-
     async def generate(self, request: GenerationRequest) -> Completion:
         """Waits until every running trajectory has asked or ended; the last of them wakes all."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -104,14 +99,10 @@ class LockstepEngine:
         return await future
 
     def release(self, trajectory_id: str) -> None:
-        self.forget(trajectory_id)
-        self._running -= 1
-        self._sample_if_complete()
-
-    def forget(self, trajectory_id: str) -> None:
-        """The trajectory has ended; its place is kept."""
         self._waiting = [one for one in self._waiting if one.request.trajectory_id != trajectory_id]
         self._engine.release(trajectory_id)
+        self._running -= 1
+        self._sample_if_complete()
 
     def _sample_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._running:
@@ -139,33 +130,6 @@ class LockstepEngine:
     def _seeded(self, request: GenerationRequest) -> GenerationRequest:
         """A trajectory's prompts grow with every call, so their length numbers its calls."""
         return replace(request, seed=stream_seed(self._seed, request.trajectory_id, len(request.prompt_token_ids)))
-
-
-class GroupEngine:
-    """An `Engine` over one in lockstep, for the trajectories of one group. The last of them that ends keeps its place
-    until it is decided whether the group goes on: `extend` or `close`."""
-
-    def __init__(self, engine: LockstepEngine, size: int) -> None:
-        self._engine = engine
-        self._left = size
-
-    def extend(self, num_trajectories: int) -> None:
-        """The group goes on with so many more; one of them takes the kept place."""
-        self._left = num_trajectories
-        self._engine.extend_round(num_trajectories - 1)
-
-    def close(self, group_id: str) -> None:
-        self._engine.release(group_id)
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        return await self._engine.generate(request)
-
-    def release(self, trajectory_id: str) -> None:
-        self._left -= 1
-        if self._left:
-            self._engine.release(trajectory_id)
-        else:
-            self._engine.forget(trajectory_id)
 
 
 SYSTEM = "Answer the question in a few sentences."

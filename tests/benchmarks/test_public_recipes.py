@@ -21,7 +21,7 @@ from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
-from rollout.restarts import as_fork, repeats
+from rollout.replay import as_replay, repeats
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "public"
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -134,7 +134,7 @@ async def test_an_episode_goes_on_from_the_middle_of_another():
     engine = ScriptedEngine([str(number)])
     live = EngineWriter(engine, trajectory_id="g/8", temperature=0.7)
     end = await play(config, task, lambda task, own_id: ReplayWriter(live, root.planner_turns, 2))
-    fork = as_fork(end, root.planner_turns[:2])
+    fork = as_replay(end, root.planner_turns[:2])
     assert repeats(fork, root, 2)
     assert [turn.trainable for turn in fork.turns] == [False, False, True]
     assert [text_of(one.prompt_token_ids) for one in engine.requests] == [text_of(root.turns[2].prompt_token_ids)]

@@ -77,12 +77,6 @@ def test_a_prm_goes_with_any_agent_where_continuations_label_its_steps():
     assert load_run_config(None, [*own, "reward.credit.prm_path=prm"]).reward.prm_path == "prm"
 
 
-@pytest.mark.parametrize("agent", ["agent.function=mine:solve", "agent.command=python mine.py"])
-@pytest.mark.parametrize("type_", ["first_call", "random"])
-def test_restarts_go_with_any_agent(agent, type_):
-    assert load_run_config(None, [agent, *ALONE, f"rollout.restarts={type_}"]).rollout.restarts.type == type_
-
-
 def test_steps_and_turn_length_of_the_planner_bind_nobody_else():
     long = ["rollout.max_steps=5", "rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
     with pytest.raises(ConfigError, match="leaves no room for prompts"):

@@ -55,11 +55,6 @@ def test_a_rendered_recipe_loads_back(recipe, tmp_path):
     assert load_run_config(tmp_path / "rendered.toml") == config
 
 
-def test_restarts_are_refused_beside_a_memory_whose_hints_change():
-    with pytest.raises(ConfigError, match=r"restarts.type = 'random' needs memory.type = 'none', not 'in_process'"):
-        load_run_config(None, ["rollout.restarts=random", "memory=in_process"])
-
-
 def test_misspelt_setting_of_another_type_is_told_the_nearest_one():
     with pytest.raises(ConfigError) as error:
         load_run_config(None, ["label.judge.price_per_million_iput_tokens=1"])

@@ -16,7 +16,7 @@ from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import head_of, line_of, readable, trajectory_of
 from rollout.store.lifecycle import GroupCounts
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from rollout.types import Completion, Trajectory, Group, Turn, VersionSwitch
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 Z = math.sqrt(0.5)
@@ -49,7 +49,7 @@ def make_trajectory(index, num_turns=1, **changes):
 
 def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     return ScoredGroup(
-        group=TrajectoryGroup(id="g", task=TASK, trajectories=trajectories),
+        group=Group(id="g", task=TASK, trajectories=trajectories),
         rewards=tuple(Reward(outcome=total, total=total, parts={}) for total in totals),
         step_scores=None if raw is None else StepScores(raw=raw, prm_digest="d"),
     )

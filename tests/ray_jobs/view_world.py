@@ -17,7 +17,7 @@ from rollout.records import trajectory_record
 from rollout.store.choice import Draw
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from rollout.types import Completion, Trajectory, Group, Turn, VersionSwitch
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]
 WEIGHT, LOOK_UP, ANSWER = (5, 6), (1, 2, 3, 4), (8, 9)
@@ -81,7 +81,7 @@ def make_group(ordinal, *, outcomes=(1.0, 0.0, 0.0), scored=True, question=None)
     )
     raw = tuple((0.9, 0.8) if outcome else (0.1,) for outcome in outcomes)
     return ScoredGroup(
-        group=TrajectoryGroup(id=name, task=task, trajectories=trajectories),
+        group=Group(id=name, task=task, trajectories=trajectories),
         rewards=tuple(Reward(outcome=one, total=one, parts={}) for one in outcomes),
         step_scores=StepScores(raw=raw, prm_digest="d") if scored else None,
     )

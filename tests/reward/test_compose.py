@@ -12,7 +12,7 @@ from learner.advantages import group_normalized
 from learner.packing import build_batch
 from reward.credit import VALID_FLOOR, credit_parts, group_samples, map_score, step_rewards, turn_advantages
 from reward.types import PrmError, Reward, ScoredGroup, StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -54,7 +54,7 @@ def make_reward(total):
 
 def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     return ScoredGroup(
-        group=TrajectoryGroup(id="g", task=TASK, trajectories=trajectories),
+        group=Group(id="g", task=TASK, trajectories=trajectories),
         rewards=tuple(map(make_reward, totals)),
         step_scores=None if raw is None else StepScores(raw=raw, prm_digest="d"),
     )

@@ -14,7 +14,7 @@ from reward.credit import turn_advantages
 from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward, group_result
 from reward.statistics import group_statistics
 from reward.types import StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 
@@ -62,7 +62,7 @@ def make_group(*answers, num_turns=2):
         )
         for index, answer in enumerate(answers)
     ]
-    return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(trajectories))
+    return Group(id="g", task=TASK, trajectories=tuple(trajectories))
 
 
 def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):

@@ -16,7 +16,7 @@ from reward.credit import group_samples, turn_advantages
 from reward.judging import OutcomeReward, soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
 from reward.types import StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -43,7 +43,7 @@ def make_reward(**learner):
 
 
 def score_group(*trajectories, **learner):
-    return make_reward(**learner).score_group(TrajectoryGroup(id="g", task=TASK, trajectories=trajectories))
+    return make_reward(**learner).score_group(Group(id="g", task=TASK, trajectories=trajectories))
 
 
 def test_right_wrong_and_missing_answers():

@@ -13,7 +13,7 @@ from envs.types import Task
 from reward.credit import credit_parts
 from reward.judging import GroupJudge, OutcomeReward
 from reward.scorers.own import OwnTurnScorer
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 SCORERS = """
 import time
@@ -74,7 +74,7 @@ def turn(number, text):
     return Turn(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
 
 
-GROUP = TrajectoryGroup(
+GROUP = Group(
     id="g",
     task=TASK,
     trajectories=(attempt(0, "yes", "look", "yes"), attempt(1, "no", "guess", "no")),

@@ -9,7 +9,7 @@ from reward.prm.model import PrmError
 from reward.prm.scorer import PrmScorer
 from reward.prm.step_text import step_texts
 from rollout.engines.engine import Pulse
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Trajectory, Group, Turn
 
 
 class FakeScorer:
@@ -76,7 +76,7 @@ def make_group(name, *, num_turns=(2, 1)):
         )
         for index, length in enumerate(num_turns)
     ]
-    return TrajectoryGroup(id=name, task=task, trajectories=tuple(trajectories))
+    return Group(id=name, task=task, trajectories=tuple(trajectories))
 
 
 def expected(group):

@@ -6,7 +6,7 @@ import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
 import { matrix, matrixLegend } from "./matrix.js";
 
-const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed", "ready", "running", "queued", "in_batch"];
+const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed"];
 
 export async function groups(app, { query }) {
   const run = app.run;
@@ -43,7 +43,7 @@ export async function groups(app, { query }) {
 
 export function changed(app, before) {
   const [now, then] = [app.states[app.run], before[app.run]];
-  return now.trajectories !== then?.trajectories || now.ledger !== then.ledger || now.generation !== then.generation;
+  return now.trajectories !== then?.trajectories || now.num_groups !== then.num_groups || now.generation !== then.generation;
 }
 
 export function versions([low, high]) {
@@ -61,10 +61,8 @@ export function why(state, siblings, reason, size, scored) {
   const of = siblings.length || size || 0;
   const valid = siblings.length ? siblings.filter((row) => row.outcome !== null && row.outcome !== undefined).length : scored ?? of;
   const [counted, rest] = of > valid ? ["scored attempts", ` ${of - valid} more could not be scored.`] : ["attempts", ""];
-  const forks = siblings.filter((row) => row.anchor);
   switch (state) {
     case "trained":
-      if (forks.length) return `Trained: none of its ${of - forks.length} attempts was right. ${forks.length} forks went on from the first ${forks[0].anchor.num_turns === 1 ? "step" : `${forks[0].anchor.num_turns} steps`} of attempt ${forks[0].anchor.trajectory_id.split("/").pop()}, and are trained on from there: ${right} of them ${right === 1 ? "was" : "were"} right.`;
       return siblings.length
       ? `Trained: ${right} of ${of} attempts ${right === 1 ? "was" : "were"} right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
     case "all_right": return `Filtered: all ${valid} ${counted} were right.${rest} With no difference between them every advantage is 0, so there is nothing to learn.`;
@@ -73,10 +71,7 @@ export function why(state, siblings, reason, size, scored) {
     case "refused": return `Refused: the learner took no step on its batch, so it trained nothing. ${reason || ""}`;
     case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
     case "failed": return `Failed: fewer than two attempts could be scored, also when tried again. ${reason || ""}`;
-    case "ready": return "Ready: it has signal and waits for a batch.";
-    case "in_batch": return "In training at this moment.";
-    case "running": return "A worker runs it at this moment.";
-    default: return "It waits for a worker.";
+    default: return "";
   }
 }
 
