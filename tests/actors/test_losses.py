@@ -64,7 +64,7 @@ def stop(part):
 def finish(stage, training, *, restarts, failed=0):
     """Wait for the end of the run; all tasks must have ended."""
     facts = stage.finish(training)
-    groups = check_law(stage, facts)
+    groups = check_law(stage.folder, facts)
     assert groups["trained"] + groups["filtered"] == NUM_TASKS - failed, groups
     assert (groups["failed"], facts["restarts"]) == (failed, restarts), stage.said
     return facts
@@ -189,7 +189,7 @@ def test_worker_whose_engine_hangs_is_replaced_though_it_answers(tmp_path):
 def test_worker_with_other_weights_is_replaced_and_what_it_sampled_with_them_is_run_again(tmp_path, engine):
     with open_stage(make_config(tmp_path), build_worker=partial(worker_with, engine, folder=tmp_path)) as stage:
         facts = stage.finish(stage.reinforce())
-        check_law(stage, facts)
+        check_law(stage.folder, facts)
     (fault,) = events(tmp_path, "fault")
     assert (facts["num_steps"], facts["restarts"]) == (5, 1)
     tainted = {one["group"] for one in events(tmp_path, "begin") if one["pid"] == fault["pid"] and one["version"] == 2}
@@ -202,7 +202,7 @@ def test_worker_that_never_loads_a_version_gets_no_work_and_is_replaced(tmp_path
     build = partial(impatient, folder=tmp_path)
     with open_stage(make_config(tmp_path, "pipeline_depth=1"), build_worker=build) as stage:
         facts = stage.finish(stage.reinforce())
-        check_law(stage, facts)
+        check_law(stage.folder, facts)
     (fault,) = events(tmp_path, "fault")
     assert facts["restarts"] == 1
     assert max(one["version"] for one in events(tmp_path, "begin") if one["pid"] == fault["pid"]) <= 1
@@ -225,7 +225,7 @@ def test_worker_that_dies_in_evaluations_is_replaced_and_all_attempts_use_their_
     )
     with open_stage(config, build_worker=partial(DyingInAttemptWorker, folder=tmp_path)) as stage:
         facts = stage.finish(stage.reinforce())
-        check_law(stage, facts)
+        check_law(stage.folder, facts)
     rows = [row for row in read_records(stage.folder / "metrics.jsonl") if "held_out/unscored" in row]
     versions = {f"held_out-{row['step']}": row["held_out/policy_version"] for row in rows}
     assert [row["step"] for row in rows] == [1, 2]
@@ -300,5 +300,5 @@ def test_workers_are_let_go_and_come_back_as_the_file_says(tmp_path):
         (stage.folder / "workers").write_text("2")
         wait_until(lambda: "rollout worker 1 joined" in stage.said)
         facts = stage.finish(training)
-        check_law(stage, facts)
+        check_law(stage.folder, facts)
     assert facts["restarts"] == 0

@@ -2,6 +2,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from reward.stored import stored_group
 
 from configs.run import RunConfig
 from envs.datasets.generated import generate
@@ -13,7 +14,6 @@ from reward.collected import CollectedGroups
 from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts
-from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.types import Group
 from tests.ray_jobs.view_world import make_trajectory, make_turn

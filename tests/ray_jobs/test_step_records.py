@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reward.credit import CreditedStep, credit_parts, turn_logprobs
+from reward.stored import scored_group_of, stored_group
+from rollout.store.lifecycle import GroupCounts
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.step_records import step_records
-from reward.credit import CreditedStep, credit_parts, turn_logprobs
-from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import head_of, line_of, readable, trajectory_of
-from rollout.store.lifecycle import GroupCounts
-from rollout.types import Completion, Trajectory, Group, Turn, VersionSwitch
+from rollout.types import Completion, Group, Trajectory, Turn, VersionSwitch
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 Z = math.sqrt(0.5)

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from envs.types import Task, ToolCall, ToolResult
-from ray_jobs.run.step_records import step_records
 from reward.credit import CreditedStep, credit_parts, turn_logprobs
 from reward.stored import stored_group
-from reward.types import Reward, ScoredGroup, StepScores
-from rollout.buffer import Batch
-from rollout.records import trajectory_record
 from rollout.store.choice import Draw
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult
-from rollout.types import Completion, Trajectory, Group, Turn, VersionSwitch
+
+from envs.types import Task, ToolCall, ToolResult
+from ray_jobs.run.step_records import step_records
+from reward.types import Reward, ScoredGroup, StepScores
+from rollout.buffer import Batch
+from rollout.records import trajectory_record
+from rollout.types import Completion, Group, Trajectory, Turn, VersionSwitch
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]
 WEIGHT, LOOK_UP, ANSWER = (5, 6), (1, 2, 3, 4), (8, 9)
