@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.before_rl import copy_before_rl
 from benchmarks.promised.promise import Measured, Promise
 from configs.loading import load_run_config
-from tests.faults.audit import audit
+from tests.faults.audit import faults_of
 from tests.faults.job import Job
 
 RECIPE = Path("configs/recipes/sync_cpu.toml")
@@ -31,7 +31,7 @@ def reproduction(seed: int) -> Measured:
         killed.ensure_running()
         _finish(killed)
         digests = [_adapter_digest(job.folder) for job in (undisturbed, killed)]
-        sound = audit(killed.folder)["sound"]
+        sound = not faults_of(killed.folder)
     same = digests[0] == digests[1]
     ledger = "sound" if sound else "not sound"
     text = f"undisturbed {digests[0][:12]}, killed and resumed {digests[1][:12]}; ledger {ledger}"

@@ -107,9 +107,8 @@ def test_synchronous_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path):
 
 def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):
     first = play(tmp_path / "run", "max_tasks=100000", "num_steps=100000")
-    second = Played(
-        start=first.start, folder=tmp_path / "none", log=tmp_path / "second.txt", environment=first.environment
-    )
+    elsewhere = {"folder": tmp_path / "none", "log": tmp_path / "second.txt"}
+    second = Played(start=first.start, environment=first.environment, **elsewhere)
     try:
         wait_for_step(first, 1)
         second.ensure_running()

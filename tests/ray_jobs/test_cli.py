@@ -14,9 +14,9 @@ from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main, make_app
 from ray_jobs.commands.given import DEFAULT_RECIPE, sorted_out
-from ray_jobs.run.console import next_commands
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import Ready
+from ray_jobs.run.summary import next_commands
 
 ROOT = RECIPES.parents[1]
 
