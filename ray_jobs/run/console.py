@@ -110,7 +110,7 @@ class PhaseProgress:
 
 
 class Console:
-    """Prints phases with their wall time, and what the run is waiting for if nothing was printed for most of a minute."""
+    """Prints phases with their wall time, and what the run is waiting for after most of a minute without a line."""
 
     def __init__(self, output: RichConsole | None = None) -> None:
         self._console = output or RichConsole()

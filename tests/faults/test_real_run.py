@@ -1,7 +1,7 @@
 """Seeded faults in a small real run: every part is killed and stopped, a node is lost, the disk is full, a log is cut.
 
-The run finishes, or ends with one line that says how to resume it. No group is lost or trained twice, and the console is
-never silent for more than a minute.
+The run finishes, or ends with one line that says how to resume it. No group is lost or trained twice, and the console
+is never silent for more than a minute.
 """
 
 import errno
