@@ -19,7 +19,7 @@ from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
-from rollout.types import Completion, Trajectory, Group, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 if TYPE_CHECKING:
     # A worker's process has no use for numpy and torch, which these would bring.
@@ -147,7 +147,7 @@ class SimulatedWorker:
                 for index, pace in enumerate(paces)
             )
         )
-        return Group(id=group_id, task=task, trajectories=tuple(trajectories))
+        return Group(id=group_id, trajectories=tuple(trajectories))
 
     async def demonstrate(self, tasks: Sequence[Any], wrong_share: float) -> list[Trajectory]:
         """Without a model there is nothing to imitate."""
@@ -253,7 +253,7 @@ def _turn(
     tokens, logprobs = _pool()
     start = rng.randrange(len(tokens) - num_tokens)
     thought = "I look up what one of them weighs. " * 3
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=prompt,
         completion=Completion(

@@ -7,7 +7,6 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from reward.judging import GroupJudge, OutcomeReward
 from reward.types import PrmError, StepScores
 from rollout.engines.engine import EngineError, Pulse
 from rollout.worker import run_group
+from tests.changed import replace
 from tests.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
 
 GATE = "gate"

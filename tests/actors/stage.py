@@ -16,6 +16,9 @@ from typing import Any
 import psutil
 import ray
 from rich.console import Console as RichConsole
+from rollout.store.adapters import AdapterStore
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts
 
 from actors.cluster import start_ray, stop_ray
 from actors.launch import Builders
@@ -28,9 +31,6 @@ from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run, start_parts
 from ray_jobs.train import reinforce
 from rollout.records import read_records
-from rollout.store.adapters import AdapterStore
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts
 from tests.faults.job import PARTS, part_of
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 

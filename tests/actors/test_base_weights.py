@@ -6,10 +6,10 @@ import pytest
 import ray
 import torch
 from faults import GatedWorker, events, open_gate
+from ray_jobs.run.actors import BaseLostError
 from stage import check_nothing_lost, kill, make_config, open_stage, wait_until
 from tiny import save_tiny_model
 
-from ray_jobs.run.actors import BaseLostError
 from rollout.engines.base_weights import BaseWeights
 from tests.simulated_parts import SimulatedLearner
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from faults import GatedLearner, GatedWorker, WatchedWorker, events, open_gate
 from ray.cluster_utils import Cluster
+from ray_jobs.run.actors import NoRoomError
 from stage import (
     check_nothing_lost,
     doubles_found,
@@ -22,7 +23,6 @@ from actors.cluster import start_ray, stop_ray
 from configs.cluster import ClusterConfig
 from ray_jobs import train
 from ray_jobs.run import supervisor
-from ray_jobs.run.actors import NoRoomError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

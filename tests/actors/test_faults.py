@@ -23,6 +23,8 @@ from faults import (
     open_gate,
     worker_with,
 )
+from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
+from ray_jobs.run.supervisor import Supervisor
 from stage import (
     check_nothing_lost,
     groups_of,
@@ -37,8 +39,6 @@ from stage import (
 )
 
 from ray_jobs.run import actors
-from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
-from ray_jobs.run.supervisor import Supervisor
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

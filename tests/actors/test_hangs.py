@@ -15,12 +15,12 @@ from faults import (
     open_gate,
     worker_with,
 )
+from ray_jobs.run.supervisor import Supervisor
+from ray_jobs.run.watch import Watch
 from stage import check_nothing_lost, local_ray, make_config, open_stage, processes, steps_of, wait_until
 
 from configs.cluster import LivenessConfig
 from ray_jobs.run import console, watch
-from ray_jobs.run.supervisor import Supervisor
-from ray_jobs.run.watch import Watch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -7,7 +7,7 @@ from configs.reward import PrmConfig
 from reward.types import PrmError, StepScores
 from rollout.types import Group
 
-GROUP = Group(id="g000000", task=None, trajectories=())
+GROUP = Group(id="g000000", trajectories=())
 
 
 class Model:

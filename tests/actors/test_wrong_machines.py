@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import ray
 from faults import first_time
+from ray_jobs.run.actors import NoRoomError, RunActors
 from stage import dismiss, kill, local_ray, make_config, open_stage, steps_of, wait_until
 
 from ray_jobs.run import actors as run_actors
-from ray_jobs.run.actors import NoRoomError, RunActors
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import Pulse
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker

@@ -7,8 +7,8 @@ import ray
 from faults import HangingEngine, LateEngine, MutatingEngine, StaleEngine, events, worker_with
 from stage import check_nothing_lost, local_ray, make_config, open_stage, versions_of
 
+from actors.dynamic_sampling import AdapterMismatchError
 from ray_jobs.run import actors, supervisor
-from rollout.store.adapters import AdapterMismatchError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

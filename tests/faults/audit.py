@@ -6,11 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rollout.store.adapters import AdapterStore
+from rollout.store.ledger import Ledger
+
 from learner.checkpoint import newest_checkpoint, read_manifest
 from ray_jobs.run.folder import METRICS
 from rollout.records import read_records
-from rollout.store.adapters import AdapterStore
-from rollout.store.ledger import Ledger
 
 WEIGHTS = ("adapter.safetensors", "optimizer.pt")
 _OF_THE_STEP = ("policy/", "learner/")

@@ -2,7 +2,6 @@
 and quote them. Everything else of a run is real."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
 from ray_jobs.run import actors
-from rollout.types import Trajectory, Group
+from rollout.types import Group, Trajectory
+from tests.changed import replace
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 

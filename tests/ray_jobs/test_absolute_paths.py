@@ -1,7 +1,7 @@
 import pytest
+from ray_jobs.run.actors import _sees
 
 from configs.loading import load_run_config
-from ray_jobs.run.actors import _sees
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.provenance import shown, with_absolute_paths
 

@@ -1,5 +1,4 @@
 import pytest
-
 from ray_jobs.run.deaths import MAX_DEATHS, ONE_EVENT_S, CrashLoopError, Death, Deaths
 
 

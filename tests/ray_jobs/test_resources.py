@@ -1,5 +1,6 @@
-from configs.loading import load_run_config
 from ray_jobs.run.resources import learner_resources, worker_resources
+
+from configs.loading import load_run_config
 
 CUDA = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
 

@@ -4,21 +4,21 @@ import asyncio
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import ray
-
-from actors.learner import LearnerCalls
-from configs.loading import load_run_config
-from envs.types import Task
 from ray_jobs.run.actors import NoRoomError
 from ray_jobs.run.deaths import CrashLoopError, Death, Deaths
 from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
 from ray_jobs.run.supervisor import LearnerLostError, Supervisor, WantedWorkers
-from rollout.store.adapters import AdapterMismatchError
+
+from actors.dynamic_sampling import AdapterMismatchError
+from actors.learner import LearnerCalls
+from configs.loading import load_run_config
+from envs.types import Task
 from rollout.types import Trajectory
+from tests.changed import replace
 
 TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
 

@@ -3,11 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
+from ray_jobs.run.watch import BEAT_EVERY_S, LATE_AFTER_S, LIVES_EVERY_S, TIMES_MEDIAN, Patience, Watch
 
 from configs.cluster import LivenessConfig
 from ray_jobs.run import watch as watch_module
-from ray_jobs.run.deaths import MAX_DEATHS, CrashLoopError
-from ray_jobs.run.watch import BEAT_EVERY_S, LATE_AFTER_S, LIVES_EVERY_S, TIMES_MEDIAN, Patience, Watch
 from rollout.engines.engine import Pulse
 
 SETTINGS = LivenessConfig(answer_s=60.0, work_s=600.0, start_s=1000.0)
