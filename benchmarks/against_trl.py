@@ -47,6 +47,8 @@ from typing import Any
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+from ray_jobs.run.actors import RunActors
+
 from actors.cluster import start_ray, stop_ray
 from benchmarks.trl_environment import trl_process_environment, trl_python, trl_settings
 from benchmarks.trl_peer import coin
@@ -57,7 +59,6 @@ from envs.tools.toolbox import Toolbox
 from learner.learner import Learner
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.model_folder import resolve_model

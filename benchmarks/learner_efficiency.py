@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import torch
+from ray_jobs.run.resources import training_env
 
 from configs.learner import GuardConfig, LearnerConfig
 from configs.loading import load_run_config
@@ -25,7 +26,6 @@ from learner.packing import build_batch, pack
 from learner.types import GrammarSpan, TrainingSample
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.resources import training_env
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
 

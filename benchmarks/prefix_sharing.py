@@ -34,7 +34,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from unittest.mock import patch
@@ -52,19 +51,20 @@ from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask, wrong_plan
 from envs.datasets.sampler import demonstration_tasks
 from envs.tools.toolbox import Toolbox
+from learner.credit import turn_advantages
 from learner.learner import Learner
 from learner.packing import PackedRow, TokenSequence, build_batch, pack
 from learner.samples import build_samples
 from learner.types import TrainBatch, TrainingSample
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
-from reward.credit import turn_advantages
 from reward.judging import OutcomeReward
 from rollout.agent.agent import build_agent, build_chat
 from rollout.chat import ChatFormat
 from rollout.engines.wrappers import DemonstrationEngine
 from rollout.records import read_records, trajectory_of
-from rollout.types import Trajectory, Group
+from rollout.types import Group, Trajectory
+from tests.changed import replace
 
 TARGET_RATIO = 2.0
 TARGET_GRADIENT = 1e-5
@@ -141,7 +141,7 @@ async def _play_group(
         return await agent.run(generated.task, trajectory_id=f"g{number}/{index}", group_id=f"g{number}")
 
     played = await asyncio.gather(*map(play, range(config.rollout.group_size)))
-    return Group(id=f"g{number}", task=generated.task, trajectories=tuple(played))
+    return Group(id=f"g{number}", trajectories=tuple(played))
 
 
 def _worded(plan: Sequence[PlanStep], index: int) -> list[PlanStep]:
@@ -158,7 +158,7 @@ def recorded_samples(config: RunConfig, folder: Path) -> list[TrainingSample]:
     for _, records in groupby(rows, key=lambda row: row["step"]):
         group_rows = list(records)
         trajectories = tuple(map(trajectory_of, group_rows))
-        group = Group(id=trajectories[0].group_id, task=trajectories[0].task, trajectories=trajectories)
+        group = Group(id=trajectories[0].group_id, trajectories=trajectories)
         advantages = [row["advantages"] for row in group_rows]
         samples += build_samples(group, advantages, temperature=config.rollout.temperature)
     return samples

@@ -9,18 +9,18 @@ import tempfile
 import time
 
 import numpy as np
+from reward.stored import scored_group_of, stored_group
+from rollout.numbers import packed_millionths
+from rollout.store.lifecycle import GroupCounts
 
 from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
+from learner.credit import CreditedStep, credit_parts
 from ray_jobs.run.folder import TRAJECTORIES, RunFolder
 from ray_jobs.run.step_records import step_records
-from reward.credit import CreditedStep, credit_parts
-from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup
 from rollout.buffer import Batch
-from rollout.numbers import packed_millionths
-from rollout.store.lifecycle import GroupCounts
-from rollout.types import Completion, Trajectory, Group, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 TASK = Task(id="t", dataset="arith", question="What is 6 * 7?", answer="42")
 WORDS = ("search", "the", "page", "of", "catalogue", "for", "price", "and", "weight", "these", "goods", "answer")
@@ -29,7 +29,7 @@ WORDS = ("search", "the", "page", "of", "catalogue", "for", "price", "and", "wei
 def make_turn(before: tuple[int, ...], num_tokens: int, rng: np.random.Generator) -> Turn:
     logprobs = -rng.exponential(0.5, num_tokens).astype(np.float32)
     text = " ".join(random.Random(len(before)).choices(WORDS, k=num_tokens))
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(*before, *map(int, rng.integers(0, 32_000, 40))),
         completion=Completion(
@@ -67,7 +67,7 @@ def make_group(number: int, options: argparse.Namespace) -> ScoredGroup:
         )
     rewards = tuple(Reward(outcome=float(index % 2), total=float(index % 2), parts={}) for index in range(options.size))
     return ScoredGroup(
-        group=Group(id=f"g{number}", task=TASK, trajectories=tuple(trajectories)),
+        group=Group(id=f"g{number}", trajectories=tuple(trajectories)),
         rewards=rewards,
         step_scores=None,
     )

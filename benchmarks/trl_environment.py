@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ray_jobs.run.resources import KEEP_MEMORY
+
 from configs.learner import DapoConfig
 from configs.run import RunConfig
 from learner.demo_model import cache_dir
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.resources import KEEP_MEMORY
 
 TRL = "1.16.0"
 _STARTED_WITH = dict(os.environ)

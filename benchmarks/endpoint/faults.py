@@ -6,7 +6,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import engine_writers
 from rollout.types import Trajectory
+from tests.changed import replace
 
 RULES = Rules(model="policy", temperature=1.0, override=False, max_tokens=32, max_context_tokens=2048)
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "17 + 25?"}]}
@@ -35,6 +36,7 @@ SAMPLING: Sequence[tuple[str, Any]] = (
     ("logit_bias", {"5": 1}),
 )
 PROGRAM = """
+from tests.changed import replace
 import json, os, sys, time, urllib.request
 def ask():
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "17 + 25?"}]}).encode()

@@ -1,7 +1,6 @@
 """Gradients: what reaches the adapter is what the loss says, and every group that trains has one."""
 
 import random
-from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -11,11 +10,11 @@ from benchmarks.promised.promise import Measured, Promise
 from configs.learner import FilterOverlongConfig, LearnerConfig, NoOverlongConfig, SoftOverlongConfig
 from configs.reward import Credit
 from envs.types import Task
+from learner.credit import group_samples, turn_advantages
 from learner.policy import TokenLogprobs
-from reward.credit import group_samples, turn_advantages
 from reward.judging import OutcomeReward
-from reward.types import StepScores
-from rollout.types import Completion, StopReason, Trajectory, Group, Turn
+from rollout.types import Completion, Group, StepScores, StopReason, Trajectory, Turn
+from tests.changed import replace
 
 BANDS = ((0.5, 0.98), (0.98, 0.998), (0.998, 0.9999), (0.9999, 1.0))
 """Of the probability of the token that is trained."""
@@ -57,7 +56,7 @@ def _signal(seed: int) -> Measured:
     for overlong, credit, _ in product(overlong_rules, get_args(Credit), range(500)):
         config = LearnerConfig(overlong=overlong)
         attempts = tuple(_attempt(index, rng) for index in range(rng.randint(1, 6)))
-        group = Group(id="g", task=TASK, trajectories=attempts)
+        group = Group(id="g", trajectories=attempts)
         scored = OutcomeReward(config, max_turn_tokens=MAX_TURN_TOKENS).score_group(group)
         raw = tuple(tuple(rng.random() for _ in one.planner_turns) for one in attempts)
         scored = replace(scored, step_scores=StepScores(raw=raw, prm_digest="random"))
@@ -78,7 +77,7 @@ def _attempt(index: int, rng: random.Random) -> Trajectory:
         finish_reason="length" if num_tokens == MAX_TURN_TOKENS else "stop",
         policy_version=0,
     )
-    turn = Turn(role="planner", prompt_token_ids=(1, 2), completion=completion, trainable=True)
+    turn = Turn.of(role="planner", prompt_token_ids=(1, 2), completion=completion, trainable=True)
     answer = rng.choice(("42", "41"))
     return Trajectory(id=f"g/{index}", group_id="g", task=TASK, turns=(turn,), answer=answer, stop_reason=stop_reason)
 

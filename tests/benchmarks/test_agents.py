@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
 from rollout.replay import as_replay, repeats
+from tests.changed import replace
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "agents"
 pytestmark = pytest.mark.usefixtures("elsewhere")

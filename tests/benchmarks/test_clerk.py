@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import engine_writers
+from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
 ROWS = list(tasks())

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ pytest.importorskip("verifiers")
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+
+from tests.changed import replace
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "public"
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
 from rollout.replay import as_replay, repeats
+from tests.changed import replace
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "public"
 pytestmark = pytest.mark.usefixtures("elsewhere")

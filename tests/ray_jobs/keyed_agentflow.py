@@ -2,7 +2,6 @@
 and quote them. Everything else of a run is real."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
 from ray_jobs.run import run
 from rollout.types import Group, Trajectory
+from tests.changed import replace
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 

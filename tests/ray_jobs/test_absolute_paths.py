@@ -1,4 +1,5 @@
 import pytest
+from ray_jobs.run.actors import _sees
 
 from configs.loading import load_run_config
 from ray_jobs.run.folder import RunFolder

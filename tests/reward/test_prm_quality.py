@@ -1,6 +1,5 @@
 import json
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from reward.prm.quality import ScoredStep, evaluate_prm, quality_report
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 ACTIONS = ("search", "calculator", "answer")
 
@@ -240,7 +240,7 @@ def test_empty_side_is_refused():
 def test_outcome_is_asked_once_for_each_held_out_attempt(monkeypatch):
     """Regression: a scorer of one's own, which may be a paid model, was asked anew for every labelled step, the ones
     that were trained on, too."""
-    turn = Turn(
+    turn = Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=Completion(token_ids=(1,), logprobs=(0.0,), text="x", finish_reason="stop", policy_version=0),

@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +11,7 @@ from envs.types import Task, ToolCall, ToolResult
 from reward.prm import step_text
 from reward.prm.step_text import GAP, RENDERER_VERSION, StepText, encode_step, step_texts
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")
 
@@ -20,7 +21,7 @@ def completion(text="raw"):
 
 
 def decided(action, action_input, result="", *, thought="t", error=None):
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion(),
@@ -32,11 +33,13 @@ def decided(action, action_input, result="", *, thought="t", error=None):
 
 
 def malformed(text, reason="not one complete JSON object"):
-    return Turn(role="planner", prompt_token_ids=(1,), completion=completion(text), trainable=True, format_error=reason)
+    return Turn.of(
+        role="planner", prompt_token_ids=(1,), completion=completion(text), trainable=True, format_error=reason
+    )
 
 
 def checked():
-    return Turn(role="verifier", prompt_token_ids=(9, 9), completion=completion("continue"), trainable=False)
+    return Turn.of(role="verifier", prompt_token_ids=(9, 9), completion=completion("continue"), trainable=False)
 
 
 def make_trajectory(*turns, task=TASK, id="g1/0", answer="141", stop_reason="answered"):
@@ -50,7 +53,7 @@ def replied(prompt, sampled, heard, text):
     said = Completion(
         token_ids=sampled, logprobs=(-0.5,) * len(sampled), text=text, finish_reason="stop", policy_version=1
     )
-    return Turn(role="planner", prompt_token_ids=prompt, completion=said, trainable=True, heard=heard)
+    return Turn.of(role="planner", prompt_token_ids=prompt, completion=said, trainable=True, heard=heard)
 
 
 CONVERSATION = make_trajectory(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 
 import anthropic
 import httpx
@@ -11,6 +10,7 @@ from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine, text_of
 
 from rollout.engines.engine import EngineError
+from tests.changed import replace
 
 TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
 FORM = {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}}

@@ -1,7 +1,6 @@
 """Demonstrations of an agent of one's own: what a teacher or a file says becomes what the policy would have sampled."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from endpoint_play import ADD, RULES, called, user
@@ -16,6 +15,7 @@ from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
 from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError, openai_messages, reply_text
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -188,6 +188,7 @@ async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text, say
 
 
 TEACHERS = """
+from tests.changed import replace
 import threading
 
 def plain(task, messages, tools):
@@ -215,7 +216,7 @@ async def test_a_teacher_is_a_function_of_three_and_a_plain_one_has_a_thread(tmp
 
 def malformed(error):
     completion = Completion(token_ids=(), logprobs=(), text="", finish_reason="stop", policy_version=0)
-    return Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=True, format_error=error)
+    return Turn.of(role="planner", prompt_token_ids=(), completion=completion, trainable=True, format_error=error)
 
 
 def of_tokens(count):

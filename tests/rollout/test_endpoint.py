@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from dataclasses import replace
 
 import httpx
 import openai
@@ -13,6 +12,7 @@ from scripted import ScriptedEngine, text_of
 
 from rollout.endpoint.chat_completions import read
 from rollout.engines.engine import EngineError
+from tests.changed import replace
 
 
 async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_ids():

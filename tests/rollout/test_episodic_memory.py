@@ -29,7 +29,7 @@ NOVEL = "Who wrote the novel Middlemarch?"
 def make_trajectory(question, *calls, answer="434", task_id=None, error=None):
     def turn(action, text):
         completion = Completion(token_ids=(1,), logprobs=(0.0,), text="", finish_reason="stop", policy_version=0)
-        return Turn(
+        return Turn.of(
             role="planner",
             prompt_token_ids=(0,),
             completion=completion,

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +14,7 @@ from configs.envs import OwnDatasetConfig
 from configs.own import OwnCodeError
 from envs.datasets.own import module_tasks
 from rollout.agent.harbor import HarborTasks
+from tests.changed import replace
 
 SCRIPTED = Path(__file__).with_name("scripted_harbor.py")
 

@@ -1,11 +1,10 @@
-from dataclasses import replace
-
 import pytest
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
 from rollout.engines.engine import EngineError, GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
 from rollout.replay import repeats
+from tests.changed import replace
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]

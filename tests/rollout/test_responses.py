@@ -1,7 +1,6 @@
 """OpenAI's Responses at the endpoint: the official client asks, and what was sampled is what is recorded."""
 
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 
 import httpx
@@ -12,6 +11,7 @@ from pydantic import BaseModel
 from scripted import text_of
 
 from rollout.engines.engine import EngineError
+from tests.changed import replace
 
 TOOL = {"type": "function"} | ADD["function"] | {"strict": False}
 
