@@ -24,7 +24,7 @@ class ScriptedRollouts:
     async def collect_group(self, task, group_id, group_size):
         turns = decided("think", "a", "Noted."), decided("answer", "1")
         siblings = (make_trajectory(*turns, task=task, id=f"{group_id}/{number}") for number in range(group_size))
-        return Group(id=group_id, task=task, trajectories=tuple(siblings))
+        return Group(id=group_id, trajectories=tuple(siblings))
 
     async def continue_from(self, trajectory, num_turns, count):
         return [trajectory] * count

@@ -1,7 +1,6 @@
 """Demonstrations of an agent of one's own: what a teacher or a file says becomes what the policy would have sampled."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from endpoint_play import ADD, RULES, called, user
@@ -17,6 +16,7 @@ from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
 from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError, openai_messages
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -155,6 +155,7 @@ async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text, say
 
 
 TEACHERS = """
+from tests.changed import replace
 import threading
 
 def plain(task, messages, tools):

@@ -2,13 +2,14 @@
 is refused."""
 
 import asyncio
-from dataclasses import replace
 
 import anthropic
 import openai
 import pytest
 from endpoint_play import ADD, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine
+
+from tests.changed import replace
 
 RESULT = {"role": "tool", "tool_call_id": "call_0_0", "content": "2"}
 

@@ -7,19 +7,14 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from scripted import decision, make_agent
 
-from configs.learner import LearnerConfig
-from envs.datasets.sampler import TaskSampler
-from reward.judging import GroupJudge, OutcomeReward
-from reward.types import PrmError, StepScores
 from rollout.engines.engine import EngineError, Pulse
 from rollout.worker import run_group
+from tests.changed import replace
 from tests.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
 
 GATE = "gate"
@@ -205,14 +200,6 @@ class SleepingEngine(WatchedEngine):
         return Pulse(done=7, num_open=1) if getattr(self, "asleep", False) else Pulse()
 
 
-class LateEngine(WatchedEngine):
-    """Takes long over every version."""
-
-    async def take_up(self, version, adapter):
-        await asyncio.sleep(1.0)
-        return await super().take_up(version, adapter)
-
-
 class WaitingWorker(WatchedWorker):
     """Its groups wait for an engine that sleeps."""
 
@@ -281,70 +268,6 @@ class GatedLearner(SimulatedLearner):
 
 def samples_of(batch) -> Iterator[Any]:
     return (sample for microbatch in batch.microbatches for sample in microbatch)
-
-
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
-class DyingStore:
-    """Has the beginning of the store, and no more."""
-
-    def __init__(self, config: Any, folder: Path) -> None:
-        os._exit(1)
-
-    async def next_version(self) -> int:
-        return 0
-
-    async def heartbeat(self) -> Pulse:
-        return Pulse()
-
-
-def _scores_of(group):
-    return StepScores(raw=tuple((0.7,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
-
-
-async def judged_by(prm, **options):
-    """A group of four attempts with the scores of this PRM, which is asked as a rollout worker asks."""
-    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=64)
-    transient = (PrmError, ray.exceptions.RayActorError)
-    judge = GroupJudge(outcome, prm.score_group.remote, transient=transient, **options)
-    group = await SimulatedWorker(0).run_group(TaskSampler({"lookup": 1.0}, seed=0).task(0), "g000000", 4)
-    return await judge.judge(group)
-
-
-@ray.remote(num_cpus=0, max_restarts=-1)
-class DyingPrm:
-    """Has the interface of the process reward model, and dies over the first questions."""
-
-    def __init__(self, folder: Path, num_deaths: int) -> None:
-        self._folder = folder
-        self._num_deaths = num_deaths
-
-    async def score_group(self, group):
-        if any(first_time(self._folder, f"death {number}") for number in range(self._num_deaths)):
-            os._exit(1)
-        return _scores_of(group)
-
-
-@ray.remote(num_cpus=0, max_restarts=-1)
-class HangingPrm:
-    """Has the interface of the process reward model, and hangs over the first question, once: it scores nothing and
-    answers its heartbeat, or its event loop stands still."""
-
-    def __init__(self, folder: Path, answers: bool) -> None:
-        self._folder = folder
-        self._answers = answers
-        self._num_asked, self._num_scored = 0, 0
-
-    async def heartbeat(self) -> Pulse:
-        return Pulse(done=self._num_scored, num_open=self._num_asked - self._num_scored)
-
-    async def score_group(self, group):
-        self._num_asked += 1
-        if first_time(self._folder, "hang"):
-            if self._answers:
-                await asyncio.Event().wait()
-            time.sleep(3600)  # noqa: ASYNC251
-        self._num_scored += 1
-        return _scores_of(group)
 
 
 class AttemptingWorker(WatchedWorker):
