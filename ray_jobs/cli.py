@@ -140,8 +140,8 @@ def _run(config: "RunConfig") -> None:
     from ray_jobs.run.preflight import check_before_start, reduced_to_machine
 
     if summary := finished_summary(config):
-        from ray_jobs.pages.report import write_report
-        from ray_jobs.run.console import print_summary
+        from ray_jobs.run.summary import print_summary
+        from ray_jobs.viewer.report import write_report
 
         print(f"run '{config.run_path}' is already finished; choose another name=... to start a new run")
         print_summary(summary, write_report(config.run_path))
@@ -240,7 +240,7 @@ def evaluate(
         raise UserError(f"{'--data' if data else '--part'} needs --benchmark: held-out tasks have no benchmark files")
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
     checkpoint = checkpoint_of(adapter)
-    from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
+    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 
     request = EvaluationRequest(
         adapter=checkpoint, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
@@ -257,7 +257,7 @@ def compare(
     anyway: Annotated[bool, Parameter(help="compare evaluations that differ in more than the policy")] = False,
 ) -> None:
     """Compare two evaluations of the same items with paired statistics."""
-    from ray_jobs.evaluation.compare import run_compare
+    from ray_jobs.compare import run_compare
 
     run_compare(before, after, out=out, anyway=anyway)
 

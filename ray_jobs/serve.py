@@ -13,7 +13,7 @@ from envs.tools.own_tool import function_schemas
 from ray_jobs.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
 from rollout.engines.engine import BackendError, GenerationRequest
-from rollout.engines.served import ChatServer, OllamaEngine
+from rollout.engines.served import OllamaEngine
 from rollout.types import Message
 
 
@@ -48,10 +48,9 @@ def run_serve(config: RunConfig, folder: Path) -> None:
             f"the held-out task that tries the model cannot be drawn: {reason(error)}; pass the recipe that trained "
             "it, from the folder with its data"
         ) from error
-    engine = OllamaEngine(ChatServer(backend), backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
-    digest = manifest["files"][gguf["file"]]
+    engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     with console.status(f"sending {gguf['file']} to {backend.base_url}"):
-        asyncio.run(engine.create(folder / gguf["file"], digest, gguf["template"], gguf["parameters"]))
+        asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))
     with console.status("waiting for a decision"):
         text = asyncio.run(_first_decision(engine, config, system, user))
     console.print(

@@ -16,7 +16,8 @@ from envs.sandbox import Sandbox
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError
 from ray_jobs.run.local import open_worker
-from rollout.records import append_record, trajectory_record
+from rollout.codec import trajectory_line
+from rollout.records import append_line
 from rollout.types import StopReason, Turn, is_answer
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
         trajectory = asyncio.run(attempt)
     if trace is not None:
         try:
-            append_record(trace, trajectory_record(trajectory, reward=None, phase="solve", step=None))
+            trajectory.phase = "solve"
+            append_line(trace, trajectory_line(trajectory))
         except OSError as error:
             raise UserError(f"--trace '{trace}' cannot be written: {error.strerror}; name another file") from error
     if not is_answer(trajectory.answer):

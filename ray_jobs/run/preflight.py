@@ -23,9 +23,9 @@ from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from configs.wording import unwritable
-from ray_jobs.metrics.trackers import check_trackers
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 from ray_jobs.run.task_checks import check_mixes, check_tasks, prm_tasks
+from ray_jobs.run.trackers import check_trackers
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState

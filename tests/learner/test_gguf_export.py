@@ -67,7 +67,7 @@ def test_metadata_holds_the_shape_of_the_model(model_path, tmp_path):
     assert {types["token_embd.weight"], types["output.weight"], types["blk.1.attn_q.weight"]} == {"Q8_0"}
 
 
-def test_tokenizer_is_copied_token_by_token(model_path, tmp_path):
+def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
     from transformers import AutoTokenizer
 
     write_gguf(model_path, tmp_path / "m.gguf", "bf16", name="tiny")
@@ -178,15 +178,4 @@ def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
 def test_model_without_an_exact_gguf_form_is_rejected(tmp_path, architecture, changes, message):
     model = save_tiny_export_model(tmp_path / "model", architecture, **changes)
     with pytest.raises(ExportError, match=message):
-        write_gguf(model, tmp_path / "m.gguf", "f16", name="tiny")
-
-
-def test_weight_beyond_float16_is_rejected_by_name(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    model = save_tiny_export_model(tmp_path / "model", "qwen2")
-    weights = load_file(model / "model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ExportError, match=r"layers\.0\.mlp\.up_proj\.weight has values beyond float16"):
         write_gguf(model, tmp_path / "m.gguf", "f16", name="tiny")

@@ -144,8 +144,8 @@ def test_unfinished_run_continues_as_it_started(trained, tmp_path, capsys):
 
 
 def test_finished_run_shows_its_report(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ray_jobs.pages.report.write_report", lambda path: path / "report.html")
-    monkeypatch.setattr("ray_jobs.run.console.print_summary", print)
+    monkeypatch.setattr("ray_jobs.viewer.report.write_report", lambda path: path / "report.html")
+    monkeypatch.setattr("ray_jobs.run.summary.print_summary", print)
     arguments = [f"output_dir={tmp_path}", "name=r"]
     with RunFolder.create(load_run_config(DEFAULT_RECIPE, arguments)) as folder:
         folder.write_summary({"wall_s": 1})
