@@ -31,6 +31,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from ray_jobs.run.resources import training_env
 
 from configs.learner import GuardConfig
 from configs.loading import load_run_config
@@ -41,7 +42,6 @@ from learner.packing import PackedRow, TokenSequence, build_batch, pack
 from learner.types import GrammarSpan, TrainBatch, TrainingSample
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.resources import training_env
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
 

@@ -188,10 +188,11 @@ def commands_of(app: App) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield tables of every metric, histogram and text of a run."""
-    from envs.datasets.families import FAMILIES
     from ray_jobs.metrics.bottleneck import LIMITS
     from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
     from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
+
+    from envs.datasets.families import FAMILIES
 
     family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
     columns = ("metric", "unit", "meaning")

@@ -18,6 +18,7 @@ from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
 from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
+from reward.judge_client import Bill
 from reward.labels import (
     ContinueFrom,
     LabelError,
@@ -29,7 +30,6 @@ from reward.labels import (
 )
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
-from reward.judge_client import Bill
 from reward.prm.step_text import StepText, step_texts
 from rollout.types import Trajectory
 
@@ -182,7 +182,7 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     with local_run(config, adapter) as run:
         collected = read_collected(run.folder.path)
         _check_same_policy(run)
-        with nullcontext() if dry_run else locked(run.folder.path, run.console.note):
+        with nullcontext() if dry_run else locked(run.folder.path):
             label(run, collected, dry_run=dry_run)
 
 
