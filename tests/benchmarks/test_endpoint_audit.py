@@ -1,7 +1,5 @@
 """The audit of the endpoint: it finds nothing where nothing is wrong, and each fault that is planted in a record."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from benchmarks.endpoint.attempts import Sampled, ScriptedSampler
 from benchmarks.endpoint.faults import planted_faults
 from benchmarks.endpoint_audit import Auditor, audited, demo_tokenizer
 from learner.types import TrainingSample
+from tests.changed import replace
 
 pytestmark = pytest.mark.slow
 PROMPT, REPLY, LOGPROBS = (5, 6), (7, 8, 9), (-0.5, -0.25, -1.0)

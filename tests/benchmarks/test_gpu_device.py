@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from benchmarks.gpu.expected import CARDS, Expected, card_of, decode_step_s, exp
 from benchmarks.gpu.run import run_config
 from benchmarks.gpu.stage import Stage, found
 from ray_jobs.plan.plan import make_plan
+from tests.changed import replace
 
 ROOT = Path(__file__).parents[2]
 

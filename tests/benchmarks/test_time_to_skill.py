@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +16,7 @@ from configs.loading import load_run_config
 from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.datasets.split import question_key
+from tests.changed import replace
 
 LESS = Sentence("-", "*", 64, 17, 3)
 FROM = Sentence("+", "c-", 2, 5, 90)

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoi
 from learner.learner import Learner
 from learner.optim import MeetingPoint, Ranks, join
 from learner.packing import build_batch
+from tests.changed import replace
 
 OBJECTIVES = tuple(LOSSES)
 STAGES = (1, 2, 3)

@@ -1,6 +1,5 @@
 import hashlib
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from learner.learner import Learner
 from learner.packing import build_batch
 from learner.tree_attention import plan_attention
 from learner.types import Adapter, GrammarSpan
+from tests.changed import replace
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

@@ -1,7 +1,5 @@
 """Gradient checkpointing and chunked logits change what is kept in memory, and no number."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ from tiny import make_learner, sample, save_tiny_model
 from configs.learner import LearnerConfig
 from learner.packing import build_batch
 from learner.types import GrammarSpan
+from tests.changed import replace
 
 GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
 LONG = 300

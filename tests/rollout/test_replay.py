@@ -73,7 +73,7 @@ async def test_sampled_tokens_and_their_version_are_those_of_the_record():
     engine.policy_version = 8
     again = await run(agent)
     assert [turn.completion.policy_version for turn in again.planner_turns] == [3, 3, 8, 8]
-    assert again.planner_turns[0].completion is past.planner_turns[0].completion
+    assert again.planner_turns[0].completion == past.planner_turns[0].completion
 
 
 async def test_a_turn_that_was_cut_is_replayed_as_cut():

@@ -65,7 +65,7 @@ async def test_the_first_calls_get_the_recorded_replies_and_the_rest_is_sampled(
         again = await p.attempt.end()
     assert len(p.engine.requests) == 3 - num_turns
     for one, other in zip(again[:num_turns], past, strict=False):
-        assert one.completion is other.completion
+        assert one.completion == other.completion
         assert (one.prompt_token_ids, one.tool_call, one.tool_result) == (
             *(other.prompt_token_ids, other.tool_call),
             other.tool_result,
@@ -90,7 +90,7 @@ async def test_a_stream_is_repeated_too():
         calls = [call for chunk in [one async for one in stream] for call in chunk.choices[0].delta.tool_calls or ()]
         assert [call.function.arguments for call in calls] == ['{"a": 1}']
         (turn,) = await p.attempt.end()
-        assert turn.completion is past[0].completion
+        assert turn.completion == past[0].completion
 
 
 async def ask_by_responses(p):
