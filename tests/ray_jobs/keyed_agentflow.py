@@ -2,6 +2,7 @@
 and quote them. Everything else of a run is real."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
 from ray_jobs.run import actors
 from rollout.types import Group, Trajectory
-from tests.changed import replace
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 

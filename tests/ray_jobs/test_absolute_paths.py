@@ -4,6 +4,7 @@ from ray_jobs.run.actors import _sees
 from configs.loading import load_run_config
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.run import _sees
 
 RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.credit.prm_path=runs/p/prm")
 
@@ -27,8 +28,10 @@ def test_recorded_conversations_blocked_questions_and_a_memory_are_found_from_ev
     recorded = with_absolute_paths(load_run_config(None, ["name=r", *own, "envs.web.blocked_questions=held.txt"]))
     assert recorded.cold_start.path == f"{here}/chats.jsonl"
     assert recorded.envs.web.blocked_questions == f"{here}/held.txt"
-    remembered = with_absolute_paths(load_run_config(None, ["name=r", "memory.type=folder", "memory.path=hints"]))
-    assert remembered.memory.path == f"{here}/hints"
+    remembered = with_absolute_paths(
+        load_run_config(None, ["name=r", "agent.memory.type=folder", "agent.memory.path=hints"])
+    )
+    assert remembered.planner.memory.path == f"{here}/hints"
     assert with_absolute_paths(recorded) == recorded
 
 
@@ -53,8 +56,8 @@ def test_machine_with_a_folder_of_the_same_name_does_not_see_the_runs(here, tmp_
     with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
         other = tmp_path / "other"
         for path, sees in ((folder.path, True), (other, False)):
-            assert _sees(None, path, folder.fingerprint) == sees
+            assert _sees(path, folder.fingerprint) == sees
         other.mkdir()
-        assert not _sees(None, other, folder.fingerprint)
+        assert not _sees(other, folder.fingerprint)
         (other / "provenance.json").write_text("{}")
-        assert not _sees(None, other, folder.fingerprint)
+        assert not _sees(other, folder.fingerprint)

@@ -3,11 +3,11 @@ import re
 from pathlib import Path
 
 import torch
+from reward.credit import CreditedStep
 from rollout.store.lifecycle import GroupCounts
 
 from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
-from learner.credit import CreditedStep
 from learner.types import TrainBatch
 from ray_jobs.run.bottleneck import LIMITS, StepTimes
 from ray_jobs.run.metrics import BY_NAME, GROUPS, LIVE, LOGGED
