@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from attacks import SECRET, Attack, Canaries, all_attacks, left_over, own_attacks, placed_canaries, signs_of_escape
+from attacks import SECRET, Attack, Canaries, all_attacks, left_over, placed_canaries, signs_of_escape
 from fastmcp import Client
 from mcp_processes import HttpServer, started
 from scripted import decision, make_agent, run
@@ -126,10 +126,6 @@ async def test_fifty_attacks_at_once_are_all_held(path: str, canaries: Canaries)
         assert target.is_running()
         assert (await call("6 * 7", _TIMEOUT_S)).text.strip() == "42"
         assert left_over(watcher) == []
-
-
-def test_the_corpus_is_at_least_150_attacks_of_our_own() -> None:
-    assert len(own_attacks()) >= 150
 
 
 async def test_fifty_code_processes_run_at_the_same_time_and_none_sees_another() -> None:
