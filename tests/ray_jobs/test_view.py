@@ -373,7 +373,7 @@ def test_a_run_that_has_written_nothing_yet_opens_and_is_followed(tmp_path):
         shutil.copyfile(done / name, new / name)
     client.runs[0].refresh()
     assert ask(client, "state")[0]["trajectories"] == 19
-    assert ask(client, "groups")["total"] == 7
+    assert ask(client, "groups")["total"] == 6
 
 
 def test_what_rl_changed_is_told_apart_with_the_attempt_before(folder):
