@@ -29,7 +29,7 @@ from benchmarks.endpoint.faults import planted_faults, table
 from envs.types import Task
 from learner.samples import samples_of
 from learner.types import TrainingSample
-from rollout.agent.own import OwnAgent
+from rollout.agent.custom import CustomAgent
 from rollout.chat import ChatFormat
 from rollout.endpoint.messages import read_reply
 from rollout.endpoint.request import Rules
@@ -144,7 +144,7 @@ async def audited(
     rules = Rules(
         model="policy", temperature=TEMPERATURE, override=False, max_tokens=max_tokens, max_context_tokens=8192
     )
-    agent = OwnAgent(
+    agent = CustomAgent(
         client,
         endpoint,
         writer=engine_writers(logging_engine, TEMPERATURE),
