@@ -2,8 +2,9 @@ import subprocess
 import sys
 
 import pytest
-from rollout.store import disk
 from rollout.store.disk import MemoryFolder
+
+from rollout.store import disk
 
 DIES = """
 import os, sys
