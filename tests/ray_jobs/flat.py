@@ -1,7 +1,9 @@
 """Trajectories from the flat records that the report shows."""
 
+from typing import get_args
+
 from envs.types import Task, ToolCall, ToolResult
-from rollout.types import Completion, GroupCredit, Reward, Spread, Trajectory, Turn
+from rollout.types import Completion, GroupCredit, Reward, Role, Spread, StopReason, Trajectory, Turn
 
 NOTHING = Spread(num=0, mean=0.0, std=0.0)
 CREDIT = GroupCredit(scheme="outcome_gated", weight=0.5, totals=NOTHING, scores=NOTHING, by_action={})
@@ -10,7 +12,7 @@ CREDIT = GroupCredit(scheme="outcome_gated", weight=0.5, totals=NOTHING, scores=
 def turn_from(flat):
     call, result = flat.get("action"), flat.get("result")
     return Turn.of(
-        role=flat["role"],
+        role=flat["role"] if flat["role"] in get_args(Role) else "planner",
         prompt_token_ids=(),
         completion=Completion(
             token_ids=(), logprobs=(), text=flat.get("text", ""), finish_reason="stop", policy_version=1
@@ -36,7 +38,7 @@ def trajectory_from(flat):
         task=Task(id=flat.get("task_id", "t"), dataset="d", question=flat["question"], answer=flat["gold"]),
         turns=turns,
         answer=flat["answer"],
-        stop_reason=flat["stop_reason"],
+        stop_reason=flat["stop_reason"] if flat["stop_reason"] in get_args(StopReason) else "answered",
         reward=Reward(outcome=flat.get("outcome", reward), total=reward),
         phase=flat.get("phase", "train"),
         step=flat.get("step"),
