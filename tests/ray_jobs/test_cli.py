@@ -16,8 +16,8 @@ from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main, make_app
 from ray_jobs.cli_options import DEFAULT_RECIPE, split_arguments
-from ray_jobs.run.console import next_commands
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.summary import next_commands
 
 ROOT = RECIPES.parents[1]
 HEAVY = {"torch", "ray", "vllm", "transformers"}
