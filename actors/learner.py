@@ -11,7 +11,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.cluster import PART_LOST, kill
-from configs.own import search_in
+from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner

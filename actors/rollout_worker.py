@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST, WORKER_GAUGES, set_gauges
-from configs.own import OwnCodeError, search_in
+from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks

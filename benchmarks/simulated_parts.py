@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from configs.processor import Precision
+from configs.base import Precision
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.simulate.worker import LognormalTasks
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse

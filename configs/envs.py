@@ -104,7 +104,7 @@ class WebConfig(Config):
         return wikipedia_url
 
 
-class OwnToolConfig(Config):
+class ToolConfig(Config):
     source: str
     """`module:name` of a function with typed arguments, or of a class with the parts of `envs.types.Tool`; or a tool
     of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
@@ -133,13 +133,13 @@ class OwnToolConfig(Config):
         return source
 
     @model_validator(mode="after")
-    def _outsiders_are_described(self) -> "OwnToolConfig":
+    def _outsiders_are_described(self) -> "ToolConfig":
         if self.is_mcp != bool(self.description):
             raise ValueError("an MCP server's tool needs a description; a function or a class brings its own")
         return self
 
     @model_validator(mode="after")
-    def _key_is_named_and_safe(self) -> "OwnToolConfig":
+    def _key_is_named_and_safe(self) -> "ToolConfig":
         address = self.source.removeprefix("mcp:").partition("#")[0]
         if self.is_mcp and (where := exposed_key(address)):
             raise ValueError(
@@ -257,7 +257,7 @@ class EnvsConfig(Config):
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
     Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""
-    tools: dict[str, OwnToolConfig] = {}
+    tools: dict[str, ToolConfig] = {}
     """Further actions by name: tools of one's own, and of MCP servers."""
     search: Literal["offline", "tavily"] = "offline"
     """`offline` searches the generated catalogue; `tavily` needs TAVILY_API_KEY."""

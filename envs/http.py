@@ -18,7 +18,7 @@ import httpx
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
 from configs.backend import ServedConfig
-from configs.json_values import each_text
+from configs.errors import each_text
 from configs.reward import JudgeConfig
 from envs.types import ToolUnavailableError
 

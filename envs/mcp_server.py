@@ -242,7 +242,7 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
     """Serve until the client hangs up (stdio) or a signal comes (http), then close every session.
 
     With `port` 0 the system chooses one. Over http only who has the token is answered: that of TOKEN_VARIABLE, else a
-    new one, which then stands in the address that is printed on stderr. Raises ListenError when the address
+    new one, which then stands in the address that is printed on stderr. Raises UserError when the address
     cannot be had, and ApiKeyError.
     """
     sessions = Sessions(toolbox)

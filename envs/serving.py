@@ -13,12 +13,12 @@ from configs.errors import UserError
 LOOPBACK = "127.0.0.1"
 
 
-class ListenError(UserError):
+class UserError(UserError):
     """Nothing can listen at an address."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """At this address; port 0 is any that is free. Raises ListenError where it cannot be had.
+    """At this address; port 0 is any that is free. Raises UserError where it cannot be had.
 
     What its connections are given to send leaves at once. asyncio asks for that only where a socket says that it is
     TCP's, which one of the standard library does not; without it the second part of a reply waits for the client's
@@ -28,7 +28,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ListenError(f"cannot listen on {host} port {port}: {reason}; choose another --port, 0 for any") from None
+        raise UserError(f"cannot listen on {host} port {port}: {reason}; choose another --port, 0 for any") from None
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import UserError
-from configs.wording import reason
+from configs.errors import UserError, reason
 from learner.types import Adapter
 from rollout.store.disk import sweep_partials, whole_folder
 from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups, TrainedStep

@@ -6,13 +6,13 @@ import sys
 
 from agentflow.learner import advantages as below
 
-import agentflow
+from configs import PACKAGES
 from learner import advantages
 from tests.test_layers import ROOMS, ROOT
 
 
 def test_all_our_packages_are_below_the_name():
-    assert agentflow.PACKAGES == ROOMS
+    assert PACKAGES == ROOMS
 
 
 def test_module_below_the_name_is_the_module_itself():
@@ -44,9 +44,7 @@ def test_module_that_does_not_exist_is_missing_by_its_public_name(tmp_path):
 def test_package_of_somebody_else_with_one_of_our_names_is_named_with_what_to_do(tmp_path):
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "__init__.py").touch()
-    wrong = (
-        f"agentflow needs its package 'envs' in {ROOT}, and Python finds {tmp_path}/envs/__init__.py; rename that one"
-    )
+    wrong = f"agentflow needs its package 'envs' in {ROOT}, but Python finds {tmp_path}/envs/__init__.py"
     assert f"ImportError: {wrong}" in run_python("import agentflow.envs", path=tmp_path)
     command = run_python("import agentflow; print(agentflow.main())", path=tmp_path)
     assert command.startswith(f"2\nagentflow: error: {wrong}")

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from benchmarks.chat_templates import NO_ROLE, ROLES, tokenizer_of
 from benchmarks.promised.promise import Measured, Promise
-from configs.loading import RECIPES
+from configs.loading import RECIPES, setting_names
 from configs.run import RunConfig
-from configs.wording import setting_names
 from ray_jobs.cli import main, make_app
 from rollout.chat import ChatFormat, ChatTemplateError
 

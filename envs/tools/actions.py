@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from configs.envs import BaseGeneratorConfig
+from configs.errors import UserError, read_key
 from envs.http import RefusedError, ServiceLimits, ToolService, chat_advice, chat_completion
 from envs.sandbox import Sandbox
-from envs.tools.keys import ToolSetupError, read_key
 from envs.types import ToolResult, ToolUnavailableError
 
 
@@ -72,7 +72,7 @@ class BaseGeneratorTool:
 
 
 def build_ask(config: BaseGeneratorConfig, limits: ServiceLimits, own_model: AskModel | None) -> AskModel:
-    """The model that the configuration names, asked greedily; `own_model` is the run's. Raises ToolSetupError."""
+    """The model that the configuration names, asked greedily; `own_model` is the run's. Raises UserError."""
     if config.base_url is not None:
         key = ""
         if variable := config.api_key_env:
@@ -80,7 +80,7 @@ def build_ask(config: BaseGeneratorConfig, limits: ServiceLimits, own_model: Ask
         service = ToolService(config.base_url, limits, key=key, name="base_generator")
         return lambda prompt: service.ask(lambda: _attempt(service, config, prompt))
     if own_model is None:
-        raise ToolSetupError(
+        raise UserError(
             "base_generator needs a model: set envs.base_generator.base_url and .model to an OpenAI-compatible "
             "server, for here is no engine of a run to ask"
         )

@@ -16,10 +16,8 @@ from typing import Literal
 
 import httpx
 
-from configs.errors import whole_letters
-from configs.wording import reason, unwritable
+from configs.errors import UserError, reason, unwritable, whole_letters
 from envs.leakage import word_grams
-from envs.tools.keys import ToolSetupError
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
 GRAM_WORDS = 13
@@ -193,17 +191,17 @@ class Recording:
         self._results: dict[Key, ToolResult] = {}
         self._offset = 0
         if mode == "replay" and not path.is_file():
-            raise ToolSetupError(
+            raise UserError(
                 f"there is no recording '{path}' to replay; record one first: envs.recording.mode=record"
             )
         if path.is_dir():
-            raise ToolSetupError(f"envs.recording.path = '{path}' is a folder; name a file in it")
+            raise UserError(f"envs.recording.path = '{path}' is a folder; name a file in it")
         if mode == "record" and (why := unwritable(path.absolute().parent)):
-            raise ToolSetupError(f"recording '{path}' cannot be written: {why}")
+            raise UserError(f"recording '{path}' cannot be written: {why}")
         try:
             self._read_on()
         except OSError as error:
-            raise ToolSetupError(f"recording '{path}' cannot be opened: {error.strerror}") from None
+            raise UserError(f"recording '{path}' cannot be opened: {error.strerror}") from None
 
     def get(self, key: Key) -> ToolResult | None:
         if key not in self._results and self.mode == "record":
@@ -243,7 +241,7 @@ class Recording:
             result = ToolResult(text=row["text"], error=row["error"], foreign=True)
             return (row["tool"], row["arguments"]), result
         except (ValueError, LookupError, TypeError):
-            raise ToolSetupError(
+            raise UserError(
                 f"recording '{self.path}': line {number} after byte {self._offset} is not a recorded result"
             ) from None
 

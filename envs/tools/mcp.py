@@ -13,8 +13,7 @@ from fastmcp.client.transports import ClientTransport
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from configs.errors import UserError, whole_letters
-from configs.json_values import MAX_DEPTH, check_depth, in_whole_letters
+from configs.errors import MAX_DEPTH, UserError, check_depth, in_whole_letters, whole_letters
 from envs.sandbox.outcome import cut_middle, printable_text
 from envs.tools.mcp_transports import BoundedHttp, BoundedStdio
 from envs.types import ToolResult, ToolUnavailableError

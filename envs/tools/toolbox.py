@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.envs import EnvsConfig
+from configs.errors import UserError
 from envs.datasets.families import build_catalogue
 from envs.http import ServiceLimits
 from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
+from envs.tools.function_tool import check_own, function_tool, make_first, own_maker
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, Recording, faults_of, read_questions
-from envs.tools.keys import ToolSetupError
-from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
 from envs.tools.search import OfflineSearchTool
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
@@ -141,7 +141,7 @@ def _own(name: str, parts: Parts) -> OpenTool:
     if function := function_tool(name, config):
         return _lent(parts.guarded(function))
     if parts.recording and not config.stateless:
-        raise ToolSetupError(
+        raise UserError(
             f"envs.tools.{name} may keep state through a task, and envs.recording answers equal calls alike; set "
             f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording.path out"
         )
@@ -177,7 +177,7 @@ def _closing(tool: Any) -> Iterator[Any]:
 class Toolbox(AbstractContextManager["Toolbox"]):
     """Holds what all episodes share. `episode` gives the switched-on tools, in the config's order.
 
-    `own_model` asks the run's frozen base model, for `base_generator`. Raises ToolSetupError when a tool cannot be
+    `own_model` asks the run's frozen base model, for `base_generator`. Raises UserError when a tool cannot be
     switched on: a key is missing, a class cannot be imported, a recording is not there; SandboxRefusedError where this
     machine cannot give the sandbox of `code`.
     """
@@ -226,4 +226,4 @@ def _block_list(config: EnvsConfig) -> BlockList:
     try:
         return BlockList(config.web.blocked_hosts, read_questions(Path(path)) if path else ())
     except ValueError as error:
-        raise ToolSetupError(f"envs.web.blocked_questions: {error}") from None
+        raise UserError(f"envs.web.blocked_questions: {error}") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from configs.processor import Precision
+from configs.base import Precision
 from configs.run import RunConfig
 from learner.types import Adapter
 from ray_jobs.checks.doctor import Finding, show

@@ -43,7 +43,7 @@ def _is_setting(word: str) -> bool:
 
 
 def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":
-    """The checked configuration. `backend` is KIND:MODEL. Raises GivenError and ConfigError."""
+    """The checked configuration. `backend` is KIND:MODEL. Raises GivenError and UserError."""
     from configs.loading import load_run_config
 
     path, changes = sorted_out(given)

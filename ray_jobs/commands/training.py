@@ -24,8 +24,8 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder, wh
     """Write a small project of your own: an agent, its tasks and reward, and a recipe that trains it."""
     from pydantic import ValidationError
 
+    from configs.errors import reason
     from configs.run import RunConfig
-    from configs.wording import reason
 
     name = folder.absolute().name
     try:

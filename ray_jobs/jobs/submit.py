@@ -57,7 +57,7 @@ class Submission:
 
 def run_submit(request: SubmitRequest) -> int:
     """Check, pack and submit; with `follow`, print the log until the job has ended. Returns the exit code. Raises
-    ConfigError, PreflightError and JobError before anything reaches the cluster."""
+    UserError, PreflightError and JobError before anything reaches the cluster."""
     config = _config(request)
     _check(config, request)
     server = connect(request.address)

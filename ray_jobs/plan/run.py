@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.base import fastest_precision
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import did_you_mean
-from configs.processor import fastest_precision
 from configs.run import RunConfig
 from ray_jobs.plan import memory
 from ray_jobs.plan.memory import GIB, KvCache, Part

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.errors import unwritable
 from configs.learner import CustomLossConfig, PlansConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
-from configs.wording import unwritable
 from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_written
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.checks.tasks import check_mixes, check_tasks, prm_tasks
@@ -137,7 +137,7 @@ def check_recipe(config: RunConfig) -> None:
 
 def _check_tools(config: RunConfig) -> None:
     """All but the code tool, whose sandbox is checked by itself."""
-    from envs.tools.keys import ToolSetupError
+    from configs.errors import UserError
     from envs.tools.toolbox import Toolbox
 
     async def nobody(prompt: str) -> str:
@@ -147,13 +147,13 @@ def _check_tools(config: RunConfig) -> None:
     try:
         # The engine that `base_generator` may ask is there only once the run has begun.
         Toolbox(others, own_model=nobody if config.backend.type == "vllm" else None).close()
-    except ToolSetupError as error:
+    except UserError as error:
         raise PreflightError(str(error)) from error
 
 
 def _check_examples(config: RunConfig) -> None:
     """Whether the planner could write what its examples show. Raises PreflightError."""
-    from envs.tools.own_tool import function_schemas
+    from envs.tools.function_tool import function_schemas
     from rollout.agent.planner import FormatError, parse_decision
 
     schemas = function_schemas(config.envs)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from configs.loading import ConfigError
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.metrics.bottleneck import BACKPRESSURE_HIGH, WAIT_HIGH
 from ray_jobs.simulate.request import SimulationRequest
@@ -133,13 +133,13 @@ class SimulationInputs:
 
 
 def simulation_inputs(asked: SimulationRequest) -> SimulationInputs:
-    """Of the run folder where one is named. Raises ConfigError."""
+    """Of the run folder where one is named. Raises UserError."""
     for name, value in asdict(asked).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"--{name.replace('_', '-')} must be a finite number, got {value}")
+            raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}")
     inputs = _measured(asked, asked.run) if asked.run else _assumed(asked)
     if inputs.step_s <= 0 or inputs.sync_s < 0:
-        raise ConfigError(f"--step-s must be above 0 and --sync-s not below, got {inputs.step_s:g}, {inputs.sync_s:g}")
+        raise UserError(f"--step-s must be above 0 and --sync-s not below, got {inputs.step_s:g}, {inputs.sync_s:g}")
     return inputs
 
 
@@ -154,7 +154,7 @@ def _shares(asked: SimulationRequest) -> Mapping[Fate, float]:
     """What is not said to be anything else is all wrong."""
     signal, all_right, failed = _or(asked.signal, SIGNAL), _or(asked.all_right, 0.0), _or(asked.failed, 0.0)
     if signal <= 0 or min(all_right, failed) < 0 or (rest := 1 - signal - all_right - failed) < -1e-9:
-        raise ConfigError(
+        raise UserError(
             "--signal must be above 0, --all-right and --failed not below, all three together at most 1, "
             f"got {signal:g}, {all_right:g}, {failed:g}"
         )
@@ -164,7 +164,7 @@ def _shares(asked: SimulationRequest) -> Mapping[Fate, float]:
 def _distribution(asked: SimulationRequest, shares: Mapping[Fate, float]) -> tuple[TaskSource, str]:
     median_s, sigma, alpha = _or(asked.median_s, MEDIAN_S), _or(asked.sigma, SIGMA), asked.alpha
     if median_s <= 0 or sigma < 0 or (alpha is not None and alpha <= 0):
-        raise ConfigError("--median-s and --alpha must be above 0, --sigma must not be below")
+        raise UserError("--median-s and --alpha must be above 0, --sigma must not be below")
     if alpha is None:
         tasks: TaskSource = LognormalTasks(median_s=median_s, sigma=sigma, shares=shares)
         return tasks, f"groups of {median_s:g} s in the median, lognormal with sigma {sigma:g}"
@@ -180,7 +180,7 @@ def _measured(asked: SimulationRequest, folder: Path) -> SimulationInputs:
         if getattr(asked, name) is not None
     ]
     if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} and --run cannot go together: the run says what groups take")
+        raise UserError(f"--{given[0].replace('_', '-')} and --run cannot go together: the run says what groups take")
     groups = _measured_groups(folder)
     step_s = asked.step_s if asked.step_s is not None else _mean_step_s(folder)
     sync_s = asked.sync_s if asked.sync_s is not None else _median_sync_s(folder)
@@ -197,11 +197,11 @@ def _measured_groups(folder: Path) -> Sequence[DrawnTask]:
     """A group that failed for good has no seconds in the ledger: it is given the median of the others."""
     path = folder / "ledger.sqlite"
     if not path.exists():
-        raise ConfigError(f"'{path}' does not exist; name the folder of a run whose training has begun")
+        raise UserError(f"'{path}' does not exist; name the folder of a run whose training has begun")
     with readable_ledger(path) as readable, closing(Ledger(readable)) as ledger:
         rows = ledger.durations(ledger.counts.drawn)
     if not any(FATES[state] == "signal" for state, *_ in rows):
-        raise ConfigError(f"no group with signal has ended in '{folder}' yet, so there is nothing to simulate with")
+        raise UserError(f"no group with signal has ended in '{folder}' yet, so there is nothing to simulate with")
     usual = median(seconds for state, seconds, _ in rows if seconds or state != "failed")
     return [
         DrawnTask(seconds=max(seconds or (usual if state == "failed" else 0.0), 1e-3), fate=FATES[state])
@@ -214,7 +214,7 @@ def _mean_step_s(folder: Path) -> float:
     rows = read_records(path) if path.exists() else ()
     steps = [row["learner/step_s"] for row in rows if "learner/step_s" in row]
     if not steps:
-        raise ConfigError(f"'{path}' has no train step; say with --step-s what one takes")
+        raise UserError(f"'{path}' has no train step; say with --step-s what one takes")
     return fmean(steps)
 
 
@@ -241,12 +241,12 @@ def _grid(config: RunConfig, asked: SimulationRequest) -> list[Knobs]:
     depths = asked.depth or sorted({*USUAL_DEPTHS, config.pipeline_depth})
     caps = asked.cap or (config.max_staleness,)
     if min(workers) < 1:
-        raise ConfigError(f"--workers must be above 0, got {min(workers)}")
+        raise UserError(f"--workers must be above 0, got {min(workers)}")
     if asked.load_slope < 0:
-        raise ConfigError(f"--load-slope must not be below 0, got {asked.load_slope:g}")
+        raise UserError(f"--load-slope must not be below 0, got {asked.load_slope:g}")
     grid = [knobs for knobs in product(workers, depths, caps) if knobs[2] >= knobs[1]]
     if not grid:
-        raise ConfigError(f"every cap S of {list(caps)} is below every depth D of {list(depths)}: raise --cap")
+        raise UserError(f"every cap S of {list(caps)} is below every depth D of {list(depths)}: raise --cap")
     return grid
 
 

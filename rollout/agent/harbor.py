@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.datasets.split import question_key
 from envs.types import Task
 from rollout.agent.program import INHERITED, MAX_SAID, end_all

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from configs.errors import UserError
-from configs.wording import reason
+from configs.errors import UserError, reason
 from rollout.engines.engine import BASE_VERSION
 from rollout.records import append_record, read_records
 from rollout.store.canary import Canary

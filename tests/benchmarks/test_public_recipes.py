@@ -9,7 +9,7 @@ import pytest
 from scripted import ScriptedEngine, ScriptedTokenizer, text_of
 
 from configs.loading import load_run_config
-from configs.own import OwnCodeError, load_own
+from configs.plugins import OwnCodeError, load_own
 from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks
 from envs.datasets.split import question_key

@@ -9,9 +9,9 @@ from typing import Any, Literal, Optional
 import pytest
 
 from configs.envs import EnvsConfig
+from configs.errors import UserError
 from configs.run import RunConfig
-from envs.tools.keys import ToolSetupError
-from envs.tools.own_tool import function_schemas
+from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.agent import build_agent
@@ -257,7 +257,7 @@ async def test_a_plain_function_holds_up_nobody():
     ],
 )
 def test_a_function_that_can_be_no_tool_is_refused_in_one_line(name, said):
-    with pytest.raises(ToolSetupError, match=rf"^envs\.tools\.{name}: '.*:{name}': .*{said}") as caught:
+    with pytest.raises(UserError, match=rf"^envs\.tools\.{name}: '.*:{name}': .*{said}") as caught:
         Toolbox(config(name))
     assert "\n" not in str(caught.value)
 

@@ -11,7 +11,7 @@ import pytest
 from mcp_processes import HttpServer, http_server, started
 
 from configs.envs import EnvsConfig
-from envs.tools.keys import ToolSetupError
+from configs.errors import UserError
 from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpLimits, McpTool, _closing
 from envs.tools.mcp_transports import BoundedStdio, _ending
 from envs.tools.toolbox import Toolbox
@@ -253,7 +253,7 @@ async def test_a_redirect_to_another_host_gets_no_key(caplog: pytest.LogCaptureF
 def test_a_key_is_not_shown_and_a_missing_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _KEY not in repr(McpKey("HELPER_KEY", _KEY))
     monkeypatch.delenv("HELPER_KEY", raising=False)
-    with pytest.raises(ToolSetupError, match="helper needs HELPER_KEY: set HELPER_KEY in the environment"):
+    with pytest.raises(UserError, match="helper needs HELPER_KEY: set HELPER_KEY in the environment"):
         Toolbox(_keyed("mcp:npx server"))
 
 

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from configs.errors import UserError
 from envs.http import ServiceLimits
 from envs.tools.guard import BlockList
-from envs.tools.keys import ToolSetupError
 from envs.tools.web_search import TAVILY_KEY_VARIABLE as API_KEY_VARIABLE
 from envs.tools.web_search import PageSearchTool, TavilyFinder
 from envs.types import Tool, ToolUnavailableError
@@ -125,7 +125,7 @@ async def test_a_blocked_page_that_the_service_gives_all_the_same_is_left_out():
 
 def test_no_key_stops_before_anything_starts(monkeypatch):
     monkeypatch.delenv(API_KEY_VARIABLE)
-    with pytest.raises(ToolSetupError, match=r"set TAVILY_API_KEY .* or use envs\.search = 'offline'"):
+    with pytest.raises(UserError, match=r"set TAVILY_API_KEY .* or use envs\.search = 'offline'"):
         TavilyFinder(quick())
 
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from configs.envs import BUILT_IN_ACTIONS, EnvsConfig
+from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, RecordedTool, Recording, read_questions
-from envs.tools.keys import ToolSetupError
 from envs.tools.toolbox import BUILDERS, Toolbox
 from envs.types import ToolResult, ToolUnavailableError
 from rollout.agent.planner import planner_grammar, system_prompt
@@ -139,7 +139,7 @@ def test_actions_that_cannot_be_are_refused(actions, tools, said):
 )
 def test_a_missing_key_stops_before_anything_starts(monkeypatch, action, variable):
     monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ToolSetupError, match=f"set {variable} in the environment"):
+    with pytest.raises(UserError, match=f"set {variable} in the environment"):
         Toolbox(EnvsConfig(actions=(action, "answer"), search="tavily"))
 
 
@@ -159,7 +159,7 @@ def test_a_toolbox_that_cannot_be_opened_leaves_no_sandbox_behind(monkeypatch):
             ended.append(self)
 
     monkeypatch.setattr("envs.sandbox.Sandbox", FakeSandbox)
-    with pytest.raises(ToolSetupError):
+    with pytest.raises(UserError):
         Toolbox(EnvsConfig(actions=("code", "base_generator", "answer")))
     assert len(ended) == 1
 
@@ -196,7 +196,7 @@ def test_a_tool_of_an_mcp_server_stands_beside_the_others_and_its_own_words_do_n
     tools = {"lookup": {"source": "mcp:https://example.org/mcp#find", "description": "look it up"}}
     with Toolbox(EnvsConfig(actions=("lookup", "answer"), tools=tools)) as toolbox, toolbox.episode() as opened:
         assert "lookup: look it up" in system_prompt(opened)
-    with pytest.raises(ToolSetupError, match=r"envs\.tools\.lookup: .* names no MCP server"):
+    with pytest.raises(UserError, match=r"envs\.tools\.lookup: .* names no MCP server"):
         Toolbox(EnvsConfig(actions=("lookup", "answer"), tools={"lookup": tools["lookup"] | {"source": "mcp:x://y"}}))
 
 
@@ -228,7 +228,7 @@ def test_a_call_of_a_server_has_the_recipes_limits(max_result_chars, kept):
     ],
 )
 def test_a_class_that_is_no_tool_is_refused(name, attribute, said):
-    with pytest.raises(ToolSetupError, match=said):
+    with pytest.raises(UserError, match=said):
         Toolbox(own(name, attribute))
 
 
@@ -245,19 +245,19 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch, text, 
     name = f"broken_{abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ToolSetupError, match=said):
+    with pytest.raises(UserError, match=said):
         Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": f"{name}:Mine"}}))
 
 
 def test_a_module_that_an_installed_library_hides_is_told_from_it(tmp_path, monkeypatch):
     (tmp_path / "toml.py").write_text("class Mine: pass\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with pytest.raises(ToolSetupError, match=r"toml/__init__.py' hides '.*/toml.py': give yours another name"):
+    with pytest.raises(UserError, match=r"toml/__init__.py' hides '.*/toml.py': give yours another name"):
         Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": "toml:Mine"}}))
 
 
 def test_a_source_in_a_package_of_ours_says_what_hides_it():
-    with pytest.raises(ToolSetupError, match="'rollout' is a package of agentflow"):
+    with pytest.raises(UserError, match="'rollout' is a package of agentflow"):
         Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": "rollout.my_tools:Mine"}}))
 
 
@@ -367,7 +367,7 @@ def test_a_line_ends_where_it_ends_and_not_at_another_separator(tmp_path):
 
 def test_a_file_of_questions_that_is_not_there_stops_before_anything_starts(tmp_path):
     config = EnvsConfig(actions=("answer",), web={"blocked_questions": str(tmp_path / "none")})
-    with pytest.raises(ToolSetupError, match=r"envs\.web\.blocked_questions: .* cannot be read"):
+    with pytest.raises(UserError, match=r"envs\.web\.blocked_questions: .* cannot be read"):
         Toolbox(config)
 
 
@@ -468,16 +468,16 @@ def test_a_recording_that_is_only_checked_makes_no_folder_and_one_that_cannot_be
     Recording(tmp_path / "a" / "b" / "results.jsonl", "record")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(ToolSetupError, match=r"cannot be written: '.*/file' is no folder"):
+    with pytest.raises(UserError, match=r"cannot be written: '.*/file' is no folder"):
         Recording(tmp_path / "file" / "results.jsonl", "record")
 
 
 def test_no_recording_or_a_broken_one_stops_before_anything_starts(tmp_path):
-    with pytest.raises(ToolSetupError, match="record one first"):
+    with pytest.raises(UserError, match="record one first"):
         Recording(tmp_path / "none", "replay")
     broken = tmp_path / "broken"
     broken.write_text('{"tool": "x"}\n')
-    with pytest.raises(ToolSetupError, match=r"line 1 .* is not a recorded result"):
+    with pytest.raises(UserError, match=r"line 1 .* is not a recorded result"):
         Recording(broken, "replay")
 
 
@@ -485,7 +485,7 @@ async def test_a_recipe_records_tools_from_outside_and_leaves_the_planners_own_m
     path = tmp_path / "results.jsonl"
     config = own("weather", "Weather", recording={"path": str(path)})
     with pytest.raises(
-        ToolSetupError, match=r"envs.tools.weather may keep state .*; set envs.tools.weather.stateless="
+        UserError, match=r"envs.tools.weather may keep state .*; set envs.tools.weather.stateless="
     ):
         Toolbox(config)
     config.tools["weather"] = config.tools["weather"].model_copy(update={"stateless": True})

@@ -8,10 +8,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from configs.envs import BaseGeneratorConfig, EnvsConfig, WebConfig
+from configs.errors import UserError
 from envs.http import QueryRefusedError, ServiceLimits
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
-from envs.tools.keys import ToolSetupError
 from envs.tools.search import MAX_QUERY_CHARS
 from envs.tools.toolbox import Toolbox
 from envs.tools.web_fetch import PageFetcher
@@ -158,13 +158,13 @@ async def test_google_finding_nothing_is_no_failure():
 @pytest.mark.parametrize("variable", ["GOOGLE_API_KEY", "GOOGLE_CSE_ID"])
 def test_google_without_a_key_names_it_and_the_tool_that_needs_none(monkeypatch, variable):
     monkeypatch.delenv(variable)
-    with pytest.raises(ToolSetupError, match=f"set {variable} .* `wikipedia_search`, which needs no key"):
+    with pytest.raises(UserError, match=f"set {variable} .* `wikipedia_search`, which needs no key"):
         GoogleFinder(LIMITS)
 
 
 def test_a_key_with_a_line_end_is_refused_without_being_quoted(monkeypatch):
     monkeypatch.setenv("GOOGLE_API_KEY", "AIza\nsecret")
-    with pytest.raises(ToolSetupError) as caught:
+    with pytest.raises(UserError) as caught:
         GoogleFinder(LIMITS)
     assert "secret" not in str(caught.value)
 
@@ -372,7 +372,7 @@ async def test_the_base_generator_asks_the_runs_own_model_where_there_is_one():
 
     tool = BaseGeneratorTool(build_ask(BaseGeneratorConfig(), LIMITS, own))
     assert (await tool.call("Red")).text == "Red!"
-    with pytest.raises(ToolSetupError, match=r"set envs\.base_generator\.base_url"):
+    with pytest.raises(UserError, match=r"set envs\.base_generator\.base_url"):
         build_ask(BaseGeneratorConfig(), LIMITS, None)
 
 

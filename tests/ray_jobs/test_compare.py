@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
 
-from configs.processor import fastest_precision
+from configs.base import fastest_precision
 from envs.types import Task
 from ray_jobs.evaluation.compare import ComparisonError, comparison, run_compare
 from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from configs.loading import ConfigError
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.cli import main, make_app
 from ray_jobs.simulate.simulate import Point, best_point, limit, run_simulate, simulation_inputs
@@ -123,7 +123,7 @@ def test_the_recipe_gives_what_no_option_says(capsys):
     ],
 )
 def test_what_cannot_be_simulated_is_one_clear_error(arguments, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UserError, match=said):
         run_simulate(make_config(), make_options(*arguments))
 
 
@@ -208,12 +208,12 @@ def test_a_measured_run_is_simulated(tmp_path, capsys):
 
 def test_a_clock_that_a_run_does_not_have_is_asked_for(tmp_path):
     folder = make_run(tmp_path / "run", groups=[("ready", 10.0)])
-    with pytest.raises(ConfigError, match="say with --step-s"):
+    with pytest.raises(UserError, match="say with --step-s"):
         simulation_inputs(make_options("--run", folder))
     assert simulation_inputs(make_options("--run", folder, "--step-s", 3)).step_s == 3
 
 
 def test_a_run_without_signal_says_so(tmp_path):
     folder = make_run(tmp_path / "run", groups=[("all_wrong", 10.0)], steps=(5.0,))
-    with pytest.raises(ConfigError, match="no group with signal has ended"):
+    with pytest.raises(UserError, match="no group with signal has ended"):
         simulation_inputs(make_options("--run", folder))

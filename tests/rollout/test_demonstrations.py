@@ -8,7 +8,7 @@ from endpoint_play import ADD, RULES, called, user
 from scripted import ScriptedTokenizer, make_task, text_of
 
 from configs.learner import TeacherConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from ray_jobs.phases.cold_start import NoDemonstrationError, check_played, kept_demonstrations, scores_of
 from rollout.agent.demonstrations import RecordingError, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat

@@ -10,7 +10,8 @@ import pytest
 from qdrant_server import API_KEY
 from scripted import ScriptedEngine, ScriptedTokenizer, decision, make_agent, make_task, run, text_of
 
-from configs.loading import ConfigError, load_run_config
+from configs.errors import UserError
+from configs.loading import load_run_config
 from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
 from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
@@ -276,7 +277,7 @@ def test_a_folder_for_several_workers_is_refused(tmp_path):
     ],
 )
 def test_a_wrong_memory_is_one_line(overrides, says):
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(UserError, match=says):
         load_run_config(None, overrides)
 
 

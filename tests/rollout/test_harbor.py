@@ -12,7 +12,7 @@ from endpoint_play import play_agent, until
 from scripted import make_task
 
 from configs.envs import OwnDatasetConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.datasets.own import module_tasks
 from rollout.agent.harbor import HarborTasks
 

@@ -17,10 +17,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from configs.api_keys import without_secrets
-from configs.envs import EnvsConfig, OwnToolConfig
-from configs.json_values import in_whole_letters
-from configs.own import OwnCodeError, in_a_thread, load_own
-from envs.tools.keys import ToolSetupError, read_key
+from configs.envs import EnvsConfig, ToolConfig
+from configs.errors import UserError, in_whole_letters, read_key
+from configs.plugins import OwnCodeError, in_a_thread, load_own
 from envs.types import Schema, ToolResult, ToolUnavailableError
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
@@ -124,36 +123,36 @@ class _Argument:
             raise ValueError(f"{name}: {error.errors()[0]['msg']}") from None
 
 
-def function_tool(name: str, config: OwnToolConfig) -> FunctionTool | None:
-    """None for a class and for a tool of an MCP server. Raises ToolSetupError."""
+def function_tool(name: str, config: ToolConfig) -> FunctionTool | None:
+    """None for a class and for a tool of an MCP server. Raises UserError."""
     if config.is_mcp:
         return None
     place = f"envs.tools.{name}"
     try:
         found = load_own(config.source, key=place, kind="function or a class")
     except OwnCodeError as error:
-        raise ToolSetupError(str(error)) from error
+        raise UserError(str(error)) from error
     if inspect.isclass(found):
         return None
     try:
         return FunctionTool(name, found, _signature(found))
     except TypeError as error:
-        raise ToolSetupError(f"{place}: '{config.source}': {error}") from None
+        raise UserError(f"{place}: '{config.source}': {error}") from None
 
 
 def function_schemas(config: EnvsConfig) -> dict[str, Schema]:
-    """The arguments of the switched-on functions that take more than a text, by action. Raises ToolSetupError."""
+    """The arguments of the switched-on functions that take more than a text, by action. Raises UserError."""
     tools = {name: function_tool(name, config.tools[name]) for name in config.actions if name in config.tools}
     return {name: tool.schema for name, tool in tools.items() if tool is not None and tool.schema is not None}
 
 
 def own_descriptions(config: EnvsConfig) -> dict[str, str]:
     """What the planner is told of the switched-on tools of one's own, by action. No tool is made for it: of a class
-    that says it of its instances only nothing is known. Raises ToolSetupError."""
+    that says it of its instances only nothing is known. Raises UserError."""
     return {name: _description(name, config.tools[name]) for name in config.actions if name in config.tools}
 
 
-def _description(name: str, config: OwnToolConfig) -> str:
+def _description(name: str, config: ToolConfig) -> str:
     if config.is_mcp:
         return config.description
     if function := function_tool(name, config):
@@ -210,16 +209,16 @@ def _shown(signature: inspect.Signature) -> str:
     return "{" + ", ".join(shown) + "}"
 
 
-def own_maker(name: str, config: OwnToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
+def own_maker(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
     """What makes the tool, once for every episode. The limits are those of a call to a server. Raises
-    ToolSetupError."""
+    UserError."""
     if config.is_mcp:
         from envs.tools.mcp import McpAddress, McpAddressError, McpKey, McpLimits, McpTool
 
         try:
             address = McpAddress.parse(config.source)
         except McpAddressError as error:
-            raise ToolSetupError(f"envs.tools.{name}: {error}") from None
+            raise UserError(f"envs.tools.{name}: {error}") from None
         key = None
         if variable := config.api_key_env:
             key = McpKey(variable, read_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
@@ -230,39 +229,39 @@ def own_maker(name: str, config: OwnToolConfig, *, time_limit_s: float, max_char
     try:
         return load_own(config.source, key=f"envs.tools.{name}", kind="class")
     except OwnCodeError as error:
-        raise ToolSetupError(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def make_first(name: str, make: Callable[[], Any]) -> Any:
-    """The first of a run's tools. Raises ToolSetupError."""
+    """The first of a run's tools. Raises UserError."""
     try:
         return make()
     except Exception as error:
-        raise ToolSetupError(
+        raise UserError(
             f"envs.tools.{name}: the tool cannot be made without arguments, as each task needs it: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def check_own(name: str, tool: Any) -> None:
-    """Whether it has the parts of `envs.types.Tool`. Raises ToolSetupError."""
+    """Whether it has the parts of `envs.types.Tool`. Raises UserError."""
     kind = type(tool).__name__
     missing = [part for part in ("name", "description", "call") if not hasattr(tool, part)]
     if missing:
-        raise ToolSetupError(
+        raise UserError(
             f"envs.tools.{name}: {kind} has no `{missing[0]}`; a tool is a class with name, description and "
             "`async def call(self, arguments)`"
         )
     if tool.name != name:
-        raise ToolSetupError(f"envs.tools.{name}: the tool is named '{tool.name}'; use that name in the recipe")
+        raise UserError(f"envs.tools.{name}: the tool is named '{tool.name}'; use that name in the recipe")
     if not inspect.iscoroutinefunction(tool.call):
-        raise ToolSetupError(
+        raise UserError(
             f"envs.tools.{name}: `call` of {kind} is not async; write `async def call(self, arguments)`"
         )
     try:
         inspect.signature(tool.call).bind("")
     except TypeError as error:
-        raise ToolSetupError(
+        raise UserError(
             f"envs.tools.{name}: `call` of {kind} takes one text, the planner's action_input ({error}); write "
             "`async def call(self, arguments)`"
         ) from None
