@@ -484,9 +484,7 @@ def test_no_recording_or_a_broken_one_stops_before_anything_starts(tmp_path):
 async def test_a_recipe_records_tools_from_outside_and_leaves_the_planners_own_moves_alone(tmp_path):
     path = tmp_path / "results.jsonl"
     config = own("weather", "Weather", recording={"path": str(path)})
-    with pytest.raises(
-        UserError, match=r"envs.tools.weather may keep state .*; set envs.tools.weather.stateless="
-    ):
+    with pytest.raises(UserError, match=r"envs.tools.weather may keep state .*; set envs.tools.weather.stateless="):
         Toolbox(config)
     config.tools["weather"] = config.tools["weather"].model_copy(update={"stateless": True})
     with Toolbox(config) as toolbox, toolbox.episode() as tools:

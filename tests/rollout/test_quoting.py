@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from envs.http import ServiceLimits
 from envs.tools.guard import BlockList, GuardedTool
+from envs.tools.http import ServiceLimits
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolCall, ToolResult
