@@ -147,8 +147,9 @@ def _describe(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         known = list(setting_names(RunConfig))
         if key in known:
-            return f"{key}: this `type` does not have this setting"
-        return f"{key}: unknown setting{did_you_mean(key, known)}"
+            return f"unknown key '{key}': the chosen `type` does not have it"
+        near = did_you_mean(key, known) or "; `agentflow train --dry-run` prints every key that exists"
+        return f"unknown key '{key}'{near}"
     message = detail["msg"].removeprefix("Value error, ")
     value = detail.get("input")
     if isinstance(value, dict) or not _NEVER_QUOTED.isdisjoint(detail["loc"]):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from fastmcp import Context, FastMCP
+from fastmcp import FastMCP
 from fastmcp.server.dependencies import get_context
 from fastmcp.tools.base import ToolResult as McpResult
 from mcp.types import TextContent
@@ -83,12 +83,10 @@ class Sessions:
         return session is not None
 
     def close_all(self) -> None:
-        """End all sessions."""
         for session_id in list(self._open):
             self.close(session_id)
 
     def holds(self, session_id: str) -> bool:
-        """Return whether a session is open."""
         return session_id in self._open
 
     @contextmanager
@@ -153,7 +151,7 @@ def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions |
         for tool in tools:
             if not isinstance(tool, ThinkTool | AnswerTool):
                 _offer(server, all_sessions, tool.name, tool.description, transport)
-    _offer_sessions(server, all_sessions)
+    _offer_sessions(server, all_sessions, transport)
     return server
 
 
@@ -166,8 +164,8 @@ def _offer(server: FastMCP, sessions: Sessions, name: str, description: str, tra
             text = "No such session: it was never opened, or was idle for too long. Call open_session."
             return _mcp_result(ToolResult(text=text, error=NO_SESSION))
         try:
-            own_session = session or _connection_session(get_context(), transport)
-            with sessions.lent(own_session, owner=_client(get_context())) as tools:
+            own_session, client = _caller(transport)
+            with sessions.lent(session or own_session, owner=client) as tools:
                 return _mcp_result(await tools[name].call(input))
         except (ToolUnavailableError, UserError) as error:
             return _mcp_result(ToolResult(text=f"The tool is unavailable: {error}", error=UNAVAILABLE))
@@ -175,11 +173,11 @@ def _offer(server: FastMCP, sessions: Sessions, name: str, description: str, tra
     server.tool(call, name=name, description=description, output_schema=None)
 
 
-def _offer_sessions(server: FastMCP, sessions: Sessions) -> None:
+def _offer_sessions(server: FastMCP, sessions: Sessions, transport: Transport) -> None:
     async def open_session() -> McpResult:
         session_id = secrets.token_hex(16)
         try:
-            sessions.open(session_id, owner=_client(get_context()))
+            sessions.open(session_id, owner=_caller(transport)[1])
         except UserError as error:
             return _mcp_result(ToolResult(text=str(error), error=UNAVAILABLE))
         return _mcp_result(ToolResult(text=session_id))
@@ -200,12 +198,14 @@ def _mcp_result(result: ToolResult) -> McpResult:
     return McpResult(content=content, meta=meta, is_error=result.error is not None)
 
 
-def _connection_session(context: Context, transport: Transport) -> str | None:
-    """Return the session id of the connection, or None for a request without a connection."""
-    if transport == "stdio":
-        return "stdio"
-    header = _header(context)
-    return _session_of(header) if header else None
+def _caller(transport: Transport) -> tuple[str | None, str]:
+    """Return the session id of the caller's connection, or None without a connection, and the name of the client."""
+    context = get_context()
+    request = context.request_context.request if context.request_context else None
+    connection = (request.headers.get("mcp-session-id") or "") if request else ""
+    machine = request.client.host if request and request.client else ""
+    session = "stdio" if transport == "stdio" else _session_of(connection) if connection else None
+    return session, connection or machine
 
 
 def _session_of(connection: str) -> str:
@@ -223,22 +223,9 @@ class ConnectionEnd:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and end the session of a DELETE request."""
         await self._app(scope, receive, send)
         if scope["type"] == "http" and scope["method"] == "DELETE":
             self._sessions.close(_session_of(Headers(scope=scope).get("mcp-session-id", "")))
-
-
-def _client(context: Context) -> str:
-    """Return the client: its connection, or its machine for a request without a connection."""
-    request = context.request_context.request if context.request_context else None
-    machine = request.client.host if request and request.client else ""
-    return _header(context) or machine
-
-
-def _header(context: Context) -> str:
-    request = context.request_context.request if context.request_context else None
-    return request.headers.get("mcp-session-id") or "" if request else ""
 
 
 async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK, port: int = 0) -> None:

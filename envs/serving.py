@@ -54,7 +54,6 @@ class TokenGate:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a permitted request on, and refuse any other."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -78,7 +78,7 @@ PROMISES = (
     ),
     Promise(
         name="sandbox-memory",
-        said="Idle episodes hold at most envs.sandbox.idle_memory_mb together; one that was ended says so",
+        said="Idle episodes hold at most 2,048 MB together; one that was ended says so",
         where="docs/sandbox.md",
         measure=_idle_memory_bounded,
     ),

@@ -17,24 +17,18 @@ AskModel = Callable[[str], Awaitable[str]]
 
 
 class ThinkTool:
-    """Takes a note."""
-
     name = "think"
     description = "note a thought"
 
     async def call(self, arguments: str) -> ToolResult:
-        """Acknowledge the note."""
         return ToolResult(text="Noted.")
 
 
 class AnswerTool:
-    """Takes the final answer."""
-
     name = "answer"
     description = "give the final answer"
 
     async def call(self, arguments: str) -> ToolResult:
-        """Return the answer."""
         return ToolResult(text=arguments)
 
 
@@ -50,7 +44,6 @@ class PythonCodeTool:
         self._timeout_s = timeout_s
 
     async def call(self, arguments: str) -> ToolResult:
-        """Run the code and return its output."""
         run = partial(self._episode.run, arguments, timeout_s=self._timeout_s)
         try:
             result = asyncio.get_running_loop().run_in_executor(self._executor, run)
@@ -73,7 +66,6 @@ class BaseGeneratorTool:
         self._ask = ask
 
     async def call(self, arguments: str) -> ToolResult:
-        """Ask the model."""
         prompt = arguments.strip()[:MAX_PROMPT_CHARS]
         if not prompt:
             return ToolResult(text="The model needs a question.", error="empty_query")

@@ -67,7 +67,6 @@ class FunctionTool:
         }
 
     async def call(self, arguments: str) -> ToolResult:
-        """Call the function."""
         try:
             values = self._parsed(arguments)
         except ValueError as error:

@@ -94,7 +94,6 @@ class CachedTool:
         self._running: dict[str, asyncio.Task[ToolResult]] = {}
 
     async def call(self, arguments: str) -> ToolResult:
-        """Return the cached result, or call the tool."""
         key = arguments.strip()
         result, expires = self._entries.get(key, (None, 0.0))
         if result is not None and expires > time.monotonic():
@@ -132,7 +131,6 @@ class GuardedTool:
         self._time_limit_s = time_limit_s
 
     async def call(self, arguments: str) -> ToolResult:
-        """Call the tool and check its result."""
         with faults_of(self.name):
             try:
                 async with asyncio.timeout(self._time_limit_s):
@@ -243,7 +241,6 @@ class RecordedTool:
         self._recording = recording
 
     async def call(self, arguments: str) -> ToolResult:
-        """Return the recorded result, or call the tool and record its result."""
         key = (self.name, whole_letters(arguments.strip()))
         result = self._recording.get(key)
         if result is not None:

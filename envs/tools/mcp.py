@@ -104,7 +104,6 @@ class McpTool:
         self._was_connected = False
 
     async def call(self, arguments: str) -> ToolResult:
-        """Call the tool."""
         text = whole_letters(arguments)
         try:
             async with asyncio.timeout(self._limits.time_limit_s):
@@ -124,27 +123,19 @@ class McpTool:
             in_background(_close(connection.client))
 
     async def _call_with_reconnect(self, text: str) -> ToolResult:
-        was_connected = self._connection is not None
-        try:
-            return await self._call(text)
-        except _BrokenError as error:
-            if not was_connected or error.is_fault:
-                raise ToolUnavailableError(f"the MCP server at {self._address} failed: {error}") from None
-        try:
-            return await self._call(text)
-        except _BrokenError as error:
-            raise ToolUnavailableError(f"the MCP server at {self._address} failed twice: {error}") from None
-
-    async def _call(self, text: str) -> ToolResult:
-        reconnects = self._connection is None and self._was_connected
-        try:
-            if self._connection is None:
-                self._connection = await _connect(self._address, self._key, self._limits)
-                self._was_connected = True
-            result = await self._connection.call(text)
-        except _BrokenError:
-            await self._hang_up()
-            raise
+        tries = 1 if self._connection is None else 2
+        for number in range(1, tries + 1):
+            reconnects = self._connection is None and self._was_connected
+            try:
+                if self._connection is None:
+                    self._connection = await _connect(self._address, self._key, self._limits)
+                    self._was_connected = True
+                result = await self._connection.call(text)
+                break
+            except _BrokenError as error:
+                await self._hang_up()
+                if number == tries or error.is_fault:
+                    raise ToolUnavailableError(f"the MCP server at {self._address} failed: {error}") from None
         clean = printable_text(self._without_key(result.text).encode(errors="replace"))
         clean = cut_middle(clean, self._limits.max_chars)
         return ToolResult(text=_RESTARTED * reconnects + clean, error=result.error, foreign=True)

@@ -58,7 +58,6 @@ class BoundedStdio(ClientTransport):
     async def connect_session(
         self, *, transport_options: TransportOptions | None = None, **session_kwargs: Any
     ) -> AsyncIterator[ClientSession]:
-        """Start the process and open a session."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -158,28 +157,21 @@ class BoundedHttp(StreamableHttpTransport):
             headers=(headers or {}) | {"accept-encoding": "identity"},
             timeout=timeout or httpx2.Timeout(_HTTP_TIMEOUT_S),
             auth=auth,
-            transport=_BoundedResponses(self._refuse, self._max_bytes),
+            # A transport of its own ignores proxies of the environment.
+            transport=httpx2.AsyncHTTPTransport(),
+            event_hooks={"response": [self._bound]},
         )
 
-    def _refuse(self, fault: str) -> None:
-        self.fault = fault
-        raise httpx2.ReadError(fault)
-
-
-class _BoundedResponses(httpx2.AsyncHTTPTransport):
-    def __init__(self, refuse: Callable[[str], object], max_bytes: int) -> None:
-        super().__init__()
-        self._refuse = refuse
-        self._max_bytes = max_bytes
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
+    async def _bound(self, response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             self._refuse("it sent a compressed response although only uncompressed ones are accepted")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream, self._max_bytes, self._refuse)
-        return response
+
+    def _refuse(self, fault: str) -> None:
+        self.fault = fault
+        raise httpx2.ReadError(fault)
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

@@ -81,7 +81,6 @@ class OfflineSearchTool:
         self._index = PassageIndex(passages)
 
     async def call(self, arguments: str) -> ToolResult:
-        """Return the best passages for the query."""
         if not arguments.strip():
             return ToolResult(text="The search needs keywords.", error="empty_query")
         if self._latency_s:

@@ -49,7 +49,6 @@ class Parts:
 
     @property
     def limits(self) -> ServiceLimits:
-        """The bounds of one question to a service."""
         return ServiceLimits(time_limit_s=self.config.web.time_limit_s, requests_per_minute=REQUESTS_PER_MINUTE)
 
     def finder(self, name: str) -> PageFinder:
@@ -201,11 +200,9 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             self._lifetime = lifetime.pop_all()
 
     def __exit__(self, *raised: object) -> None:
-        """Close the shared parts."""
         self.close()
 
     def close(self) -> None:
-        """Close the shared parts."""
         self._lifetime.close()
 
     @contextmanager

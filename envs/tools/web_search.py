@@ -73,7 +73,6 @@ class GoogleFinder:
         self._max_results = max_results
 
     async def find(self, query: str) -> list[FoundPage]:
-        """Return the pages for a query."""
         return await self._service.ask(lambda: self._attempt(query))
 
     async def _attempt(self, query: str) -> list[FoundPage]:
@@ -161,7 +160,6 @@ class WikipediaFinder:
         self._max_results = max_results
 
     async def find(self, query: str) -> list[FoundPage]:
-        """Return the pages for a query."""
         return await self._service.ask(lambda: self._attempt(query))
 
     async def _attempt(self, query: str) -> list[FoundPage]:
@@ -217,7 +215,6 @@ class PageSearchTool:
         self._max_chars = max_chars
 
     async def call(self, arguments: str) -> ToolResult:
-        """Search for a query."""
         query = " ".join(arguments.split())[:MAX_QUERY_CHARS]
         if not query:
             return ToolResult(text="The search needs a query.", error="empty_query")
@@ -262,7 +259,6 @@ class WebSearchTool:
         self._max_passages = max_passages
 
     async def call(self, arguments: str) -> ToolResult:
-        """Read a named page, or the pages found for a question."""
         if named := _NAMED_URL.match(arguments):
             return await self._read_one(named[1], _query(named[2]))
         if bare := _BARE_URL.search(arguments):
@@ -281,7 +277,7 @@ class WebSearchTool:
             return ToolResult(text=f"The page was not read: {error}.", error=error.category)
         note = f"(page cut after {self._fetcher.limits.max_bytes} bytes)\n" if page.cut else ""
         room = self._max_chars - len(note)
-        passages = self._best(split_passages(text, self._passage_chars(room)), query)
+        passages = self._best(split_passages(text, max(MIN_PASSAGE_CHARS, room // self._max_passages - 1)), query)
         return ToolResult(text=note + "\n".join(passages)[:room])
 
     async def _read_all(self, pages: list[FoundPage], query: str) -> ToolResult:
@@ -289,7 +285,7 @@ class WebSearchTool:
             texts = await self._extracted(self._finder, pages)
         else:
             texts = await asyncio.gather(*map(self._fetched_text, pages))
-        chars = self._passage_chars(self._max_chars)
+        chars = max(MIN_PASSAGE_CHARS, self._max_chars // self._max_passages - 1)
         passages = [
             f"{page.title}: {passage}"[:chars]
             for page, text in zip(pages, texts, strict=True)
@@ -333,9 +329,6 @@ class WebSearchTool:
     def _best(self, passages: list[str], query: str) -> list[str]:
         """Return the best passages, or the first ones if none shares a word with the query."""
         return PassageIndex(passages).find(query, self._max_passages) or passages[: self._max_passages]
-
-    def _passage_chars(self, room: int) -> int:
-        return max(MIN_PASSAGE_CHARS, room // self._max_passages - 1)
 
 
 def readable_text(page: Page) -> str:

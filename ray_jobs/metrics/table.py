@@ -53,15 +53,6 @@ LOGGED: tuple[Metric, ...] = (
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
     *_metrics(
-        "restarts",
-        ("dead_groups", "count", "Groups whose attempts all failed, since the step before"),
-        ("anchored_share", "share", "Dead groups with an attempt that forks can go on from"),
-        ("revived_share", "share", "Dead groups whose forks ended differently, so that they are trained on"),
-        ("inexact_forks", "count", "Forks left out because their replay differed from the record"),
-        ("fork_token_share", "share", "Of the sampled tokens, those of forks"),
-        ("revived_per_1000_tokens", "number", "Groups with signal that 1,000 sampled tokens of forks brought"),
-    ),
-    *_metrics(
         "mix",
         *(
             (family, "share", f"Groups of the generated family {family} among those that ended since the step before")
@@ -213,13 +204,6 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "Held-out tasks": ("held_out/tasks", "held_out/unscored"),
         "Version that was evaluated": ("held_out/policy_version",),
         "Seconds per evaluation": ("held_out/wall_s",),
-        "Restarts of groups that are all wrong": (
-            "restarts/anchored_share",
-            "restarts/revived_share",
-            "restarts/fork_token_share",
-        ),
-        "Groups that were all wrong": ("restarts/dead_groups", "restarts/inexact_forks"),
-        "Groups revived per 1,000 tokens of forks": ("restarts/revived_per_1000_tokens",),
     },
     "What limits the speed?": {
         "The bottleneck": ("util/bottleneck",),

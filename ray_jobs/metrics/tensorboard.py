@@ -179,7 +179,7 @@ class StepDistributions:
     def add(self, record: StepRecord) -> None:
         planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
         self._count("trajectories/steps", [len(planned)])
-        # What a fork repeats is not trained.
+        # Turns that are not trainable are left out.
         trained = [turn["trainable"] for turn in planned]
         self._count("steps/advantage", list(compress(record["advantages"], trained)))
         self._count("steps/prm_score", list(compress(record.get("prm_scores", ()), trained)))

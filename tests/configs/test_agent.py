@@ -55,13 +55,6 @@ def test_a_function_and_a_command_exclude_each_other():
     [
         ("reward.credit=outcome_gated", "reward.credit"),
         ("cold_start.num_demonstrations=8", "cold_start"),
-        ("rollout.max_steps=6", "rollout.max_steps"),
-        ("rollout.format_retries=0", "rollout.format_retries"),
-        ("memory=in_process", "memory"),
-        ("pipeline_depth=0", "rollout.lockstep"),
-        ('envs.actions=["think", "answer"]', "envs.actions"),
-        ('envs.tools={own={source="mine:tool"}}', "envs.tools"),
-        ("envs.recording.path=results.jsonl", "envs.recording"),
         ('backend={type="ollama", model="m"}', "backend"),
     ],
 )
@@ -72,6 +65,19 @@ def test_a_setting_that_needs_the_planner_is_refused(override, key):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "override", ["agent.max_steps=6", "agent.format_retries=0", "agent.memory=in_process", "agent.lockstep=false"]
+)
+def test_settings_of_the_planner_are_unknown_to_a_custom_agent(override):
+    with pytest.raises(UserError, match=override.partition("=")[0]):
+        load_run_config(None, ["agent.function=mine:solve", *ALONE, override])
+
+
+def test_a_custom_agent_is_never_in_lockstep():
+    assert load_run_config(None, ["pipeline_depth=0"]).in_lockstep
+    assert not load_run_config(None, ["agent.function=mine:solve", *ALONE, "pipeline_depth=0"]).in_lockstep
+
+
 def test_a_prm_goes_with_any_agent_where_continuations_label_its_steps():
     own = ["agent.function=mine:solve", "cold_start.num_demonstrations=0"]
     assert load_run_config(None, [*own, "label.type=monte_carlo"]).trains_prm
@@ -79,7 +85,7 @@ def test_a_prm_goes_with_any_agent_where_continuations_label_its_steps():
 
 
 def test_limits_of_the_planner_do_not_apply_to_custom_agents():
-    long = ["rollout.max_steps=5", "rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
+    long = ["rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
     with pytest.raises(UserError, match="max_turn_tokens"):
         load_run_config(None, long)
     load_run_config(None, [*long, "agent.function=mine:solve", *ALONE])

@@ -33,11 +33,11 @@ def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nmemory = { path = "~/m", type = "folder" }'
+        'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nagent.memory = { path = "~/m", type = "folder" }'
     )
     config = load_run_config(recipe, ["envs.recording.path=~/r.jsonl", "reward.credit.prm_path=~/prm", "name=a"])
     assert config.run_path == tmp_path / "runs" / "a"
-    paths = (config.envs.data_path, config.memory.path, config.envs.recording.path, config.reward.prm_path)
+    paths = (config.envs.data_path, config.planner.memory.path, config.envs.recording.path, config.reward.prm_path)
     assert paths == tuple(str(tmp_path / name) for name in ("q.jsonl", "m", "r.jsonl", "prm"))
 
 
@@ -80,7 +80,7 @@ def test_the_last_override_wins(tmp_path):
         ('envs.web.blocked_hosts=["*.a.example"]', "envs.web.blocked_hosts"),
         ("envs.recording.mode=replay", "envs.recording"),
         ("envs.base_generator.model=m", "envs.base_generator"),
-        ('memory={type="folder", path=""}', "memory.path"),
+        ('agent.memory={type="folder", path=""}', "agent.memory.path"),
         ("seed", "override 'seed'"),
         ("seed.x.y=1", "seed"),
     ],
@@ -88,7 +88,7 @@ def test_the_last_override_wins(tmp_path):
 def test_a_bad_value_is_one_line_that_begins_with_the_key(override, key):
     with pytest.raises(UserError) as caught:
         load_run_config(None, [override])
-    assert str(caught.value).startswith((f"{key}: ", key + " "))
+    assert str(caught.value).startswith((f"{key}: ", f"unknown key '{key}'", f"{key} "))
     assert "\n" not in str(caught.value)
 
 

@@ -67,14 +67,6 @@ def honest() -> None:
             os._exit(1)
         return "alive again"
 
-    @server.tool
-    def crash(text: str) -> str:
-        os._exit(1)
-
-    @server.tool
-    def flood(text: str) -> str:
-        return "x" * (int(text) << 20)
-
     server.run(show_banner=False, log_level="CRITICAL")
 
 

@@ -112,12 +112,6 @@ async def test_a_reply_that_trickles_exceeds_the_limit_of_an_attempt():
         assert (await failure(server, attempt_limit_s=0.2)).passing
 
 
-async def test_a_missing_server_is_a_passing_failure():
-    with serving(answer({})) as server:
-        pass
-    assert (await failure(server)).passing
-
-
 @pytest.mark.parametrize("status", [200, 400, 500])
 @pytest.mark.parametrize("coding", ["", "gzip"])
 async def test_a_reply_that_is_too_large_is_cut_off(status, coding):

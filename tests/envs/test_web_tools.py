@@ -83,9 +83,6 @@ async def test_wikipedias_pages_come_in_the_order_of_the_search():
         found = await wikipedia(server)
     assert [page.title for page in found] == ["Copper", "Bolt"]
     assert found[0] == FoundPage(title="Copper", url="https://w.org/Cu", text="A\nmetal.")
-
-
-async def test_wikipedia_finding_nothing_is_no_failure():
     with serving(json_answer({"batchcomplete": True})) as server:
         assert await wikipedia(server) == []
 
@@ -116,15 +113,7 @@ async def test_a_reply_that_does_not_follow_the_api_makes_the_tool_unavailable(a
 
 # Google: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
 
-ITEM = {
-    "kind": "customsearch#result",
-    "title": "Copper",
-    "htmlTitle": "<b>Copper</b>",
-    "link": "https://www.example.org/copper",
-    "displayLink": "www.example.org",
-    "snippet": "Copper melts at 1085 degrees.",
-    "formattedUrl": "https://www.example.org/copper",
-}
+ITEM = {"title": "Copper", "link": "https://www.example.org/copper", "snippet": "Copper melts at 1085 degrees."}
 GOOGLE = {"kind": "customsearch#search", "searchInformation": {"totalResults": "1"}, "items": [ITEM]}
 
 
@@ -141,9 +130,6 @@ async def test_google_gets_the_key_in_a_header_and_not_in_the_address(caplog):
     assert request.headers["X-Goog-Api-Key"] == GOOGLE_KEY
     assert found == [FoundPage(title=ITEM["title"], url=ITEM["link"], text=ITEM["snippet"])]
     assert GOOGLE_KEY not in request.path + caplog.text
-
-
-async def test_google_finding_nothing_is_no_failure():
     with serving(json_answer({"kind": "customsearch#search"})) as server:
         assert await google(server) == []
 
@@ -153,13 +139,6 @@ def test_google_without_a_key_names_it_and_the_tool_that_needs_none(monkeypatch,
     monkeypatch.delenv(variable)
     with pytest.raises(UserError, match=variable):
         GoogleFinder(LIMITS)
-
-
-def test_a_key_with_a_line_end_is_refused_without_being_quoted(monkeypatch):
-    monkeypatch.setenv("GOOGLE_API_KEY", "AIza\nsecret")
-    with pytest.raises(UserError) as caught:
-        GoogleFinder(LIMITS)
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -225,11 +204,6 @@ async def test_pages_of_blocked_hosts_and_with_held_out_questions_are_left_out()
         block_list=block_list,
     ).call("crates")
     assert result.text == "A: fine"
-
-
-async def test_every_page_has_its_share_of_a_result():
-    result = await search(found("A", "x" * 1000), found("B", "y" * 1000), max_chars=100).call("q")
-    assert [len(line) for line in result.text.splitlines()] == [49, 49]
 
 
 # Reading the web

@@ -11,7 +11,7 @@ from ray_jobs.metrics.bottleneck import LIMITS, NO_ROOM, followable, hints
 from ray_jobs.run.model_folder import PreflightError
 from ray_jobs.run.preflight import check_before_acting
 
-CPU_RECIPES = ["demo_cpu", "prm_cpu", "sync_cpu", "chaos_cpu"]
+CPU_RECIPES = ["demo_cpu", "prm_cpu", "sync_cpu"]
 
 
 @pytest.fixture

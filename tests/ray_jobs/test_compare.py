@@ -96,10 +96,10 @@ def test_loss_is_called_a_loss(evaluate):
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("rollout.max_steps=2", "sampling"),
+        ("agent.max_steps=2", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "quantisation"),
-        ("envs.search_results=3", "tools"),
+        ("envs.max_result_chars=300", "tools"),
         ("evaluation.num_tasks=20", "items"),
         ("seed=1", "items"),
     ],

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
+from tests.reward.test_openai_chat import Pauses
 
 from configs.backend import OllamaConfig
 from rollout.agent.planner import planner_schema
@@ -13,7 +14,6 @@ from rollout.engines.engine import BackendError, ContextFullError, EngineError, 
 from rollout.engines.served import ChatServer, OllamaEngine
 from rollout.types import Message, TextCompletion
 from tests.envs.local_server import Answer, LocalServer
-from tests.reward.test_openai_chat import Pauses
 
 DIALOGUE = (Message(role="system", content="Solve."), Message(role="user", content="6*7?"))
 REPLY = decision("answer", "42")
