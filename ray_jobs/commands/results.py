@@ -45,7 +45,7 @@ def evaluate(
         )
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
     checkpoint = checkpoint_of(adapter)
-    from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
+    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 
     asked = EvaluationRequest(
         adapter=checkpoint, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
@@ -62,7 +62,7 @@ def compare(
     anyway: Annotated[bool, Parameter(help="compare what differs in more than policy, and say so")] = False,
 ) -> None:
     """Compare two evaluations of the same items: paired, tested, and what it proves."""
-    from ray_jobs.evaluation.compare import run_compare
+    from ray_jobs.compare import run_compare
 
     run_compare(before, after, out=out, anyway=anyway)
 

@@ -86,8 +86,8 @@ def _run(config: "RunConfig") -> None:
     from ray_jobs.run.preflight import check_before_start
 
     if summary := finished_summary(config):
-        from ray_jobs.pages.report import write_report
         from ray_jobs.run.console import print_summary
+        from ray_jobs.viewer.report import write_report
 
         print(f"the run in '{config.run_path}' has ended, and this is what it brought; for a new one: another name=...")
         print_summary(summary, write_report(config.run_path))

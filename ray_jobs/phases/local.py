@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
-from ray_jobs.evaluation.attempts import Attempts
+from ray_jobs.attempts import Attempts
 from ray_jobs.run.begun import check_trained_alike
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths
@@ -25,7 +25,7 @@ from rollout.worker import Solver, Worker
 if TYPE_CHECKING:
     from envs.types import Task
     from reward.prm.training import LabelledStep
-    from rollout.types import Trajectory, TrajectoryGroup
+    from rollout.types import Group, Trajectory
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def quiet_loading() -> Iterator[None]:
 class Rollouts(Attempts, Protocol):
     """A policy whose trajectories can be labelled and trained on: a `Worker` in this process, or `RayRollouts`."""
 
-    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "TrajectoryGroup":
+    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "Group":
         """Siblings of one task, at `collect.temperature`."""
         ...
 

@@ -20,10 +20,10 @@ from rich.progress import (
 from rich.table import Table
 
 from configs.errors import printable
-from ray_jobs.pages.render import percent, points
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
+from ray_jobs.viewer.render import percent, points
+from rollout.codec import read_trajectories
 from rollout.filters import SOLVED
-from rollout.records import read_heads
 
 
 def next_commands(run: Path) -> list[tuple[str, str]]:
@@ -43,8 +43,12 @@ def _solved_question(trajectories: Path) -> str | None:
     """The first held-out question that the trained planner solved."""
     if not trajectories.exists():
         return None
-    heads = read_heads(trajectories)
-    return next((one["question"] for _, one in heads if one["phase"] == "eval_after" and one["reward"] == SOLVED), None)
+    solved = (
+        one.task.question
+        for one in read_trajectories(trajectories)
+        if one.phase == "eval_after" and one.outcome == SOLVED
+    )
+    return next(solved, None)
 
 
 _TITLES = {
@@ -231,7 +235,7 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     _print_plain(console, f"after RL against before: {summary.get('verdict', 'not measured')}")
     _print_plain(console, _work_line(summary))
     if limit := summary.get("bottleneck"):
-        _print_plain(console, f"speed: {limit['text']}; {limit['hint']}")
+        _print_plain(console, f"speed: {limit}")
     _print_plain(console, f"report: {report}")
     for command, does in next_commands(report.parent):
         _print_plain(console, f"{does}: {command}")

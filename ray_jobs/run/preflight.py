@@ -13,8 +13,8 @@ from configs.run import RunConfig
 from ray_jobs.checks.keys import check_judge_key, check_nothing_secret_is_written
 from ray_jobs.checks.machine import check_machine
 from ray_jobs.checks.tasks import check_mixes, check_tasks, prm_tasks
-from ray_jobs.metrics.trackers import check_trackers
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
+from ray_jobs.run.trackers import check_trackers
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
@@ -238,7 +238,7 @@ def _check_nothing_collected(config: RunConfig) -> None:
 
 def _check_own_code(config: RunConfig) -> None:
     """Whether there is what the recipe names, as module:name or command, and can be called. Raises OwnCodeError and
-    ProgramError."""
+    UserError."""
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:

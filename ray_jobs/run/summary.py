@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from reward.paired import PairedComparison, wilson_interval
+from ray_jobs.statistics import PairedComparison, wilson_interval
 
 if TYPE_CHECKING:
     # They bring torch and Ray, and whoever reads a summary needs neither.
-    from ray_jobs.evaluation.held_out import Evaluation
+    from ray_jobs.held_out import Evaluation
     from ray_jobs.run.run import Run
 
 POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}

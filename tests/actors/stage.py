@@ -16,22 +16,21 @@ from typing import Any
 import psutil
 import ray
 from rich.console import Console as RichConsole
+from rollout.store.adapters import AdapterStore
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts
 
 from actors.cluster import start_ray, stop_ray
+from actors.launch import Builders
 from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.run import Run
-from ray_jobs.run.watch import Watch
+from ray_jobs.run.run import Run, start_parts
 from ray_jobs.train import reinforce
 from rollout.records import read_records
-from rollout.store.adapters import AdapterStore
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts
 from tests.faults.job import PARTS, part_of
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 
@@ -138,45 +137,23 @@ def open_stage(
     build_learner: Callable[..., Any] = SimulatedLearner,
     build_base: Callable[[], Any] | None = None,
 ) -> Iterator[Stage]:
-    """The actors of a run, up and in step with its newest version; none of them is left afterwards."""
+    """Start the actors of a run, up to the end of its cold start; none of them is left afterwards."""
     console = io.StringIO()
+    builders = Builders(learner=build_learner, worker=build_worker, base=build_base)
     with RunFolder.open(config, with_prm=False) as folder:
-        said = Console(RichConsole(file=console))
-        watch = Watch(
-            config.liveness,
-            resume=f"`agentflow resume {folder.path}`",
-            note=said.note,
-            deaths_before=folder.num_restarts(),
-            counted=folder.keep_num_restarts,
-        )
-        said.late = watch.late
-        actors = RunActors(
-            config,
-            folder,
-            build_learner=build_learner,
-            build_worker=build_worker,
-            build_base=build_base,
-            watch=watch,
-        )
+        resume = f"`agentflow resume {folder.path}`"
         try:
-            with watch:
-                for index in range(config.rollout.num_workers):
-                    actors.start_worker(index)
-                actors.wait_until_ready()
-                run = Run(config=config, console=said, folder=folder, actors=actors)
+            with start_parts(config, folder, Console(RichConsole(file=console)), builders, resume) as run:
                 cold_start(run)
                 yield Stage(run=run, console=console)
         finally:
-            dismiss(actors)
+            end_actors()
 
 
-def dismiss(actors: RunActors) -> None:
-    """End all actors; the next test looks for its own by the names of their processes."""
-    for index in actors.worker_indices:
-        actors.stop_worker(index)
-    for actor in (actors.learner, actors.store, *([actors.base] if actors.base else [])):
-        ray.kill(actor)
-    actors.release()
+def end_actors() -> None:
+    """Kill all actors; the next test looks for its own by the names of their processes."""
+    for name in ray.util.list_named_actors():
+        ray.kill(ray.get_actor(name))
     wait_until(lambda: not any(map(processes, PARTS)))
 
 

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 from faults import AttemptingWorker, DyingInAttemptWorker, events
+from rollout.store.adapters import AdapterStore
 from stage import check_nothing_lost, groups_of, local_ray, make_config, open_stage
 
-from ray_jobs.evaluation.held_out import tasks_while_training
+from ray_jobs.held_out import tasks_while_training
 from rollout.records import read_records
-from rollout.store.adapters import AdapterStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

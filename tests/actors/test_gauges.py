@@ -8,7 +8,7 @@ import ray
 from stage import make_config, open_stage, wait_until
 
 from actors.cluster import WORKER_GAUGES, gauge_name
-from ray_jobs.metrics.table import BY_NAME
+from ray_jobs.run.metrics import BY_NAME
 from rollout.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -11,11 +11,11 @@ import pytest
 import ray
 from faults import GatedLearner, events, open_gate
 from ray.util.placement_group import remove_placement_group
+from ray_jobs.run.resources import place_learner, start_learner
 from stage import check_nothing_lost, local_ray, make_config, open_stage, processes, versions_of, wait_until
 
 from envs.types import Task
 from learner.learner import Learner
-from ray_jobs.run.resources import place_learner, start_learner
 from rollout.types import Completion, Trajectory, Turn
 from tests.simulated_parts import SimulatedLearner
 
@@ -71,7 +71,7 @@ def demonstration(name, tokens):
     completion = Completion(
         token_ids=tuple(tokens), logprobs=(-1.0,) * len(tokens), text="", finish_reason="stop", policy_version=0
     )
-    turn = Turn(role="planner", prompt_token_ids=(len(name), len(tokens)), completion=completion, trainable=True)
+    turn = Turn.of(role="planner", prompt_token_ids=(len(name), len(tokens)), completion=completion, trainable=True)
     task = Task(id=name, dataset="d", question="", answer="")
     return Trajectory(id=name, group_id="", task=task, turns=(turn,), answer=None, stop_reason="answered")
 

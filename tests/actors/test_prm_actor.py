@@ -5,9 +5,9 @@ import pytest
 from actors import prm as prm_module
 from configs.reward import PrmConfig
 from reward.types import PrmError, StepScores
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
 
-GROUP = TrajectoryGroup(id="g000000", task=None, trajectories=())
+GROUP = Group(id="g000000", task=None, trajectories=())
 
 
 class Model:

@@ -7,7 +7,7 @@ from faults import DyingInAttemptWorker, events
 from stage import local_ray, make_config, open_stage
 
 from envs.datasets.sampler import evaluation_tasks
-from ray_jobs.evaluation.held_out import evaluate
+from ray_jobs.held_out import evaluate
 from rollout.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]

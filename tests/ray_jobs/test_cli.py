@@ -240,7 +240,7 @@ def test_a_run_that_does_not_say_how_it_began_is_refused_in_one_line(trained, tm
 
 
 def test_of_a_finished_run_the_report_is_shown_with_what_to_do_for_a_new_one(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ray_jobs.pages.report.write_report", lambda path: path / "report.html")
+    monkeypatch.setattr("ray_jobs.viewer.report.write_report", lambda path: path / "report.html")
     monkeypatch.setattr("ray_jobs.run.console.print_summary", print)
     given = [f"output_dir={tmp_path}", "name=r"]
     with RunFolder.create(load_run_config(DEFAULT_RECIPE, given)) as folder:
@@ -270,9 +270,7 @@ def test_unknown_option_is_refused():
 def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypatch, capsys):
     adapters = []
     monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
-    monkeypatch.setattr(
-        "ray_jobs.evaluation.evaluate.run_evaluation", lambda config, request: adapters.append(request.adapter)
-    )
+    monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, request: adapters.append(request.adapter))
     run = tmp_path / "run"
     for version in (5, 10):
         checkpoint = run / "checkpoints" / f"v{version:06d}"
@@ -294,7 +292,7 @@ def test_adapter_is_a_run_a_checkpoint_the_file_in_it_or_none(tmp_path, monkeypa
 
 def test_process_reward_model_is_no_adapter(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.run_evaluation", lambda config, request: None)
+    monkeypatch.setattr("ray_jobs.evaluate.run_evaluation", lambda config, request: None)
     prm = tmp_path / "run" / "prm"
     prm.mkdir(parents=True)
     write_manifest(prm, kind="prm", renderer="0")

@@ -9,7 +9,7 @@ from ollama_protocol import ScriptedOllama, serving
 
 from configs.loading import load_run_config
 from envs.types import Task
-from ray_jobs.evaluation.identity import FIXED, differences, identity_of, unproven
+from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
 from reward.scorers import game24
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
@@ -85,7 +85,7 @@ def test_judges_differ_in_their_settings_and_in_what_they_are_asked(tmp_path, mo
     assert differences(asked, own(tmp_path, "evaluation.judge.model=m")) == []
     assert differences(asked, own(tmp_path, "evaluation.judge.model=n")) == ["judge"]
     assert differences(asked, own(tmp_path)) == ["judge"]
-    monkeypatch.setattr("ray_jobs.evaluation.identity.answer_judge", game24)
+    monkeypatch.setattr("ray_jobs.evaluation_identity.answer_judge", game24)
     assert differences(asked, own(tmp_path, "evaluation.judge.model=m")) == ["judge"]
 
 

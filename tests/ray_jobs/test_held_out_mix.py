@@ -9,8 +9,8 @@ from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation.folder import item_of
-from ray_jobs.evaluation.held_out import (
+from ray_jobs.evaluation_folder import item_of
+from ray_jobs.held_out import (
     Evaluation,
     evaluate,
     evaluate_step,

@@ -14,7 +14,7 @@ from ray_jobs.phases.prm import run_train_prm
 from ray_jobs.run.folder import RunFolder, RunLockError, locked
 from reward.collected import CollectedGroups
 from reward.labels import read_labels
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory
 
 SMALL = ("envs.mix={lookup=1}", "collect.num_tasks=3", "collect.rollouts_per_task=2")
@@ -24,7 +24,7 @@ class ScriptedRollouts:
     async def collect_group(self, task, group_id, group_size):
         turns = decided("think", "a", "Noted."), decided("answer", "1")
         siblings = (make_trajectory(*turns, task=task, id=f"{group_id}/{number}") for number in range(group_size))
-        return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(siblings))
+        return Group(id=group_id, task=task, trajectories=tuple(siblings))
 
     async def continue_from(self, trajectory, num_turns, count):
         return [trajectory] * count

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_run import WAIT_S, read, steps_of, wait_for_train_step
 
-from ray_jobs.metrics.table import BY_NAME
+from ray_jobs.run.metrics import BY_NAME
 from rollout.records import read_records, readable
 from tests.faults.audit import audit
 from tests.faults.job import Job

@@ -223,7 +223,7 @@ def test_what_cannot_work_is_said_before_anything_is_sent(arguments, said, proje
 
 def test_tracker_that_only_the_cluster_has_is_submitted(project, server, monkeypatch):
     """Regression: it had to be installed where the job is sent from, too."""
-    monkeypatch.setattr("ray_jobs.metrics.trackers.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("ray_jobs.run.trackers.importlib.util.find_spec", lambda name: None)
     assert main(["submit", "recipes/mine.toml", 'trackers=["wandb"]']) == 0
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from reward.credit import VALID_FLOOR, credit_parts, group_samples, map_score, step_rewards, turn_advantages
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
 from learner.packing import build_batch
-from reward.credit import VALID_FLOOR, credit_parts, group_samples, map_score, step_rewards, turn_advantages
 from reward.types import PrmError, Reward, ScoredGroup, StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -31,7 +31,7 @@ def make_turn(prompt, *token_ids, valid=True):
         policy_version=1,
     )
     outcome = {"tool_call": ToolCall(name="think", arguments="x"), "tool_result": ToolResult(text="ok")}
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=prompt,
         completion=completion,
@@ -54,7 +54,7 @@ def make_reward(total):
 
 def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     return ScoredGroup(
-        group=TrajectoryGroup(id="g", task=TASK, trajectories=trajectories),
+        group=Group(id="g", task=TASK, trajectories=trajectories),
         rewards=tuple(map(make_reward, totals)),
         step_scores=None if raw is None else StepScores(raw=raw, prm_digest="d"),
     )

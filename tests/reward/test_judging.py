@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from reward.credit import turn_advantages
 
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
-from reward.credit import turn_advantages
 from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward, group_result
 from reward.statistics import group_statistics
 from reward.types import StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 
@@ -39,7 +39,7 @@ class ScriptedPrm:
 
 def make_turn():
     completion = Completion(token_ids=(5,), logprobs=(-1.0,), text="x", finish_reason="stop", policy_version=1)
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion,
@@ -62,7 +62,7 @@ def make_group(*answers, num_turns=2):
         )
         for index, answer in enumerate(answers)
     ]
-    return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(trajectories))
+    return Group(id="g", task=TASK, trajectories=tuple(trajectories))
 
 
 def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):

@@ -7,16 +7,16 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reward.credit import group_samples, turn_advantages
 
 from configs.base import types_of
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
-from reward.credit import group_samples, turn_advantages
 from reward.judging import OutcomeReward, soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
 from reward.types import StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -30,7 +30,7 @@ def make_turn(*, prompt=(1, 2), num_tokens=3, cut=False):
         finish_reason="length" if cut else "stop",
         policy_version=1,
     )
-    return Turn(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
+    return Turn.of(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
 
 
 def make_trajectory(answer="42", *, stop_reason="answered", index=0, **turn):
@@ -43,7 +43,7 @@ def make_reward(**learner):
 
 
 def score_group(*trajectories, **learner):
-    return make_reward(**learner).score_group(TrajectoryGroup(id="g", task=TASK, trajectories=trajectories))
+    return make_reward(**learner).score_group(Group(id="g", task=TASK, trajectories=trajectories))
 
 
 def test_right_wrong_and_missing_answers():

@@ -16,7 +16,7 @@ from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_result
 from reward.scorers import score_answer
 from reward.scorers.custom import scorer_of
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Group, Trajectory
 
 SCORERS = """
 import asyncio
@@ -102,7 +102,7 @@ def attempt(name, answer, index=0):
 
 def group_of(name, *answers):
     attempts = tuple(attempt(name, answer, index) for index, answer in enumerate(answers))
-    return TrajectoryGroup(id="g", task=attempts[0].task, trajectories=attempts)
+    return Group(id="g", task=attempts[0].task, trajectories=attempts)
 
 
 def test_the_function_sees_the_task_with_its_columns_and_a_bool_is_a_score():

@@ -5,15 +5,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+from reward.credit import credit_parts
 
 from configs.learner import LearnerConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from envs.types import Task
-from reward.credit import credit_parts
 from reward.judging import GroupJudge, OutcomeReward
 from reward.scorers.custom import CustomTurnScorer
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 SCORERS = """
 import time
@@ -71,10 +71,10 @@ def attempt(index, answer, *said, **further):
 
 def turn(number, text):
     completion = Completion(token_ids=(7, 1), logprobs=(-0.5, -0.5), text=text, finish_reason="stop", policy_version=0)
-    return Turn(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
+    return Turn.of(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
 
 
-GROUP = TrajectoryGroup(
+GROUP = Group(
     id="g",
     task=TASK,
     trajectories=(attempt(0, "yes", "look", "yes"), attempt(1, "no", "guess", "no")),

@@ -46,7 +46,7 @@ def make_prm(model_path, *, seed=0, trained=True, float32=False, **config):
 
 def make_turn(*, thought="w1", tool_input="w2", result="w3"):
     completion = Completion(token_ids=(1,), logprobs=(0.0,), text="w1", finish_reason="stop", policy_version=1)
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion,

@@ -4,8 +4,6 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from rollout.buffer import BufferSettings, GroupBuffer, WorkerStatus
 from rollout.store.choice import (
     NUM_RECENT,
     Draw,
@@ -18,6 +16,8 @@ from rollout.store.choice import (
 )
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupResult
+
+from rollout.buffer import BufferSettings, GroupBuffer, WorkerStatus
 
 FOUR = ("chain", "lookup", "three_lookup", "two_lookup")
 TWO = ("chain", "lookup")

@@ -172,7 +172,7 @@ def verifying(**changes):
 
 
 FIRST = make_turn(grammar="root ::= x")
-AFTER_FIRST = FIRST.prompt_token_ids + FIRST.completion.token_ids
+AFTER_FIRST = FIRST.prompt_token_ids + FIRST.token_ids
 
 EPISODES = {
     "one turn": make_trajectory(FIRST),

@@ -1,5 +1,4 @@
 import pytest
-
 from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-
 from ray_jobs.simulate.simulation import run_in_virtual_time
+
 from rollout.time_limit import TimeLimit
 
 
