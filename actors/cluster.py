@@ -43,6 +43,11 @@ class LearnerLostError(RuntimeError):
     """The learner was lost, with its weights since the newest checkpoint."""
 
 
+def is_lost(error: Exception) -> bool:
+    """Return whether a call failed because its actor is gone, and not because that actor called another one that is."""
+    return isinstance(error, PART_LOST) and not isinstance(error, ray.exceptions.RayTaskError)
+
+
 def reason_of(error: BaseException) -> str:
     """Return why an actor died or a call failed, in one line."""
     lines = [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]

@@ -24,7 +24,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster import PART_LOST, Handle, LearnerLostError, PartLostError, reason_of
+from actors.cluster import PART_LOST, Handle, LearnerLostError, PartLostError, is_lost, reason_of
 from actors.heartbeat import Bound, Heartbeat
 from actors.launch import Cluster, Launcher
 from actors.learner import call_all
@@ -185,10 +185,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 waited_s += min(time.monotonic() - started, LONGEST_TICK_S)
                 try:
                     ray.get(done)
-                except PART_LOST as error:
-                    self._kill_learner()
-                    raise LearnerLostError(reason_of(error)) from error
                 except Exception as error:
+                    if is_lost(error):
+                        self._kill_learner()
+                        raise LearnerLostError(reason_of(error)) from error
                     failure, failed_at_s = failure or error, failed_at_s or waited_s
                 if failure and waited_s > failed_at_s + GRACE_S:
                     # The other ranks wait for the failed one.

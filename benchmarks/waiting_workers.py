@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from reward.credit import CreditedStep, CreditParts, credit_parts
 from rollout.numbers import packed_millionths
 from rollout.store.lifecycle import GroupResult, Lease, Permit
 
@@ -23,6 +22,7 @@ from actors.rollout_worker import Courier, WeightFollower
 from configs.learner import LearnerConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
+from learner.credit import CreditedStep, CreditParts, credit_parts
 from learner.types import StepResult, TrainBatch
 from reward.judging import OutcomeReward, group_result
 from reward.prm.step_text import StepText

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.plugins import load_own
@@ -32,7 +32,7 @@ from reward.scorers import game24, math, text
 from rollout import chat
 from rollout.agent import agent, planner
 from rollout.agent.program import Program
-from rollout.engines.served import ChatServer
+from rollout.engines.served import OllamaEngine
 
 FIXED = (
     *("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory"),
@@ -198,23 +198,20 @@ def _own_weights(config: RunConfig) -> Weights:
 
 def _served(config: RunConfig) -> tuple[Policy, Weights]:
     backend = config.backend
-    row: Mapping[str, Any] = {}
+    installed = None
     assert not isinstance(backend, VllmConfig)
     if isinstance(backend, OllamaConfig):
-        reply = asyncio.run(ChatServer(backend).request("GET", "/api/tags"))
-        names = {backend.model, f"{backend.model}:latest"}
-        models = reply.get("models")
-        rows = models if isinstance(models, list) else []
-        row = next((one for one in rows if one.get("name") in names), {})
+        engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+        installed = asyncio.run(engine.installed())
     policy: Policy = {
         "backend": backend.type,
         "model": backend.model,
-        "model_digest": row.get("digest"),
+        "model_digest": installed.digest if installed else None,
         "adapter": None,
         "adapter_digest": None,
         "policy_version": None,
     }
-    level = row.get("details", {}).get("quantization_level")
+    level = installed.details.quantization_level if installed and installed.details else None
     return policy, {"weights": level, "told_by": "the server", "adapter_mode": None}
 
 

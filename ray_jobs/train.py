@@ -35,13 +35,12 @@ from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.bottleneck import StepTimes
-from ray_jobs.run.console import print_summary
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
-from ray_jobs.run.summary import summarize
+from ray_jobs.run.summary import print_summary, summarize
 from ray_jobs.viewer.report import write_report
 from rollout.lifecycle import Batch
 

@@ -147,7 +147,7 @@ class SimulatedWorker:
                 for index, pace in enumerate(paces)
             )
         )
-        return Group(id=group_id, task=task, trajectories=tuple(trajectories))
+        return Group(id=group_id, trajectories=tuple(trajectories))
 
     async def demonstrate(self, tasks: Sequence[Any], wrong_share: float) -> list[Trajectory]:
         """Without a model there is nothing to imitate."""

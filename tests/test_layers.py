@@ -59,8 +59,8 @@ def test_the_tools_have_one_http_client_beside_those_of_hostile_pages_and_of_mcp
     addresses_only = "envs/tools/guard.py"
     agents = {f"rollout/agent/{name}.py" for name in ("custom", "verifiers")}
     others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", addresses_only}
-    errors_of_rays_own = {"ray_jobs/jobs/client.py"}
-    clients = {"envs/tools/http.py", "reward/judge_client.py", "rollout/engines/served.py", "envs/http.py"}
+    errors_of_rays_own = {"ray_jobs/submit.py"}
+    clients = {"envs/tools/http.py", "reward/judge_client.py", "rollout/engines/served.py"}
     assert places_of(*HTTP) <= clients | agents | others | errors_of_rays_own
 
 

@@ -46,7 +46,7 @@ class Policy:
             )
             for index, answer in enumerate(answers)
         )
-        return Group(id=group_id, task=task, trajectories=trajectories)
+        return Group(id=group_id, trajectories=trajectories)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import re
 import sys
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError, EngineError
 from rollout.records import read_records
 from rollout.types import SERVED_VERSION
+from tests.changed import replace
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 KENYA = "What is the capital of the country where Mount Kenya stands? Nairobi."

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from rollout.store.disk import FileSystem
 
 from configs.loading import load_run_config
 from ray_jobs.run import folder as run_folder
 from ray_jobs.run import folder as run_lock
 from ray_jobs.run.folder import RunFolder, RunLock, RunLockError
+from rollout.files import FileSystem
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reward.credit import CreditedStep, credit_parts, turn_logprobs
 from reward.stored import stored_group
-from rollout.store.choice import Draw
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, GroupResult
 
 from envs.types import Task, ToolCall, ToolResult
+from learner.credit import CreditedStep, credit_parts, turn_logprobs
 from ray_jobs.run.step_records import step_records
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import trajectory_record
+from rollout.task_choice import Draw
 from rollout.types import Completion, Group, Trajectory, Turn, VersionSwitch
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]
@@ -81,7 +81,7 @@ def make_group(ordinal, *, outcomes=(1.0, 0.0, 0.0), scored=True, question=None)
     )
     raw = tuple((0.9, 0.8) if outcome else (0.1,) for outcome in outcomes)
     return ScoredGroup(
-        group=Group(id=name, task=task, trajectories=trajectories),
+        group=Group(id=name, trajectories=trajectories),
         rewards=tuple(Reward(outcome=one, total=one, parts={}) for one in outcomes),
         step_scores=StepScores(raw=raw, prm_digest="d") if scored else None,
     )

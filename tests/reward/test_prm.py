@@ -1,6 +1,5 @@
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from reward.prm.model import PrmError, ProcessRewardModel, prm_settings
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, num_batches, train_prm
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 ROUNDING = 5e-3
 """Of matrix products in bf16, whose last bit is 4e-3; the scores below spread over more than 0.2."""

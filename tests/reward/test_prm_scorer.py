@@ -76,7 +76,7 @@ def make_group(name, *, num_turns=(2, 1)):
         )
         for index, length in enumerate(num_turns)
     ]
-    return Group(id=name, task=task, trajectories=tuple(trajectories))
+    return Group(id=name, trajectories=tuple(trajectories))
 
 
 def expected(group):

@@ -1,7 +1,6 @@
 import asyncio
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run, text_of
@@ -9,6 +8,7 @@ from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run, te
 from envs.tools.actions import AnswerTool
 from envs.types import ToolUnavailableError
 from rollout.engines.engine import EngineError
+from tests.changed import replace
 
 CODE, ANSWER = decision("code", "6*7"), decision("answer", "42")
 

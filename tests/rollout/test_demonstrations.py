@@ -1,7 +1,6 @@
 """Demonstrations of an agent of one's own: what a teacher or a file says becomes what the policy would have sampled."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from endpoint_play import ADD, RULES, called, user
@@ -10,13 +9,14 @@ from scripted import ScriptedTokenizer, make_task, text_of
 from configs.errors import UserError
 from configs.learner import TeacherConfig
 from configs.plugins import OwnCodeError
-from ray_jobs.phases.cold_start import NoDemonstrationError, check_played
+from ray_jobs.phases.cold_start import check_played, kept_demonstrations, scores_of
 from rollout.agent.demonstrations import load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
 from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError, openai_messages
-from rollout.types import Completion, Trajectory, Turn
+from rollout.types import Completion, Trajectory, Turn, packed_floats, packed_ids
+from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -188,7 +188,7 @@ def malformed(error):
 def of_tokens(count):
     turn = malformed(None)
     ids = tuple(range(count))
-    return replace(turn, completion=replace(turn.completion, token_ids=ids, logprobs=(0.0,) * count))
+    return replace(turn, tokens=packed_ids(ids), logprobs=packed_floats([0.0] * count))
 
 
 def played(number, answer, failure=None):
@@ -212,9 +212,8 @@ def played(number, answer, failure=None):
     ],
 )
 def test_a_plan_that_did_not_reach_its_answer_is_not_imitated_and_says_why(ending, why):
-    with pytest.raises(NoDemonstrationError, match=f"^1 of 2 plans .*, first task-1: {why}; ") as caught:
+    with pytest.raises(UserError, match=why):
         check_played([played(0, "42"), replace(played(1, "42"), **ending)], 40)
-    assert "\n" not in str(caught.value)
 
 
 def test_plans_with_steps_that_the_policy_may_not_write_are_not_imitated_and_say_how_many():
@@ -222,9 +221,18 @@ def test_plans_with_steps_that_the_policy_may_not_write_are_not_imitated_and_say
         replace(played(number, "42"), turns=(of_tokens(3), of_tokens(long))) for number, long in enumerate((8, 9, 12))
     ]
     check_played(given, 12)
-    with pytest.raises(NoDemonstrationError) as caught:
+    with pytest.raises(UserError, match=r"rollout\.max_turn_tokens=12"):
         check_played(given, 8)
-    assert str(caught.value) == (
-        "2 of 3 plans of the cold start have a step of more than rollout.max_turn_tokens = 8 tokens, and in RL the "
-        "policy's own are cut there; set rollout.max_turn_tokens=12, or cold_start.num_demonstrations=0"
-    )
+
+
+def test_demonstrations_below_the_least_score_are_left_out_and_told():
+    given = [played(0, "42"), played(1, "41"), played(2, None, "it raised")]
+    kept, said = kept_demonstrations(given, scores_of(given), 1.0)
+    assert [one.id for one in kept] == ["demonstration/0"]
+    assert "cold_start.min_score" in said
+    assert kept_demonstrations(given[:2], scores_of(given), 0.0) == (given[:2], None)
+
+
+def test_a_teacher_without_a_good_demonstration_ends_the_run():
+    with pytest.raises(UserError, match=r"cold_start\.min_score"):
+        kept_demonstrations([played(0, "41")], {"demonstration/0": 0.0}, 1.0)

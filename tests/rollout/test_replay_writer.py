@@ -2,13 +2,14 @@
 is refused."""
 
 import asyncio
-from dataclasses import replace
 
 import anthropic
 import openai
 import pytest
 from endpoint_play import ADD, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine
+
+from tests.changed import replace
 
 RESULT = {"role": "tool", "tool_call_id": "call_0_0", "content": "2"}
 
@@ -64,7 +65,7 @@ async def test_the_first_calls_get_the_recorded_replies_and_the_rest_is_sampled(
         again = await p.attempt.end()
     assert len(p.engine.requests) == 3 - num_turns
     for one, other in zip(again[:num_turns], past, strict=False):
-        assert one.completion is other.completion
+        assert one.completion == other.completion
         assert (one.prompt_token_ids, one.tool_call, one.tool_result) == (
             *(other.prompt_token_ids, other.tool_call),
             other.tool_result,
