@@ -68,8 +68,8 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; th
     """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it."""
     from pydantic import ValidationError
 
+    from configs.errors import reason
     from configs.run import RunConfig
-    from configs.wording import reason
 
     name = folder.absolute().name
     try:
