@@ -1,6 +1,5 @@
 """Gradient checkpointing and chunked logits change what is kept in memory, and no number."""
 
-
 import numpy as np
 import pytest
 import torch
