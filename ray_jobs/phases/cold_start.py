@@ -1,11 +1,9 @@
 """The cold start: the policy imitates demonstrations before RL."""
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 
-import ray
-
-from actors.learner import LearnerCalls
 from configs.errors import UserError
 from configs.learner import CustomDemonstrationsConfig, FileConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks
@@ -26,8 +24,7 @@ def cold_start(run: Run) -> Mapping[str, object]:
         facts = _imitate(run)
     with run.console.waiting("every rollout worker to take up the policy that RL begins with"):
         load_cold_start(run)
-        run.actors.publish_anew()
-        run.actors.sync_weights()
+        run.supervisor.sync(run.publish(renumber=True))
     return facts
 
 
@@ -39,8 +36,8 @@ def load_cold_start(run: Run) -> None:
         raise CheckpointError(
             f"the policy that RL begins with is gone: {why}; put the folder back, or begin anew under another name=..."
         )
-    run.actors.ask_learner(LearnerCalls.load_checkpoint, checkpoint.folder)
-    run.actors.ask_learner(LearnerCalls.begin_reinforcement)
+    run.supervisor.learn("load_checkpoint", checkpoint.folder)
+    run.supervisor.learn("begin_reinforcement")
 
 
 def _imitate(run: Run) -> Mapping[str, object]:
@@ -51,21 +48,21 @@ def _imitate(run: Run) -> Mapping[str, object]:
         scores = {} if isinstance(settings, FileConfig) else scores_of(played)
         demonstrations = _kept(run, played, scores)
         phase.facts.update(_facts(demonstrations, scores, settings))
-        run.actors.ask_learner(LearnerCalls.begin_imitation)
+        run.supervisor.learn("begin_imitation")
         batches = _batches(demonstrations, settings, run.config.seed)
         phase.expect(len(batches))
         for step, batch in enumerate(batches):
             # The rate falls to zero, since with a constant one the policy would overfit the last batches.
             rate = settings.learning_rate * (1 - step / len(batches))
-            result = run.actors.ask_learner(LearnerCalls.imitate_step, batch, rate)
+            result = run.supervisor.learn("imitate_step", batch, rate)
             run.log_metrics(step, result.metrics)
             phase.advance(loss=result.metrics["cold_start/loss"])
-        run.actors.ask_learner(LearnerCalls.save_checkpoint, run.folder.cold_start)
+        run.supervisor.learn("save_checkpoint", run.folder.cold_start)
     return phase.facts
 
 
 def _played(run: Run) -> list[Trajectory]:
-    return ray.get(run.actors.workers[0].demonstrate.remote(cold_start_tasks(run.config)))
+    return asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
 
 
 def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
@@ -94,7 +91,7 @@ def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
             f"{first.task.id}: {first.failure or malformed or first.stop_reason}; check the tools of envs.actions, "
             "raise rollout.engine.max_model_len if it ended as 'context', or set cold_start.num_demonstrations=0"
         )
-    longest = [max((len(turn.completion.token_ids) for turn in one.planner_turns), default=0) for one in played]
+    longest = [max((turn.num_tokens for turn in one.planner_turns), default=0) for one in played]
     if too_long := [length for length in longest if length > max_turn_tokens]:
         raise UserError(
             f"{len(too_long)} of {len(played)} plans of the cold start have a step of more than "

@@ -11,13 +11,13 @@ from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from envs.tools.own_tool import own_descriptions
-from ray_jobs.checks.keys import check_judge_key
 from ray_jobs.phases.collect import OtherPolicyError, side_by_side
-from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
-from ray_jobs.run.preflight import check_labelling
+from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.preflight import check_judge_key, check_labelling
 from reward.collected import CollectedGroups
+from reward.judge_client import Bill
 from reward.labels import (
     ContinueFrom,
     LabelError,
@@ -29,7 +29,6 @@ from reward.labels import (
 )
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
-from reward.judge_client import Bill
 from reward.prm.step_text import StepText, step_texts
 from rollout.types import Trajectory
 
@@ -182,7 +181,7 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     with local_run(config, adapter) as run:
         collected = read_collected(run.folder.path)
         _check_same_policy(run)
-        with nullcontext() if dry_run else locked(run.folder.path, run.console.note):
+        with nullcontext() if dry_run else locked(run.folder.path):
             label(run, collected, dry_run=dry_run)
 
 

@@ -5,36 +5,33 @@ from dataclasses import asdict, dataclass, field
 
 import ray
 
+from actors.cluster import Handle
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from ray_jobs.metrics.bottleneck import (
+from learner.types import StepResult
+from ray_jobs.run.bottleneck import (
     Limit,
-    Shares,
-    StepShares,
     StepTimes,
-    Verdict,
     average_shares,
-    bottleneck,
-    hints,
+    limit_of,
     shares_of_step,
+    verdict,
     verdict_metrics,
 )
-from ray_jobs.run.actors import RunActors
-from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
 from reward.statistics import RolloutStatistics, statistics_of
-from rollout.buffer import Batch
 from rollout.concurrency import WorkerReading
+from rollout.lifecycle import Batch, Totals
 
 VERDICT_WINDOW = 3
 """Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""
 
 
 def step_metrics(
-    batch: Batch, result: CreditedStep, times: StepTimes, readings: Sequence[WorkerReading]
+    batch: Batch, result: StepResult, times: StepTimes, readings: Sequence[WorkerReading]
 ) -> dict[str, float]:
-    """A train step's metrics under their stable names."""
+    """Return the metrics of a train step by name."""
     counts, facts = batch.counts, batch.facts
     shares = shares_of_step(times, facts, readings)
     return {
@@ -74,8 +71,6 @@ class Training:
     """The RL phase so far: its train steps' metrics, the monitor that watches them."""
 
     monitor: HackingMonitor
-    hints: Mapping[Limit, str]
-    """What to do about each limit, here."""
     scored: bool
     """Whether somebody scores steps; else there is nobody to watch."""
     num_steps: int = 0
@@ -88,7 +83,7 @@ class Training:
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """As if these rows had just been added one by one, after so many train steps."""
         gated = config.reward.gated or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), hints=hints(config), scored=scored)
+        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), scored=scored)
         for row in rows:
             training.num_steps = int(row["step"]) - 1
             training.add(row)
@@ -116,33 +111,32 @@ class Training:
             "step_s": "time/step_s",
         }
         last = self.rows[-1]
-        limit = self._verdict(self.rows[-VERDICT_WINDOW:]).limit.replace("_", " ")
+        limit = limit_of(average_shares(self.rows[-VERDICT_WINDOW:])).replace("_", " ")
         return {field: last[metric] for field, metric in shown.items() if metric in last} | {"limit": limit}
 
     def news(self) -> str | None:
-        """Which part limits the run and what to do, where two windows in a row say another part than was told last."""
+        """Return the verdict on speed if two windows in a row agree on a limit that was not reported last."""
         if len(self.rows) <= VERDICT_WINDOW:
             return None
-        now, before = (
-            self._verdict(rows) for rows in (self.rows[-VERDICT_WINDOW:], self.rows[-VERDICT_WINDOW - 1 : -1])
-        )
-        if now.limit != before.limit or now.limit == self.told:
+        now = average_shares(self.rows[-VERDICT_WINDOW:])
+        limit = limit_of(now)
+        if limit != limit_of(average_shares(self.rows[-VERDICT_WINDOW - 1 : -1])) or limit == self.told:
             return None
-        self.told = now.limit
-        return f"speed: {now.text}; {now.hint}"
+        self.told = limit
+        return f"speed: {verdict(now)}"
 
-    def facts(self, actors: RunActors, num_restarts: int) -> dict[str, object]:
-        """The RL phase in numbers, with what only the store knows."""
-        counts, totals, troubles = ray.get(actors.store.totals.remote())
-        acknowledged = ray.get(actors.store.acknowledgements.remote())
-        rollouts: RolloutStatistics = statistics_of(totals)
-        verdict = self._verdict(self.rows) if self.rows else None
+    def facts(self, store: Handle, num_restarts: int) -> dict[str, object]:
+        """Return the numbers of the RL phase."""
+        totals: Totals = ray.get(store.totals.remote())
+        counts = totals.counts
+        acknowledged = ray.get(store.acknowledgements.remote())
+        rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)
         return {
             "num_steps": self.num_steps,
             "num_trajectories": rollouts.trajectories,
-            "sampled_tokens": int(totals.get("sampled_tokens", 0.0)),
+            "sampled_tokens": rollouts.sampled_tokens,
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
@@ -157,8 +151,10 @@ class Training:
                 "filtered": counts.filtered,
                 "failed": counts.failed,
                 "expired": counts.expired,
-                "live_at_end": counts.outstanding,
-                **troubles,
+                "lost": counts.lost,
+                "live_at_end": counts.live,
+                "requeued": totals.num_retries,
+                "reasons": totals.reasons,
             },
             "versions_published": acknowledged.num_published,
             "versions_acked": acknowledged.num_acknowledged,
@@ -170,7 +166,7 @@ class Training:
             "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),
             "logprob_gap_version0": self.logprob_gap_version0,
             **self._watched,
-            "bottleneck": asdict(verdict) if verdict else None,
+            "bottleneck": verdict(average_shares(self.rows)) if self.rows else None,
         }
 
     @property
@@ -179,12 +175,3 @@ class Training:
             return {}
         alarms = [asdict(alarm) for alarm in self.monitor.alarms]
         return {"prm_weight_at_end": self.monitor.prm_weight, "alarms": alarms}
-
-    def _verdict(self, rows: Sequence[Mapping[str, float]]) -> Verdict:
-        return bottleneck(average_shares([_shares(row) for row in rows]), self.hints)
-
-
-def _shares(row: Mapping[str, float]) -> StepShares:
-    # A run that was begun before a share was measured has none of it.
-    shares = Shares(**{name: row.get(f"util/{name}", 0.0) for name in Shares.__dataclass_fields__})
-    return StepShares(shares=shares, step_s=row["time/step_s"], num_trajectories=row.get("rollout/trajectories", 0.0))

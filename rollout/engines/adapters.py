@@ -13,7 +13,7 @@ from configs.processor import Precision
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS, lora_request
-from rollout.store.disk import MemoryFolder
+from rollout.files import MemoryFolder
 
 if TYPE_CHECKING:
     from safetensors import safe_open

@@ -17,7 +17,7 @@ from torch import Tensor
 from configs.processor import Precision
 from rollout.engines.adapters import weights_in
 from rollout.engines.read_back import JOINED, WHOLE
-from rollout.store.disk import MemoryFolder
+from rollout.files import MemoryFolder
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes of weights by transformers' names."""

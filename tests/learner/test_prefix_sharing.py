@@ -1,15 +1,14 @@
 """A shared prefix is computed once, with the same gradient as for siblings that are computed separately."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from tiny import LOSSES, make_learner, sample, save_tiny_model
 
-from benchmarks.prefix_sharing import batch_apart, gradient, nothing_shared, pack_apart
+from benchmarks.learner_efficiency import pack_separate, separate_batch, without_sharing
 from learner.packing import build_batch, pack
 from learner.types import GrammarSpan
+from tests.changed import replace
 
 GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
 OPEN, CLOSE, W1, W2 = 2, 3, 5, 6
@@ -52,6 +51,14 @@ def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
+def gradient(learner, batch):
+    """Return the flattened gradient of the adapter."""
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    flat = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+    learner.optimizer.zero_grad()
+    return flat
+
+
 def near(learner, samples):
     """Return the samples with log-probs close to the learner's, so that no token is clipped."""
     exact = [learner.policy.logprobs([one]).detach()[0].numpy() for one in samples]
@@ -67,21 +74,21 @@ def test_shared_prefixes_do_not_change_the_gradient(model_path, group, objective
     learner = make_learner(model_path, loss=LOSSES[objective])
     samples = near(learner, group)
     shared = gradient(learner, build_batch(samples, microbatch_tokens=128))
-    with nothing_shared():
-        apart = gradient(learner, batch_apart(samples, microbatch_tokens=128))
-    assert (shared - apart).abs().max() < 1e-3 * apart.abs().max()
+    with without_sharing():
+        separate = gradient(learner, separate_batch(samples, microbatch_tokens=128))
+    assert (shared - separate).abs().max() < 1e-3 * separate.abs().max()
 
 
 def test_shared_prefixes_halve_the_computed_tokens(group):
     num_tokens = sum(len(one.token_ids) for one in group)
-    assert len(pack_apart(group).token_ids) == num_tokens
+    assert len(pack_separate(group).token_ids) == num_tokens
     assert len(pack(group).token_ids) < num_tokens / 2
     assert len(build_batch(group, microbatch_tokens=128).microbatches) == 1
-    assert [len(rows) for rows in batch_apart(group, microbatch_tokens=128).microbatches] == [2, 3, 3]
+    assert [len(rows) for rows in separate_batch(group, microbatch_tokens=128).microbatches] == [2, 3, 3]
 
 
 def test_separate_samples_attend_to_themselves_only(group):
-    row = pack_apart(group)
+    row = pack_separate(group)
     ends, order = row.ends(), np.arange(len(row.token_ids))
     mask = (order[None, :] <= order[:, None]) & (order[:, None] < ends[None, :])
     for one, nodes in zip(group, row.node_of, strict=True):

@@ -63,5 +63,5 @@ def use(monkeypatch, solver):
     def open_scripted(config, adapter):
         yield solver
 
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.open_worker", open_scripted)
+    monkeypatch.setattr("ray_jobs.evaluate.open_worker", open_scripted)
     return solver

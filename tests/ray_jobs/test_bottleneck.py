@@ -1,26 +1,26 @@
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_jobs.metrics.bottleneck import (
+from ray_jobs.run.bottleneck import (
     LIMITS,
     Shares,
-    StepShares,
     StepTimes,
     average_shares,
-    bottleneck,
     limit_of,
     shares_of_step,
+    verdict,
     verdict_metrics,
 )
 from rollout.concurrency import WorkerReading
+from tests.changed import replace
 
 
 def make_shares(**changes):
-    """Both sides keep pace: the learner computes, waits a little, and nobody is held back."""
+    """A balanced run: the learner computes and waits little, and workers are not held back."""
     quiet = Shares(
         learner_busy=0.85,
         learner_wait=0.1,
@@ -49,9 +49,8 @@ def step(*, step_s=10.0, wait_s=2.0, train_s=7.0, publish_s=1.0, facts=None, rea
 
 WAITING = {"learner_wait": 0.5, "learner_busy": 0.4}
 
-HINTS = {limit: f"what to do about {limit}" for limit in LIMITS}
 PLANTED = {
-    "weight_sync": (make_shares(publish=0.4, learner_busy=0.5), ["40%", "10%"]),
+    "weight_sync": (make_shares(publish=0.4, learner_busy=0.5), ["40%"]),
     "learner": (make_shares(learner_wait=0.02, backpressure=0.64), ["2%", "64%"]),
     "signal": (make_shares(**WAITING, kept_share=0.12), ["12%", "50%"]),
     "prm": (make_shares(**WAITING, prm_wait=0.45), ["45%", "50%"]),
@@ -63,11 +62,10 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_planted_limit_is_found_and_its_numbers_are_said(limit):
+def test_verdict_names_the_limit_and_its_numbers(limit):
     shares, numbers = PLANTED[limit]
-    verdict = bottleneck(shares, HINTS)
-    assert (verdict.limit, verdict.hint) == (limit, f"what to do about {limit}")
-    assert re.findall(r"\d+%", verdict.text) == numbers
+    assert limit_of(shares) == limit
+    assert re.findall(r"\d+%", verdict(shares)) == numbers
 
 
 @pytest.mark.parametrize(
@@ -87,15 +85,15 @@ def test_a_planted_limit_is_found_and_its_numbers_are_said(limit):
         ({**WAITING, "engine_busy": 0.9, "backpressure": 0.9}, "engine"),
     ],
 )
-def test_where_several_rules_hold_the_first_one_speaks(worse, first):
+def test_first_matching_rule_decides(worse, first):
     assert limit_of(make_shares(**worse)) == first
 
 
-def test_a_fed_learner_with_busy_workers_is_balanced_however_busy_they_are():
+def test_busy_learner_and_busy_engine_are_balanced():
     assert limit_of(make_shares(learner_wait=0.0, engine_busy=1.0, kept_share=0.0)) == "balanced"
 
 
-def test_a_learner_that_waits_for_no_known_reason_is_balanced():
+def test_waiting_learner_without_a_known_cause_is_balanced():
     assert limit_of(make_shares(**WAITING)) == "balanced"
 
 
@@ -128,46 +126,42 @@ def test_shares_of_a_step_by_hand():
     )
 
 
-def test_a_step_of_which_nothing_is_known_blames_nobody():
+def test_step_without_facts_is_balanced():
     shares = step(step_s=0.0, wait_s=0.0, train_s=0.0, publish_s=0.0)
     assert asdict(shares) == dict.fromkeys(asdict(shares), 0.0) | {"kept_share": 1.0}
     assert limit_of(shares) == "balanced"
 
 
-def test_groups_that_ended_and_were_all_dropped_are_missing_signal():
+def test_dropped_groups_are_missing_signal():
     shares = step(wait_s=9.0, facts={"groups": 12.0})
     assert shares.kept_share == 0.0
     assert limit_of(shares) == "signal"
 
 
-def test_clocks_that_disagree_do_not_leave_the_unit_interval():
+def test_disagreeing_clocks_stay_in_the_unit_interval():
     shares = step(train_s=10.01, wait_s=-0.01, readings=[make_reading(engine_busy_s=10.2, running=9)])
     assert (shares.learner_busy, shares.learner_wait) == (1.0, 0.0)
     assert (shares.engine_busy, shares.places_used) == (1.0, 1.0)
 
 
-def of_step(shares, step_s=10.0, num_trajectories=8):
-    return StepShares(shares=shares, step_s=step_s, num_trajectories=num_trajectories)
+def row_of(shares, step_s=10.0, num_trajectories=8):
+    return verdict_metrics(shares) | {"time/step_s": step_s, "rollout/trajectories": num_trajectories}
 
 
-def test_a_step_counts_by_its_seconds_and_its_groups_by_their_number():
-    """A learner that waits 60 of 80 seconds, in three steps of four none: 75%, and not a quarter of 100%."""
+def test_average_weighs_steps_by_seconds_and_groups_by_number():
     quick = make_shares(learner_wait=0.0, engine_busy=0.5, kept_share=0.2)
     slow = make_shares(learner_wait=1.0, engine_busy=0.9, kept_share=0.5)
-    steps = [*[of_step(quick, 20 / 3, 16)] * 3, of_step(slow, 60.0, 96)]
-    assert average_shares(steps) == approx_shares(make_shares(learner_wait=0.75, engine_busy=0.8, kept_share=0.4))
+    average = average_shares([*[row_of(quick, 20 / 3, 16)] * 3, row_of(slow, 60.0, 96)])
+    expected = make_shares(learner_wait=0.75, engine_busy=0.8, kept_share=0.4)
+    assert asdict(average) == {name: pytest.approx(value) for name, value in asdict(expected).items()}
 
 
-def test_steps_without_a_weight_count_the_same():
-    steps = [of_step(make_shares(learner_wait=wait), 0.0, 0) for wait in (0.0, 0.5)]
-    assert average_shares(steps) == make_shares(learner_wait=0.25)
+def test_average_of_steps_without_weights():
+    rows = [row_of(make_shares(learner_wait=wait), 0.0, 0) for wait in (0.0, 0.5)]
+    assert average_shares(rows) == make_shares(learner_wait=0.25)
 
 
-def approx_shares(shares):
-    return Shares(**{name: pytest.approx(value) for name, value in asdict(shares).items()})
-
-
-def test_metrics_have_stable_names_and_the_verdict_as_its_number():
+def test_metrics_have_stable_names():
     shares = PLANTED["tools"][0]
     assert verdict_metrics(shares) == {
         "util/learner_busy": 0.4,
@@ -206,16 +200,7 @@ steps = st.builds(
 
 @given(steps=st.lists(steps, min_size=1, max_size=5))
 def test_shares_stay_in_the_unit_interval_and_always_have_a_verdict(steps):
-    for shares in [*steps, average_shares([of_step(shares) for shares in steps])]:
+    for shares in [*steps, average_shares([row_of(shares) for shares in steps])]:
         assert all(0 <= share <= 1 for share in asdict(shares).values())
-        verdict = bottleneck(shares, HINTS)
-        assert verdict.limit in LIMITS
+        assert verdict(shares)
         assert 0 <= verdict_metrics(shares)["util/bottleneck"] < len(LIMITS)
-
-
-unit = st.floats(0, 1)
-
-
-@given(shares=st.builds(Shares, **dict.fromkeys(asdict(make_shares()), unit)))
-def test_no_combination_of_shares_is_without_a_verdict(shares):
-    assert limit_of(shares) in LIMITS

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from ray_jobs.pages.report import scored_pair, turned_tasks, write_report
+from ray_jobs.viewer.report import scored_pair, turned_tasks, write_report
 
 
 def make_turn(action, text, result=""):

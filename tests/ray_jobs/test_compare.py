@@ -8,11 +8,11 @@ from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answe
 
 from configs.processor import fastest_precision
 from envs.types import Task
-from ray_jobs.evaluation.compare import ComparisonError, comparison, run_compare
-from ray_jobs.evaluation.evaluate import EvaluationRequest, run_evaluation
-from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
-from ray_jobs.pages.evaluation import write_comparison_page
+from ray_jobs.compare import ComparisonError, comparison, run_compare
+from ray_jobs.evaluate import EvaluationRequest, run_evaluation
+from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.viewer.evaluation import write_comparison_page
 from rollout.records import trajectory_record
 from rollout.types import Trajectory
 

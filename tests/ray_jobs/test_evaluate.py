@@ -5,7 +5,6 @@ import re
 import sys
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,21 @@ from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolResult, ToolUnavailableError
 from learner.checkpoint import CheckpointError, write_manifest
-from ray_jobs.evaluation import attempts
-from ray_jobs.evaluation.attempts import Evaluator, Wanted
-from ray_jobs.evaluation.evaluate import (
+from ray_jobs import attempts
+from ray_jobs.attempts import Evaluator, Wanted
+from ray_jobs.evaluate import (
     EvaluationRequest,
     beyond_search,
     evaluation_items,
     report_evaluation,
     run_evaluation,
 )
-from ray_jobs.evaluation.folder import EvaluationError, read_evaluation
+from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError, EngineError
 from rollout.records import read_records
 from rollout.types import SERVED_VERSION
+from tests.changed import replace
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 KENYA = "What is the capital of the country where Mount Kenya stands? Nairobi."
@@ -135,7 +135,7 @@ def test_what_a_scorer_cannot_tell_is_unscored_and_nobody_says_that_anything_fai
 def test_paths_and_ids_are_printed_as_they_stand(tmp_path, monkeypatch, capsys):
     rows = [{"id": f"[/b]{number}", "question": f"{number}?", "answer": f"{number}"} for number in range(8)]
     use(monkeypatch, ScriptedSolver(lambda task, seed: EngineError("gone") if task.answer < "4" else task.answer))
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.evaluation_items", lambda *_: own_tasks(rows))
+    monkeypatch.setattr("ray_jobs.evaluate.evaluation_items", lambda *_: own_tasks(rows))
     run_evaluation(config_for(tmp_path), EvaluationRequest(out=tmp_path / "out[b]"))
     said = "".join(capsys.readouterr().out.split())
     assert "own_text/[/b]0/0" in said
@@ -471,7 +471,7 @@ class FakeJudge:
 
 
 def test_what_the_judge_accepts_is_counted_apart_and_what_it_lacks_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    monkeypatch.setattr("ray_jobs.evaluate.AnswerJudge", FakeJudge)
     answers = {"musique-0": "the U.K.", "musique-1": "unclear", "gaia-0": "24", "gaia-1": "no", "medqa-0": "D"}
     use(monkeypatch, ScriptedSolver(lambda task, seed: answers.get(task.id, "D")))
     config = config_for(tmp_path, "evaluation.judge={model='m'}")
@@ -488,7 +488,7 @@ def test_what_the_judge_accepts_is_counted_apart_and_what_it_lacks_is_said(tmp_p
 
 def test_a_judge_that_accepts_nothing_leaves_the_rate_as_it_is(tmp_path, monkeypatch):
     """Regression: its rate was over results, and below the exact one where an item had fewer scored seeds."""
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    monkeypatch.setattr("ray_jobs.evaluate.AnswerJudge", FakeJudge)
     tried = {("musique-0", 0): "right", ("musique-0", 1): "no", ("musique-1", 0): "right"}
 
     def answer_of(task, seed):
@@ -507,7 +507,7 @@ def test_the_judge_is_asked_about_questions_of_ones_own(tmp_path, monkeypatch):
     rows = [{"question": f"{word} country?", "answer": "Great Britain", "split": "eval"} for word in ("Which", "What")]
     rows.append({"question": "Whose country?", "answer": "France", "split": "train"})
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    monkeypatch.setattr("ray_jobs.evaluate.AnswerJudge", FakeJudge)
     use(monkeypatch, ScriptedSolver(lambda task, seed: "the U.K." if task.id == "own_text-1" else "France"))
     own = ("envs.mix={own_text=1}", f"envs.data_path={tmp_path / 'own.jsonl'}", "evaluation.num_tasks=2")
     run_evaluation(config_for(tmp_path, *own, "evaluation.judge={model='m'}"), EvaluationRequest(out=tmp_path / "out"))
@@ -521,7 +521,7 @@ def test_a_blank_answer_is_none_and_nobody_judges_it(tmp_path, monkeypatch):
         async def attempt(self, task, trajectory_id, **options):
             return replace(await super().attempt(task, trajectory_id, **options), answer="")
 
-    monkeypatch.setattr("ray_jobs.evaluation.evaluate.AnswerJudge", FakeJudge)
+    monkeypatch.setattr("ray_jobs.evaluate.AnswerJudge", FakeJudge)
     use(monkeypatch, BlankSolver(lambda task, seed: "x"))
     run_evaluation(config_for(tmp_path, "evaluation.judge={model='m'}"), request_for(tmp_path, "musique"))
     row = summary_of(tmp_path)["benchmarks"]["musique"]

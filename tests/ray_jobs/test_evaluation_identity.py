@@ -1,7 +1,6 @@
 import importlib
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from evaluating import config_for, model_in
@@ -9,8 +8,9 @@ from ollama_protocol import ScriptedOllama, serving
 
 from configs.loading import load_run_config
 from envs.types import Task
-from ray_jobs.evaluation.identity import FIXED, differences, identity_of, unproven
+from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
 from reward.scorers import game24
+from tests.changed import replace
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 
@@ -85,7 +85,7 @@ def test_judges_differ_in_their_settings_and_in_what_they_are_asked(tmp_path, mo
     assert differences(asked, own(tmp_path, "evaluation.judge.model=m")) == []
     assert differences(asked, own(tmp_path, "evaluation.judge.model=n")) == ["judge"]
     assert differences(asked, own(tmp_path)) == ["judge"]
-    monkeypatch.setattr("ray_jobs.evaluation.identity.answer_judge", game24)
+    monkeypatch.setattr("ray_jobs.evaluation_identity.answer_judge", game24)
     assert differences(asked, own(tmp_path, "evaluation.judge.model=m")) == ["judge"]
 
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from ray_jobs.pages.report import write_prm_page
+from ray_jobs.viewer.report import write_prm_page
 
 EVIL = "<script>alert(1)</script>"
 

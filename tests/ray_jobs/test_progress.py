@@ -1,7 +1,7 @@
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.metrics.bottleneck import Shares
+from ray_jobs.run.bottleneck import Shares
 from ray_jobs.run.progress import VERDICT_WINDOW, Training
 
 
@@ -52,21 +52,20 @@ def test_one_odd_step_does_not_change_what_is_said_to_limit():
     assert training.progress_fields["limit"] == "engine"
 
 
-def test_advice_is_given_once_the_verdict_has_settled_and_again_when_another_part_limits():
+def test_verdict_is_reported_once_when_settled_and_again_when_it_changes():
     training = make_training()
     said = news_of(training, *[make_row()] * 6)
     assert said[:VERDICT_WINDOW] == [None] * VERDICT_WINDOW
-    assert said[VERDICT_WINDOW].startswith("speed: the engine limits: it is busy 90% of the time")
-    assert "rollout.max_turn_tokens" in said[VERDICT_WINDOW]
+    assert "engine" in said[VERDICT_WINDOW]
     assert said[VERDICT_WINDOW + 1 :] == [None, None]
     later = [one for one in news_of(training, *[make_row(**LEARNER)] * 6) if one]
     assert len(later) == 1
-    assert later[0].startswith("speed: the learner limits")
+    assert "learner limits" in later[0]
 
 
 def test_a_resumed_run_says_again_what_limits_it():
     training = make_training(*[make_row()] * 8)
-    assert news_of(training, make_row())[0].startswith("speed: the engine limits")
+    assert "engine limits" in news_of(training, make_row())[0]
 
 
 def test_where_the_first_rows_are_lost_no_later_one_stands_in_for_them():

@@ -6,9 +6,9 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import SandboxState
-from ray_jobs.pages.render import TEMPLATES
-from ray_jobs.pages.report import write_report
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.viewer.render import TEMPLATES
+from ray_jobs.viewer.report import write_report
 
 EVIL = """'"><script>alert(1)</script><b onclick=x>{{ 7 * 7 }}"""
 METRICS = {

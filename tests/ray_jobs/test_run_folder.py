@@ -355,19 +355,13 @@ def test_without_git_the_commit_is_unknown_and_not_called_clean(tmp_path, monkey
     assert origin["git_dirty"] is None
 
 
-def test_metrics_can_be_read_while_the_run_goes_on(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+def test_metrics_can_be_read_during_the_run(tmp_path):
     with make_folder(tmp_path) as folder:
         folder.log_metrics(1, {"policy/loss": 0.5})
         folder.log_metrics(2, {"policy/loss": 0.25, "rollout/solve_rate": 0.75})
         rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").open()]
-        events = EventAccumulator(str(folder.path / "tb"))
-        events.Reload()
-        losses = [(event.step, event.value) for event in events.Scalars("policy/loss")]
-    assert [(row["step"], row["policy/loss"]) for row in rows] == [(1, 0.5), (2, 0.25)] == losses
+    assert [(row["step"], row["policy/loss"]) for row in rows] == [(1, 0.5), (2, 0.25)]
     assert 0 <= rows[0]["wall_s"] <= rows[1]["wall_s"]
-    assert sorted(events.Tags()["scalars"]) == ["Is it learning?/solved", "policy/loss", "rollout/solve_rate"]
 
 
 def test_a_loss_that_became_nan_is_kept_as_what_it_is(tmp_path):

@@ -10,7 +10,7 @@ from configs.loading import load_run_config
 from ray_jobs.run import folder as run_folder
 from ray_jobs.run import folder as run_lock
 from ray_jobs.run.folder import RunFolder, RunLock, RunLockError
-from rollout.store.disk import FileSystem
+from rollout.files import FileSystem
 
 
 @pytest.fixture
@@ -48,16 +48,19 @@ def test_lock_goes_with_the_process_that_held_it(tmp_path):
 def test_folder_stays_locked_while_it_goes_back_to_a_step(tmp_path, monkeypatch):
     refused = []
 
-    def second_process(*_):
+    rewrite = run_folder._rewrite
+
+    def second_process(*written):
+        rewrite(*written)
         with pytest.raises(RunLockError, match="works on the run"):
             RunLock(tmp_path / "r")
         refused.append(True)
 
-    monkeypatch.setattr(run_folder, "rewind_board", second_process)
+    monkeypatch.setattr(run_folder, "_rewrite", second_process)
     with make_folder(tmp_path) as folder:
         folder.log_metrics(1, {"policy/loss": 0.5})
         assert folder.rewind(0) == []
-        assert refused == [True]
+        assert refused == [True, True]
         folder.log_metrics(1, {"policy/loss": 0.25})
         assert [row["policy/loss"] for row in folder.rewind(1)] == [0.25]
         with pytest.raises(RunLockError):

@@ -3,17 +3,14 @@ import math
 import re
 import time
 
-import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
 from configs.loading import load_run_config
-from ray_jobs.metrics.table import BY_NAME
-from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS, Board, StepDistributions, StepTexts, markdown_of, plain
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS, StepDistributions, StepTexts, markdown_of, plain
 from rollout.records import RecordLine, exact_line
 
 HOSTILE = (
@@ -68,19 +65,15 @@ def make_folder(tmp_path):
     return RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
 
 
-def open_board(folder):
-    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0, "tensors": 0})
+def open_board(folder, name="tb"):
+    events = EventAccumulator(str(folder / name), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
     events.Reload()
     return events
 
 
-def histogram(events, name):
-    """(step, `[K, 3]`) of each."""
-    return [(event.step, make_ndarray(event.tensor_proto)) for event in events.Tensors(name)]
-
-
 def text(events, name):
-    return [(event.step, make_ndarray(event.tensor_proto).item().decode()) for event in events.Tensors(name)]
+    tensors = events.Tensors(f"{name}/text_summary")
+    return [(event.step, make_ndarray(event.tensor_proto).item().decode()) for event in tensors]
 
 
 AGES = {1: 2, 2: 1, 3: 0}
@@ -99,50 +92,12 @@ def watched(*records, version_ages=AGES):
     return looking.histograms()
 
 
-def test_every_scalar_says_in_one_line_what_it_is(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_metrics(1, {"rollout/solve_rate": 0.5, "own/number": 1.0})
-        folder.log_metrics(2, {"rollout/solve_rate": 0.75})
-    events = open_board(folder.path)
-    said = events.SummaryMetadata("rollout/solve_rate")
-    assert said.display_name == "solve rate"
-    assert said.summary_description.startswith("Mean score of all groups' scored trajectories")
-    assert [event.value for event in events.Scalars("rollout/solve_rate")] == [0.5, 0.75]
-    assert [event.value for event in events.Scalars("own/number")] == [1.0]
-
-
-def test_charts_that_answer_one_question_stand_together(tmp_path):
-    Board(tmp_path / "tb").close()
-    (event,) = open_board(tmp_path).Tensors("custom_scalars__config__")
-    layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
-    first = layout.category[0]
-    assert first.title == "Is it learning?"
-    assert (first.chart[0].title, list(first.chart[0].multiline.tag)) == ("Solved", ["^rollout/solve_rate$"])
-    # TensorBoard draws all lines of a chart in the colour of their run.
-    assert list(first.chart[1].multiline.tag) == ["^rollout/groups_kept_share$"]
-    (held_out,) = first.chart[2].margin.series
-    assert (held_out.value, held_out.lower, held_out.upper) == ("held_out/solve_rate", "held_out/low", "held_out/high")
-
-
-def test_the_first_tag_of_all_is_the_solve_rate(tmp_path):
-    """TensorBoard lists tags by their characters."""
-    board = Board(tmp_path / "tb")
-    board.add_scalars(1, dict.fromkeys(BY_NAME, 0.25) | {"rollout/solve_rate": 0.75})
-    board.close()
-    events = open_board(tmp_path)
-    solved = min(events.Tags()["scalars"])
-    assert solved == "Is it learning?/solved"
-    assert [event.value for event in events.Scalars(solved)] == [0.75]
-    assert events.SummaryMetadata(solved).summary_description.startswith("Mean score")
-
-
 def test_histograms_count_steps_trajectories_and_tokens():
-    found = watched(
+    values = watched(
         make_record(make_turn(), make_turn(action=None, policy_version=1, switches=[[1, 2]]), advantages=[1.0, -1.0]),
         make_record(make_turn(), outcome=0.0, prm_scores=[None]),
     )
-    counts = {name: buckets[:, 2].sum() for name, buckets in found.items()}
-    assert counts == {
+    assert {name: numbers.size for name, numbers in values.items()} == {
         "steps/advantage": 3,
         "steps/prm_score": 2,
         "steps/tokens": 3,
@@ -153,47 +108,48 @@ def test_histograms_count_steps_trajectories_and_tokens():
         "tokens/ratio": 9,
     }
     # Eleven tokens of version 2 and one of version 1, before a learner of version 3.
-    assert found["tokens/staleness"].tolist() == [[0.5, 1.5, 11.0], [1.5, 2.5, 1.0]]
+    assert sorted(values["tokens/staleness"]) == [1.0] * 11 + [2.0]
     # A ratio of exp(0) at two tokens of each turn, of exp(log 2) at one.
-    ratios = found["tokens/ratio"]
-    assert (ratios[0, 0], ratios[-1, 1]) == (1.0, pytest.approx(2.0))
-    assert (ratios[0, 2], ratios[-1, 2]) == (6, 3)
+    assert sorted(values["tokens/ratio"]) == pytest.approx([1.0] * 6 + [2.0] * 3)
 
 
-def test_what_was_not_trained_is_in_no_histogram():
+def test_untrained_groups_are_in_no_histogram():
     assert watched(make_record(make_turn(), verdict="all_wrong")) == {}
 
 
-def test_numbers_that_are_none_are_left_out():
-    found = watched(make_record(make_turn(), make_turn(), advantages=[math.nan, 1.0], prm_scores=[math.inf, None]))
-    assert found["steps/advantage"].tolist() == [[0.5, 1.5, 1.0]]
-    assert "steps/prm_score" not in found
+def test_numbers_that_are_not_finite_are_left_out():
+    values = watched(make_record(make_turn(), make_turn(), advantages=[math.nan, 1.0], prm_scores=[math.inf, None]))
+    assert values["steps/advantage"].tolist() == [1.0]
+    assert "steps/prm_score" not in values
 
 
-def test_of_a_large_step_a_part_is_counted_from_its_first_to_its_last():
+def test_large_step_is_sampled_evenly():
     """600 trajectories: every third one, 200 of them."""
     records = [make_record(make_turn(), outcome=float(number)) for number in range(600)]
     looking = StepDistributions(AGES, len(records))
     assert [record["outcome"] for record in records if looking.wants(record)] == list(range(0, 600, 3))
 
 
-def test_histograms_and_texts_read_back_with_their_counts_and_descriptions(tmp_path):
+def test_scalars_histograms_and_texts_can_be_read_back(tmp_path):
     with make_folder(tmp_path) as folder:
         right, wrong = make_record(make_turn()), make_record(make_turn(), make_turn(), outcome=0.0)
+        folder.log_metrics(7, {"rollout/solve_rate": 0.5, "custom/number": 1.0})
         folder.log_step(7, map(as_written, [right, wrong]), version_ages=AGES)
         folder.catch_up()
         assert (folder.path / "trajectories.jsonl").read_text().count("\n") == 2
     events = open_board(folder.path)
-    assert set(events.Tags()["tensors"]) - {"custom_scalars__config__"} == set(HISTOGRAMS) | set(TEXTS)
-    ((step, buckets),) = histogram(events, "steps/tokens")
-    assert (step, buckets.tolist()) == (7, [[3.5, 4.5, 3.0]])
-    assert events.SummaryMetadata("steps/tokens").summary_description == "Sampled tokens of each planner step."
+    assert [(event.step, event.value) for event in events.Scalars("rollout/solve_rate")] == [(7, 0.5)]
+    assert [event.value for event in events.Scalars("custom/number")] == [1.0]
+    assert set(events.Tags()["histograms"]) == set(HISTOGRAMS)
+    assert set(events.Tags()["tensors"]) == {f"{name}/text_summary" for name in TEXTS}
+    (tokens,) = events.Histograms("steps/tokens")
+    assert (tokens.step, tokens.histogram_value.num, tokens.histogram_value.sum) == (7, 3.0, 12.0)
     ((step, shown),) = text(events, "trajectories/wrong")
     assert step == 7
     assert "reward 0.00" in shown
 
 
-def test_the_right_and_the_wrong_trajectory_are_siblings():
+def test_right_and_wrong_trajectory_are_siblings():
     looking = StepTexts()
     records = [
         make_record(make_turn(), outcome=None),
@@ -214,7 +170,7 @@ def test_the_right_and_the_wrong_trajectory_are_siblings():
 @pytest.mark.parametrize(
     "place", ["question", "gold", "answer", "thought", "text", "result", "tool_error", "malformed"]
 )
-def test_hostile_text_is_shown_as_text_and_changes_nothing_around_it(place):
+def test_hostile_text_adds_no_markup(place):
     """In the page that TensorBoard makes of it the tags are those that a harmless text would have."""
 
     def page_of(said):
@@ -241,70 +197,43 @@ def test_hostile_text_is_shown_as_text_and_changes_nothing_around_it(place):
     assert "[U+202E]right to left[U+001B]" in seen
 
 
-def test_text_in_any_script_stays_readable_and_long_text_is_cut():
+def test_text_in_any_script_is_readable_and_long_text_is_cut():
     assert plain("Äpfel 苹果 7") == "Äpfel 苹果 7"
     assert len(plain("a" * 1_000_000)) < 700
     assert plain("a" * 1_000_000).endswith("&#40;1000000 characters&#41;")
 
 
-def test_a_megabyte_of_text_costs_little_time():
+def test_long_text_is_rendered_quickly():
     started = time.process_time()
     markdown_of(make_record(*[make_turn(text="<b>" * 400_000, result="|" * 1_000_000)] * 60))
     assert time.process_time() - started < 2
 
 
-def test_nothing_stands_twice_after_a_rewind_and_what_stays_keeps_its_time(tmp_path):
+def test_rewind_hides_later_steps_and_unfinished_phases(tmp_path):
     with make_folder(tmp_path) as folder:
-        folder.log_metrics(0, {"cold_start/loss": 2.0})
+        for step in range(5):
+            folder.log_metrics(step, {"cold_start/loss": 2.0})
         folder.finish_phase("cold_start", 1.0, {})
         folder.log_metrics(0, {"train_prm/loss": 1.0})
         for step in (1, 2, 3):
             folder.log_metrics(step, {"policy/loss": float(step)})
             folder.log_step(step, [as_written(make_record(make_turn()))], version_ages=AGES)
-        folder.catch_up()
-        before = open_board(folder.path)
-        kept = folder.rewind(2)
+    with RunFolder.open(
+        load_run_config(None, [f"output_dir={tmp_path}", "name=r"]), with_prm=False, tell=str
+    ) as folder:
+        assert [row["step"] for row in folder.rewind(2)] == [1, 2]
+        folder.log_metrics(0, {"train_prm/loss": 3.0})
         folder.log_metrics(3, {"policy/loss": 30.0})
         folder.log_step(3, [as_written(make_record(make_turn(), make_turn()))], version_ages=AGES)
-    assert [row["step"] for row in kept] == [1, 2]
     events = open_board(folder.path)
     assert [(one.step, one.value) for one in events.Scalars("policy/loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
-    assert [one.wall_time for one in events.Scalars("policy/loss")][:2] == [
-        one.wall_time for one in before.Scalars("policy/loss")
-    ][:2]
-    assert [(step, buckets[0, 2]) for step, buckets in histogram(events, "trajectories/steps")] == [
-        (1, 1.0),
-        (2, 1.0),
-        (3, 1.0),
-    ]
-    assert [step for step, _ in text(events, "trajectories/right")] == [1, 2, 3]
-    assert len(events.Scalars("cold_start/loss")) == 1
-    # Its phase had not ended: it is trained anew.
-    assert "train_prm/loss" not in events.Tags()["scalars"]
-    assert events.SummaryMetadata("policy/loss").summary_description
-    assert len(events.Tensors("custom_scalars__config__")) == 1
+    steps = [(one.step, one.histogram_value.sum) for one in events.Histograms("trajectories/steps")]
+    assert steps == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    assert len(open_board(folder.path, "tb/cold_start").Scalars("cold_start/loss")) == 5
+    assert [one.value for one in open_board(folder.path, "tb/train_prm").Scalars("train_prm/loss")] == [3.0]
 
 
-def test_a_rewind_that_a_crash_cut_off_leaves_nothing_double_after_the_next(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_metrics(1, {"policy/loss": 1.0})
-        (written,) = (folder.path / "tb").iterdir()
-        (folder.path / "tb" / f"{written.name}.copy").write_bytes(written.read_bytes())
-        folder.rewind(1)
-    assert [one.value for one in open_board(folder.path).Scalars("policy/loss")] == [1.0]
-
-
-def test_a_last_event_that_a_crash_cut_off_is_dropped(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_metrics(1, {"policy/loss": 1.0})
-        folder.log_metrics(2, {"policy/loss": 2.0})
-        (written,) = (folder.path / "tb").iterdir()
-        written.write_bytes(written.read_bytes()[:-7])
-        folder.rewind(2)
-    assert [one.step for one in open_board(folder.path).Scalars("policy/loss")] == [1]
-
-
-def test_seconds_go_on_after_a_resume(tmp_path):
+def test_seconds_continue_after_a_resume(tmp_path):
     with make_folder(tmp_path) as folder:
         (folder.path / "metrics.jsonl").write_text('{"step": 1, "wall_s": 100.0, "policy/loss": 0.5}\n')
         folder.rewind(1)
@@ -314,24 +243,17 @@ def test_seconds_go_on_after_a_resume(tmp_path):
     assert 100.0 <= rows[1]["wall_s"] < 110.0
 
 
-def test_histogram_of_equal_numbers_has_one_bucket_around_them():
-    (bucket,) = watched(make_record(make_turn(generate_s=2.0)))["steps/generate_s"]
-    np.testing.assert_array_equal(bucket, [1.5, 2.5, 1.0])
-
-
-def test_steps_that_were_not_trained_are_in_no_histogram():
-    """Regression: what a fork repeats, and attempts that could not be scored, were so many advantages of 0."""
+def test_untrained_steps_are_in_no_histogram():
     replayed, trained = make_turn(trainable=False), make_turn()
     whole = watched(make_record(replayed, trained, advantages=[0.0, 0.75], prm_scores=[0.125, 0.25]))
     alone = watched(make_record(trained, advantages=[0.75]))
-    assert whole["trajectories/steps"].tolist() == [[1.5, 2.5, 1.0]]
+    assert whole["trajectories/steps"].tolist() == [2.0]
     for name in ("advantage", "prm_score", "tokens", "generate_s", "tool_s"):
         assert whole[f"steps/{name}"].tolist() == alone[f"steps/{name}"].tolist()
     assert watched(make_record(trained, outcome=None, advantages=[0.0])) == {}
 
 
-def test_tokens_that_were_not_trained_have_neither_a_ratio_nor_an_age():
-    """Regression: what a fork repeats had an age, and made trained tokens look older than they are."""
+def test_untrained_tokens_have_neither_ratio_nor_age():
     replayed, trained = make_turn(trainable=False), make_turn()
     del replayed["learner_logprobs"]
     assert not {"tokens/staleness", "tokens/ratio"} & watched(make_record(replayed)).keys()

@@ -462,7 +462,7 @@ def test_the_untouched_model_is_no_point_of_the_curve():
 
 
 STYLES = [
-    path.read_text(encoding="utf-8") for path in (STATIC / "style.css", STATIC.parents[1] / "pages" / "style.css")
+    path.read_text(encoding="utf-8") for path in (STATIC / "style.css", STATIC.with_name("templates") / "style.css")
 ]
 PALETTE = (STATIC / "palette.css").read_text(encoding="utf-8")
 COLOUR = re.compile(r"#[0-9a-fA-F]{3,8}\b")

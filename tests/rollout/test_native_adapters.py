@@ -101,9 +101,9 @@ def shm(tmp_path, monkeypatch):
     place.mkdir()
     disk.mkdir()
     usage = SimpleNamespace(free=0)
-    monkeypatch.setattr("rollout.store.disk.MEMORY", place)
-    monkeypatch.setattr("rollout.store.disk.tempfile.gettempdir", lambda: str(disk))
-    monkeypatch.setattr("rollout.store.disk.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("rollout.files.MEMORY", place)
+    monkeypatch.setattr("rollout.files.tempfile.gettempdir", lambda: str(disk))
+    monkeypatch.setattr("rollout.files.shutil.disk_usage", lambda path: usage)
     return usage
 
 

@@ -1,0 +1,383 @@
+"""GGUF files and Modelfiles for Ollama and llama.cpp, and how much quantization changes a policy."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs.wording import reason
+from learner.export import WEIGHTS, ExportError
+from rollout.chat import ChatPieces, chat_pieces
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from xgrammar import CompiledGrammar
+
+Prompt = tuple[int, ...]
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_FINE = ("bf16", "f16", "q8_0")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PRE_TOKENIZERS = {
+    ("gpt2",): "gpt-2",
+    ("digits", "gpt2"): "smollm",
+    (_WORDS % "", "bytes"): "qwen2",
+    (_WORDS % "{1,3}", "bytes"): "llama-bpe",
+}
+"""GGUF's names for the steps of a tokenizer.json's pre-tokenizer."""
+
+
+def go_template(pieces: ChatPieces) -> str:
+    """Return the chat template in Go's template language.
+
+    It only appends: rendered turns never change, so the policy sees the dialogue of training, and the server's cache
+    stays valid. No marker trims white space, because the template's fixed texts may end in it.
+    """
+    system = f'{{{{ if eq $m.Role "system" }}}}{pieces.before_system}{{{{ $m.Content }}}}'
+    lone = f"{{{{ if eq $i 0 }}}}{pieces.before_lone_user}"
+    second = f"{{{{ else if eq $i 1 }}}}{pieces.before_user}"
+    later = f"{{{{ else }}}}{pieces.before_next}{{{{ end }}}}"
+    user = f'{{{{ else if eq $m.Role "user" }}}}{lone}{second}{later}{{{{ $m.Content }}}}{pieces.generation}'
+    assistant = "{{ else }}{{ $m.Content }}{{ end }}"
+    return f"{{{{ range $i, $m := .Messages }}}}{system}{user}{assistant}{{{{ end }}}}"
+
+
+def render_modelfile(gguf_name: str, template: str, parameters: Mapping[str, object]) -> str:
+    """Return the Modelfile of a GGUF file."""
+    if '"""' in template:
+        raise ValueError('a Modelfile cannot hold a chat template that contains """')
+    lines = [f"FROM ./{gguf_name}", f'TEMPLATE """{template}"""']
+    for name, value in parameters.items():
+        values = value if isinstance(value, list) else [value]
+        lines += [f'PARAMETER {name} "{v}"' if isinstance(v, str) else f"PARAMETER {name} {v}" for v in values]
+    return "\n".join(lines) + "\n"
+
+
+def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) -> None:
+    """Write matrices in `quantization` (embeddings and the head in at least 8 bits) and vectors in float32.
+
+    One tensor is in memory at a time.
+
+    Raises:
+        ExportError: The model has no exact GGUF form.
+        OSError: The disk is full.
+    """
+    import gguf
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model_path)
+    architecture = _architecture(config)
+    tensors = list(_tensors(model_path, config, architecture, quantization))
+    writer = gguf.GGUFWriter(target, architecture)
+    try:
+        writer.add_type("model")
+        writer.add_name(name)
+        _add_shape(writer, config)
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{quantization.upper()}"])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        _add_tokenizer(writer, model_path, AutoTokenizer.from_pretrained(model_path), int(config.vocab_size))
+        for tensor in tensors:
+            tensor.announce(writer)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in tensors:
+            writer.write_tensor_data(tensor.data())
+    finally:
+        writer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    file: Path
+    source: str
+    """Its name in the safetensors file."""
+    name: str
+    """Its name in the GGUF file."""
+    shape: tuple[int, ...]
+    type: "GGMLQuantizationType"
+    heads: int | None
+    """If set, its rows are rotary pairs of this number of heads, which GGUF interleaves for Llama."""
+
+    def announce(self, writer: "GGUFWriter") -> None:
+        from gguf.quants import quant_shape_to_byte_shape
+
+        plain = {"F32": np.float32, "F16": np.float16}.get(self.type.name)
+        shape = self.shape if plain else quant_shape_to_byte_shape(self.shape, self.type)
+        dtype = np.dtype(plain or np.uint8)
+        size = int(np.prod(shape)) * dtype.itemsize
+        writer.add_tensor_info(self.name, shape, dtype, size, raw_dtype=self.type)
+
+    def data(self) -> np.ndarray:
+        import torch
+        from gguf.quants import quantize
+        from safetensors import safe_open
+
+        with safe_open(self.file, framework="pt") as tensors:
+            values = tensors.get_tensor(self.source).to(torch.float32).numpy()
+        if self.heads is not None:
+            pairs = values.reshape(self.heads, 2, -1, *values.shape[1:])
+            values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+        if self.type.name == "F16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            raise ExportError(f"{self.source} has values beyond float16; export with --quantize bf16 or q8_0")
+        return np.asarray(quantize(values, self.type))
+
+
+def _architecture(config: "PreTrainedConfig") -> str:
+    kind = str(config.model_type)
+    if kind not in ARCHITECTURES:
+        raise ExportError(
+            f"GGUF export supports {', '.join(ARCHITECTURES)}, and this model is '{kind}'; export it with --format hf"
+        )
+    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+    if rope != "default" or getattr(config, "use_sliding_window", False):
+        raise ExportError(
+            f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}' or a sliding window; "
+            "export it with --format hf"
+        )
+    return kind
+
+
+def _tensors(model_path: Path, config: "PreTrainedConfig", architecture: str, quantization: str) -> Iterator[_Tensor]:
+    import gguf
+    from safetensors import safe_open
+
+    model_arch = gguf.MODEL_ARCH[architecture.upper()]
+    names = gguf.get_tensor_name_map(model_arch, int(config.num_hidden_layers))
+    for file in sorted(model_path.glob(WEIGHTS)):
+        with safe_open(file, framework="pt") as tensors:
+            for source in sorted(tensors.keys()):
+                name = names.get_name(source, try_suffixes=(".weight", ".bias"))
+                if name is None:
+                    raise ExportError(f"GGUF has no name for {source} of a '{architecture}' model; use --format hf")
+                shape = tuple(tensors.get_slice(source).get_shape())
+                yield _Tensor(
+                    file=file,
+                    source=source,
+                    name=name,
+                    shape=shape,
+                    type=_type(name, shape, quantization),
+                    heads=_interleaved_heads(source, config) if architecture == "llama" else None,
+                )
+
+
+def _type(name: str, shape: tuple[int, ...], quantization: str) -> "GGMLQuantizationType":
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if len(shape) < 2:
+        return GGMLQuantizationType.F32
+    at_the_ends = name in ("token_embd.weight", "output.weight")
+    kind = "q8_0" if at_the_ends and quantization not in _FINE else quantization
+    chosen = GGMLQuantizationType[kind.upper()]
+    return chosen if shape[-1] % GGML_QUANT_SIZES[chosen][0] == 0 else GGMLQuantizationType.F16
+
+
+def _interleaved_heads(source: str, config: "PreTrainedConfig") -> int | None:
+    if ".q_proj." in source:
+        return int(config.num_attention_heads)
+    return int(config.num_key_value_heads) if ".k_proj." in source else None
+
+
+def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig") -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _add_tokenizer(
+    writer: "GGUFWriter", model_path: Path, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
+) -> None:
+    from gguf import TokenType
+
+    try:
+        parts = json.loads((model_path / "tokenizer.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{model_path.name} has no readable tokenizer.json: {reason(error)}") from error
+    known, added = parts["model"]["vocab"], parts["added_tokens"]
+    last = max([*known.values(), *(token["id"] for token in added)])
+    if last >= vocab_size:
+        raise ExportError(
+            f"the tokenizer has a token {last}, and a GGUF file can only name those below the model's vocab_size = "
+            f"{vocab_size}; export it with --format hf"
+        )
+    texts = [f"[PAD{index}]" for index in range(vocab_size)]
+    types = [TokenType.UNUSED] * vocab_size
+    for text, index in known.items():
+        texts[index], types[index] = text, TokenType.NORMAL
+    for token in added:
+        texts[token["id"]] = token["content"]
+        types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokenizer_name(parts))
+    writer.add_token_list(texts)
+    writer.add_token_types(types)
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in parts["model"]["merges"]])
+    for role in ("bos", "eos", "unk", "pad"):
+        index = getattr(tokenizer, f"{role}_token_id", None)
+        if index is not None:
+            getattr(writer, f"add_{role}_token_id")(index)
+    # The server must add the beginning-of-text token unless the chat template does; it must never appear twice.
+    bos = tokenizer.bos_token
+    adds_bos = bos is not None and tokenizer("x").input_ids[0] == tokenizer.bos_token_id
+    if adds_bos and tokenizer.chat_template:
+        adds_bos = not chat_pieces(tokenizer).before_lone_user.startswith(bos)
+    writer.add_add_bos_token(adds_bos)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def pre_tokenizer_name(parts: dict[str, Any]) -> str:
+    """Return GGUF's name for how a tokenizer.json splits text before byte-pair encoding.
+
+    A wrong name would give the model tokens that it was never trained on.
+
+    Raises:
+        ExportError: GGUF has no name for it.
+    """
+    pre = parts.get("pre_tokenizer") or {}
+    steps = pre.get("pretokenizers", [pre])
+    name = _PRE_TOKENIZERS.get(tuple(map(_step, steps)))
+    if parts["model"].get("type") != "BPE" or name is None:
+        raise ExportError(
+            "GGUF export supports the byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, and this one "
+            "splits text differently; export it with --format hf"
+        )
+    return name
+
+
+def _step(step: dict[str, Any]) -> str:
+    kind = step.get("type")
+    if kind == "ByteLevel" and not step.get("add_prefix_space"):
+        return "gpt2" if step.get("use_regex", True) else "bytes"
+    if kind == "Digits" and step.get("individual_digits"):
+        return "digits"
+    if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        return str(step["pattern"].get("Regex", ""))
+    return str(kind)
+
+
+# -------------------------------------------------------------------------------- quantization gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationGap:
+    """The difference between the merged model and its GGUF file on the merged model's greedy answers.
+
+    Log-probs are in nats, of the whole vocabulary at temperature 1.
+    """
+
+    num_prompts: int
+    num_tokens: int
+    mean_abs_logprob: float
+    """Mean difference of the log-prob of a written token."""
+    max_abs_logprob: float
+    mean_kl: float
+    """Mean KL divergence per token, from the merged model's distribution to the file's."""
+    same_top: float
+    """Share of the tokens at which both models rank the same token first."""
+    same_answers: int
+    """Prompts for which the file writes exactly the same answer."""
+
+
+def measure_gap(
+    merged: Path, gguf: Path, prompts: Sequence[Prompt], *, grammar: str, max_new_tokens: int
+) -> QuantizationGap:
+    """Compare greedy answers under a grammar. One model is in memory at a time, in float32."""
+    import torch
+    import xgrammar
+    from transformers import AutoConfig, AutoTokenizer
+
+    vocab_size = int(AutoConfig.from_pretrained(merged).vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
+    with loaded_model(merged) as model:
+        answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
+        expected = [_logprobs(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    with loaded_model(gguf) as model:
+        file_answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
+        actual = [_logprobs(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    reference, quantized = torch.cat(expected), torch.cat(actual)
+    written = torch.tensor([token for answer in answers for token in answer])[:, None]
+    gaps = (reference.gather(1, written) - quantized.gather(1, written)).abs()
+    kl = (reference.exp() * (reference - quantized)).sum(dim=1)
+    return QuantizationGap(
+        num_prompts=len(prompts),
+        num_tokens=len(written),
+        mean_abs_logprob=float(gaps.mean()),
+        max_abs_logprob=float(gaps.max()),
+        mean_kl=float(kl.mean()),
+        same_top=float((quantized.argmax(dim=1) == reference.argmax(dim=1)).float().mean()),
+        same_answers=sum(answer == other for answer, other in zip(answers, file_answers, strict=True)),
+    )
+
+
+@contextmanager
+def loaded_model(path: Path) -> "Iterator[PreTrainedModel]":
+    """Load a model folder or a GGUF file in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    source: dict[str, object] = {"pretrained_model_name_or_path": path}
+    if path.suffix == ".gguf":
+        source = {
+            "pretrained_model_name_or_path": path.parent,
+            "gguf_file": path.name,
+            "quantization_config": GgufConfig(dequantize=True),
+        }
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    yield model.eval()
+
+
+def greedy_answer(
+    model: "PreTrainedModel",
+    prompt: Prompt,
+    max_new_tokens: int,
+    grammar: "CompiledGrammar | None" = None,
+) -> Prompt:
+    """Return the token ids that the model writes greedily, with its end token; optionally under a grammar."""
+    import torch
+
+    processors = []
+    if grammar is not None:
+        from xgrammar.contrib.hf import LogitsProcessor
+
+        processors = [LogitsProcessor(grammar)]
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            logits_processor=processors or None,
+            # A single answer is never padded. The model may have several end tokens, but the pad must be one.
+            pad_token_id=0,
+        )
+    return tuple(output[0, len(prompt) :].tolist())
+
+
+def _logprobs(model: "PreTrainedModel", prompt: Prompt, answer: Prompt) -> "Tensor":
+    """Return `[len(answer), V]`: the distribution of each token of the answer."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits.float(), dim=-1)

@@ -1,0 +1,146 @@
+import random
+
+import pytest
+
+from ray_jobs.statistics import (
+    compare_means,
+    compare_paired,
+    items_needed,
+    mcnemar_exact,
+    paired_gain_interval,
+    wilson_interval,
+)
+
+
+def test_mcnemar_is_the_two_sided_binomial_of_the_discordant_tasks():
+    assert mcnemar_exact(0, 0) == 1.0
+    assert mcnemar_exact(3, 3) == 1.0
+    # 2 * (1 + 8) / 2**8
+    assert mcnemar_exact(1, 7) == pytest.approx(18 / 256)
+    assert mcnemar_exact(0, 5) == pytest.approx(2 / 32)
+
+
+def test_five_of_a_hundred_gained_is_not_significant():
+    """40 -> 45 of 100 with 30 tasks flipped: the kind of result that was once sold as a success."""
+    before = [True] * 40 + [False] * 60
+    after = [True] * 27 + [False] * 13 + [True] * 18 + [False] * 42
+    comparison = compare_paired(before, after)
+    assert (comparison.only_before, comparison.only_after) == (13, 18)
+    assert comparison.p == pytest.approx(0.4731, abs=1e-3)
+    assert "NOT significant" in comparison.verdict
+
+
+def test_wilson_interval_matches_published_values():
+    # Newcombe 1998, table I: 81 of 263, and 0 of 20.
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_gain_interval_is_newcombes_method_10():
+    """20 tasks: 8 both, 2 only before, 6 only after, 4 neither, so rates 0.5 and 0.7. By hand:
+    Wilson (0.29930, 0.70070) and (0.48103, 0.85452); phi = (8*4 - 2*6 - 20/2) / sqrt(10*10*14*6) = 0.10911;
+    below^2 = 0.21897^2 - 2*phi*0.21897*0.20070 + 0.20070^2; above^2 = 0.15452^2 - 2*phi*0.15452*0.20070 + 0.20070^2.
+    """
+    before = [True] * 10 + [False] * 10
+    after = [True] * 8 + [False] * 2 + [True] * 6 + [False] * 4
+    assert paired_gain_interval(before, after) == pytest.approx((0.2 - 0.28043, 0.2 + 0.23956), abs=2e-5)
+
+
+def test_pairs_that_disagree_more_widen_the_interval():
+    """Rates 0.5 and 0.6 of 20 both times: pairs that go together tell more than pairs that do not."""
+    before = [True] * 10 + [False] * 10
+    together = [True] * 12 + [False] * 8
+    apart = [False] * 8 + [True] * 12
+    narrow, wide = paired_gain_interval(before, together), paired_gain_interval(before, apart)
+    assert narrow[1] - narrow[0] < wide[1] - wide[0]
+
+
+def test_scores_count_as_solved_only_where_they_are_one():
+    assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_after == 2
+    assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_before == 1
+
+
+def test_verdict_says_when_training_made_it_worse():
+    comparison = compare_paired([True] * 20, [False] * 10 + [True] * 10)
+    assert comparison.gain == -0.5
+    assert comparison.verdict.startswith("-50.0 points")
+    assert ", significant" in comparison.verdict
+
+
+def test_gain_interval_covers_the_gain_and_stays_within_bounds():
+    before, after = [False] * 50 + [True] * 50, [True] * 90 + [False] * 10
+    low, high = paired_gain_interval(before, after)
+    assert -1 <= low < 0.4 < high <= 1
+    assert paired_gain_interval([False] * 10, [False] * 10)[0] < 0 < paired_gain_interval([0.0] * 10, [0.0] * 10)[1]
+
+
+def test_swapping_before_and_after_mirrors_the_interval():
+    before, after = [True] * 30 + [False] * 70, [False] * 10 + [True] * 70 + [False] * 20
+    low, high = paired_gain_interval(before, after)
+    back_low, back_high = paired_gain_interval(after, before)
+    assert (low, high) == pytest.approx((-back_high, -back_low))
+
+
+def test_different_tasks_on_both_sides_are_refused():
+    with pytest.raises(ValueError, match="same tasks"):
+        compare_paired([True], [True, False])
+    with pytest.raises(ValueError, match="got 0 and 0"):
+        compare_paired([], [])
+
+
+def test_means_of_one_try_a_task_compare_as_right_and_wrong():
+    before, after = [0, 0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 0, 1, 1]
+    means, plain = compare_means(before, after), compare_paired(before, after)
+    assert (means.only_before, means.only_after) == (plain.only_before, plain.only_after) == (1, 5)
+    assert means.p == pytest.approx(plain.p, rel=1e-12)
+    assert plain.p == mcnemar_exact(1, 5)
+    assert means.gain == plain.gain == 0.5
+
+
+def test_equal_means_in_another_order_are_no_gain_that_a_number_of_items_could_show():
+    """Regression: what rounding left of their difference was a gain, and asked for 1e32 items."""
+    before = [number % 4 / 3 for number in range(60)]
+    compared = compare_means(before, sorted(before))
+    assert compared.gain == 0
+    assert items_needed(compared.gain, 0.2) is None
+
+
+def test_two_losses_that_weigh_more_than_many_small_gains_are_no_gain():
+    """40 items a little better, 15 much worse: the mean falls, and no test may call that a significant gain."""
+    comparison = compare_means([0.25] * 40 + [1.0] * 15 + [0.5] * 45, [0.5] * 40 + [0.0] * 15 + [0.5] * 45)
+    assert (comparison.only_before, comparison.only_after) == (15, 40)
+    assert comparison.gain == pytest.approx(-0.05)
+    assert comparison.p > 0.05
+    assert comparison.ci95[0] < 0 < comparison.ci95[1]
+    assert "NOT significant: exact sign-flip permutation test p = " in comparison.verdict
+
+
+def test_twelve_large_gains_against_twelve_small_losses_are_a_gain():
+    comparison = compare_means([0.0] * 12 + [0.5] * 12 + [0.5] * 76, [1.0] * 12 + [0.25] * 12 + [0.5] * 76)
+    assert comparison.gain == pytest.approx(0.09)
+    assert comparison.p < 0.05
+    assert comparison.ci95[0] > 0
+    assert ", significant: exact sign-flip permutation test p = " in comparison.verdict
+
+
+def test_items_needed_follow_the_published_formula():
+    # (1.959964 * sqrt(0.3) + 0.841621 * sqrt(0.3 - 0.01))^2 / 0.01 = 233.1, and 1 / 0.1 for the exact test.
+    assert items_needed(0.1, 0.3) == 244
+    assert items_needed(-0.1, 0.3) == 244
+    assert items_needed(0.0, 0.3) is None
+    # A gain of 0.1 needs at least a tenth of the tasks to differ.
+    assert items_needed(0.1, 0.0) == items_needed(0.1, 0.1)
+    # Five tasks that all turn may be chance by the exact test, six may not: 2 / 2^6 < 0.05 < 2 / 2^5.
+    assert items_needed(1.0, 1.0) == 6
+
+
+@pytest.mark.parametrize(("gain", "share"), [(0.1, 0.3), (0.3, 0.5), (0.2, 0.2), (0.7, 0.75)])
+def test_items_needed_give_about_the_promised_power(gain, share):
+    rng = random.Random(0)
+    count = items_needed(gain, share)
+    found = 0
+    for _ in range(800):
+        drawn = rng.choices((1, -1, 0), ((share + gain) / 2, (share - gain) / 2, 1 - share), k=count)
+        found += mcnemar_exact(drawn.count(-1), drawn.count(1)) < 0.05
+    assert 0.75 < found / 800 < 0.92
