@@ -254,7 +254,7 @@ class LearnerConfig(Config):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss needs log-probs of the policy that RL starts with."""
+        """True if the loss needs log-probs of the policy that RL starts with."""
         if isinstance(self.loss, CustomLossConfig):
             return self.loss.reference
         return isinstance(self.loss, FlowGrpoConfig) and self.loss.kl_weight > 0
