@@ -1,7 +1,6 @@
 import importlib
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from evaluating import config_for, model_in
@@ -11,6 +10,7 @@ from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
 from reward.scorers import game24
+from tests.changed import replace
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 

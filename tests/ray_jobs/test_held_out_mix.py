@@ -1,5 +1,5 @@
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +8,6 @@ from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answe
 from configs.loading import ConfigError, load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation_folder import item_of
 from ray_jobs.held_out import (
     Evaluation,
     evaluate,
@@ -19,9 +18,10 @@ from ray_jobs.held_out import (
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.summary import _by_dataset, _verdict, mean_scores
+from rollout.codec import read_trajectories
 from rollout.engines.engine import EngineError
-from rollout.records import read_records, trajectory_record
-from rollout.types import Trajectory
+from rollout.records import read_records
+from rollout.types import Reward, Trajectory
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"
 HELD_OUT = "evaluation.mix={lookup=0.5, two_lookup=0.3, branch=0.2}"
@@ -55,29 +55,33 @@ def test_unknown_family_in_the_held_out_mix_is_named():
         check_before_acting(load_run_config(None, ["evaluation.mix={nonsense=1}"]), draws_tasks=True)
 
 
-def result(dataset, index, answer):
+def attempt(dataset, index, reward):
+    """An attempt with this reward; None for one that could not be scored."""
     task = Task(id=f"{dataset}-{index}", dataset=dataset, question="?", answer="1")
-    stop_reason = "infrastructure" if answer is None else "answered"
-    trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer=answer, stop_reason=stop_reason)
-    reward = None if answer is None else float(answer == "1")
-    return item_of(trajectory_record(trajectory, reward=reward, phase="p", step=None))
+    stop_reason = "infrastructure" if reward is None else "answered"
+    return Trajectory(
+        id="t",
+        group_id="g",
+        task=task,
+        turns=(),
+        answer=None if reward is None else "1",
+        stop_reason=stop_reason,
+        reward=Reward(outcome=reward, total=reward),
+    )
 
 
-def evaluation(phase, answers):
+def evaluation(_, answers):
     """`answers` maps a data set to what its tasks were answered, None where no attempt could be scored."""
-    items = (result(dataset, index, one) for dataset, found in answers.items() for index, one in enumerate(found))
-    return Evaluation(items=tuple(items))
+    return Evaluation.of(
+        attempt(dataset, index, None if one is None else float(one))
+        for dataset, found in answers.items()
+        for index, one in enumerate(found)
+    )
 
 
 def test_mean_scores_of_the_same_tasks_are_told_where_a_scorer_gave_something_between():
     def evaluation(*rewards):
-        tasks = (Task(id=f"t{index}", dataset="lookup", question="?", answer="1") for index in range(len(rewards)))
-        attempts = (
-            Trajectory(id="t", group_id="g", task=task, turns=(), answer="1", stop_reason="answered") for task in tasks
-        )
-        pairs = zip(attempts, rewards, strict=True)
-        records = (trajectory_record(one, reward=reward, phase="e", step=None) for one, reward in pairs)
-        return Evaluation.of(records)
+        return Evaluation.of(attempt("lookup", index, reward) for index, reward in enumerate(rewards))
 
     assert mean_scores(evaluation(0.0, 1.0), evaluation(1.0, 1.0)) == {}
     assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.5}
@@ -141,7 +145,7 @@ def evaluated(tmp_path):
             found = evaluate(stage, phase)
             stage.finished = lambda name: {}
             assert evaluate(stage, phase) == found
-        rows = list(read_records(folder.path / "trajectories.jsonl"))
+        rows = list(read_trajectories(folder.path / "trajectories.jsonl"))
         assert len(progress) == 3
         said = " ".join(told)
         return SimpleNamespace(found=found, asked=solver.asked, rows=rows, said=said, tasks=evaluation_tasks(config))
@@ -158,11 +162,8 @@ def test_a_run_tries_a_broken_engine_again_and_names_what_stays_unscored(evaluat
         return EngineError("gone") if gone else right_answer(task)
 
     run = evaluated(answer)
-    assert {row["task_id"][-2:]: (row["reward"], row["attempts"]) for row in run.rows} == {
-        "-0": (1.0, 1),
-        "-1": (1.0, 2),
-        "-2": (None, 2),
-    }
+    assert {row.task.id[-2:]: row.outcome for row in run.rows} == {"-0": 1.0, "-1": 1.0, "-2": None}
+    assert {id[-2:]: num for id, num in tries.items()} == {"-0": 1, "-1": 2, "-2": 2}
     assert list(run.found.solved.values()) == [True, True]
     assert [key.task_id[-2:] for key in run.found.unscored] == ["-2"]
     assert "after RL: 2 of 2 held-out tasks right; 1 more are unscored" in run.said
@@ -172,7 +173,7 @@ def test_a_run_tries_a_broken_engine_again_and_names_what_stays_unscored(evaluat
 
 def test_a_run_does_not_blame_the_engine_for_what_a_scorer_cannot_tell(evaluated):
     run = evaluated(lambda task, seed: "who knows" if task.id.endswith("-2") else task.answer, *HESITANT)
-    assert [row["attempts"] for row in run.rows] == [1, 1, 1]
+    assert len(run.asked) == 3
     unscored = f"lookup/{run.found.unscored[0].task_id}/0"
     assert f"1 more are unscored, because a scorer of one's own could not tell: {unscored}" in run.said
 
@@ -180,7 +181,7 @@ def test_a_run_does_not_blame_the_engine_for_what_a_scorer_cannot_tell(evaluated
 def test_a_run_whose_engine_always_fails_scores_nothing_as_wrong(evaluated):
     run = evaluated(broken)
     assert (run.found.solved, len(run.found.unscored), len(run.asked)) == ({}, 3, 6)
-    assert {row["reward"] for row in run.rows} == {None}
+    assert {row.outcome for row in run.rows} == {None}
 
 
 def test_a_run_writes_its_evaluation_in_the_order_of_the_tasks_and_asks_greedily(evaluated):
@@ -192,8 +193,8 @@ def test_a_run_writes_its_evaluation_in_the_order_of_the_tasks_and_asks_greedily
         return EngineError("gone") if len(first) == 1 else "no"
 
     run = evaluated(answer)
-    assert [row["task_id"] for row in run.rows] == [task.id for task in run.tasks]
-    assert {row["id"].partition("/")[0] for row in run.rows} == {"eval_after"}
+    assert [row.task.id for row in run.rows] == [task.id for task in run.tasks]
+    assert {row.id.partition("/")[0] for row in run.rows} == {"eval_after"}
     assert {asked[2:] for asked in run.asked} == {(0, 0.0)}
 
 
@@ -207,7 +208,7 @@ def test_the_untouched_model_is_asked_tasks_of_each_data_set(evaluated, tmp_path
         lambda task, seed: task.answer, *own, f"envs.data_path={tmp_path}/own.jsonl", phase="eval_untouched"
     )
     assert {task.dataset for task in run.tasks[:3]} == {"lookup"}
-    assert Counter(row["dataset"] for row in run.rows) == {"lookup": 2, "own_integer": 1}
+    assert Counter(row.task.dataset for row in run.rows) == {"lookup": 2, "own_integer": 1}
 
 
 def test_a_run_evaluates_after_every_so_many_steps_and_not_after_the_last():
@@ -243,16 +244,6 @@ def test_curve_has_a_rate_with_its_interval_for_each_family_and_for_all():
     assert not any(name.count("/") > 1 for name in held_out_metrics(evaluation("e", {"lookup": ["1"]})))
 
 
-class FakeSupervisor:
-    """Lets work be done at once."""
-
-    def beside(self, policy, work, what):
-        return work()
-
-    def readings(self):
-        return []
-
-
 @pytest.fixture
 def stage(tmp_path):
     """A run in its RL loop, of which version 3 is the newest."""
@@ -264,10 +255,11 @@ def stage(tmp_path):
         yield SimpleNamespace(
             config=config,
             folder=folder,
-            pinned_rollouts=lambda: solver,
+            rollouts=solver,
+            supervisor=SimpleNamespace(readings=list),
             solver=solver,
             log_metrics=folder.log_metrics,
-            console=SimpleNamespace(note=told.append),
+            console=SimpleNamespace(note=told.append, waiting=lambda what: nullcontext()),
             told=told,
         )
 
@@ -277,31 +269,31 @@ def held_out_rows(folder):
 
 
 def test_evaluation_while_training_leaves_a_row_its_attempts_and_a_line(stage):
-    evaluate_step(stage, FakeSupervisor(), 5)
+    evaluate_step(stage, 5)
     (row,) = held_out_rows(stage.folder)
     assert (row["step"], row["held_out/solve_rate"], row["held_out/policy_version"]) == (5, 0.5, 3)
     assert (row["held_out/solve_rate/lookup"], row["held_out/solve_rate/branch"]) == (1.0, 0.0)
-    attempts = list(read_records(stage.folder.path / "trajectories.jsonl"))
-    assert [one["task_id"] for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
-    assert {(one["phase"], one["step"], one["group_id"]) for one in attempts} == {("held_out", 5, "held_out-5")}
+    attempts = list(read_trajectories(stage.folder.path / "trajectories.jsonl"))
+    assert [one.task.id for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
+    assert {(one.phase, one.step, one.group_id) for one in attempts} == {("held_out", 5, "held_out-5")}
     assert {asked[3] for asked in stage.solver.asked} == {0.0}
     assert stage.told == ["after step 5: 2 of 4 held-out tasks right"]
 
 
 def test_run_that_goes_back_to_a_checkpoint_keeps_the_evaluations_up_to_it_and_no_other(stage):
     for step in (1, 2, 3):
-        evaluate_step(stage, FakeSupervisor(), step)
+        evaluate_step(stage, step)
     stage.folder.rewind(2)
-    evaluate_step(stage, FakeSupervisor(), 3)
+    evaluate_step(stage, 3)
     stage.folder.rewind(3)
     assert [row["step"] for row in held_out_rows(stage.folder)] == [1, 2, 3]
-    attempts = Counter(one["step"] for one in read_records(stage.folder.path / "trajectories.jsonl"))
+    attempts = Counter(one.step for one in read_trajectories(stage.folder.path / "trajectories.jsonl"))
     assert attempts == {1: 4, 2: 4, 3: 4}
 
 
 def test_attempts_whose_engine_breaks_while_training_end_nothing_and_are_named(stage):
     stage.solver.answer_of = broken
-    evaluate_step(stage, FakeSupervisor(), 1)
+    evaluate_step(stage, 1)
     (row,) = held_out_rows(stage.folder)
     assert row["held_out/unscored"] == 4
     assert "held_out/solve_rate" not in row

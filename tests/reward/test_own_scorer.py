@@ -21,7 +21,6 @@ from tests.changed import replace
 
 SCORERS = """
 import asyncio
-from tests.changed import replace
 import time
 
 def half(task, answer):

@@ -17,7 +17,6 @@ from rollout.types import Completion, Group, Trajectory, Turn
 from tests.changed import replace
 
 SCORERS = """
-from tests.changed import replace
 import time
 
 def looked(task, answer, turns):
