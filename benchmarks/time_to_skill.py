@@ -37,7 +37,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ray_jobs.run.resources import KEEP_MEMORY
+from actors.placement import KEEP_MEMORY
 
 from configs.learner import DapoConfig
 from configs.loading import load_run_config

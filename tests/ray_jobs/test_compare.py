@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
 
-from configs.processor import fastest_precision
+from configs.base import fastest_precision
 from envs.types import Task
 from ray_jobs.compare import ComparisonError, comparison, run_compare
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
@@ -99,7 +99,7 @@ def test_loss_is_called_a_loss(evaluate):
         ("agent.max_steps=2", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "quantisation"),
-        ("envs.search_results=3", "tools"),
+        ("envs.max_result_chars=300", "tools"),
         ("evaluation.num_tasks=20", "items"),
         ("seed=1", "items"),
     ],
