@@ -113,7 +113,7 @@ class RolloutWorkerActor:
                 task.cancel()
 
     async def heartbeat(self) -> Pulse:
-        """Through the engine, whose thread may hang while this actor answers."""
+        """Return the pulse of the engine, whose thread may hang while this actor answers."""
         try:
             return await self._worker.engine.pulse()
         except EngineError:
@@ -125,11 +125,11 @@ class RolloutWorkerActor:
         self._draining = True
 
     async def workload(self) -> WorkerReading:
-        """What this worker did since it was asked last."""
+        """Return what this worker did since the last call."""
         return self._workload.reading(self._index, self._worker.engine.load, len(self._running))
 
     async def sandbox(self) -> "SandboxState | None":
-        """The walls around its code tool, which depend on its machine."""
+        """Return the walls around its code tool, which depend on its machine."""
         return self._worker.sandbox
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
@@ -165,7 +165,7 @@ class RolloutWorkerActor:
         )
 
     def _show(self) -> None:
-        """To whoever watches the cluster, also where no train step ends for long."""
+        """Set the gauges of the cluster, also while no train step ends."""
         load = self._worker.engine.load
         state = {
             "worker/policy_version": self._follower.proven_version,
@@ -203,13 +203,13 @@ class RolloutWorkerActor:
             # The same scorer would fail on every other worker, so the run ends.
             raise
         except Exception as error:
-            # The group is tried again elsewhere and fails in the end, with this as the reason; the run goes on.
+            # The group is tried again elsewhere and fails in the end, with this as the reason; the run continues.
             return b"", failed_summary(error)
         summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
         return encode_group(group), summary
 
     def _end_with_the_engine(self) -> None:
-        """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""
+        """End the process of an engine that died: its actor would still take work."""
         if self._worker.engine.failure is not None:
             os._exit(1)
 

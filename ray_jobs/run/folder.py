@@ -75,8 +75,8 @@ Result = TypeVar("Result")
 
 
 class Backlog:
-    """At most `most` pieces are open; whoever adds another one then waits. What a piece raises is raised to whoever
-    adds the next one, or waits for all, and once."""
+    """Work for one thread, of which at most `most` pieces may be open: adding another one waits. An error in a piece is
+    raised once, by the next `add` or by `finish`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -107,7 +107,7 @@ TRAJECTORIES = "trajectories.jsonl"
 GROUPS = "groups.jsonl"
 TENSORBOARD = "tb"
 STEPS_BEHIND = 2
-"""The trajectories of so many train steps may wait to be written."""
+"""Train steps whose trajectories may wait to be written."""
 
 
 class _Place(msgspec.Struct):
