@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.held_out import evaluation_in
+from ray_jobs.evaluation_folder import evaluation_in
 from ray_jobs.statistics import PairedComparison, compare_paired
 from rollout.records import read_records
 

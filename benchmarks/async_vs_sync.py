@@ -58,7 +58,7 @@ from typing import Any
 from benchmarks.before_rl import copy_before_rl
 from configs.loading import load_run_config
 from ray_jobs.commands.given import DEFAULT_RECIPE
-from ray_jobs.held_out import Evaluation, evaluation_in
+from ray_jobs.evaluation_folder import Evaluation, evaluation_in
 from ray_jobs.statistics import compare_paired, wilson_interval
 
 JOB = (

@@ -58,8 +58,8 @@ from benchmarks.trl_environment import trl_process_environment, trl_python
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks
-from ray_jobs.attempts import Evaluator, Wanted
-from ray_jobs.evaluation_folder import ItemRecord
+from ray_jobs.evaluation_folder import Record
+from ray_jobs.held_out import Evaluator, Wanted
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.phases.local import open_policy
 from ray_jobs.run.model_folder import resolve_model
@@ -174,7 +174,7 @@ class HeldOut:
 
     async def _rate(self, adapter: bytes) -> float:
         await self._worker.engine.load_adapter(next(self._versions), adapter)
-        records: list[ItemRecord] = []
+        records: list[Record] = []
         await self._evaluator.evaluate(self._wanted, records.append)
         return sum(record["reward"] for record in records) / len(records)
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from configs.errors import printable
 from ray_jobs.run.summary import POLICIES, HeldOut, held_out_rates
-from ray_jobs.viewer.render import percent, points
+from ray_jobs.viewer.pages import percent, points
 from rollout.filters import SOLVED
 from rollout.records import read_heads
 
