@@ -15,14 +15,12 @@ from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
-from reward.restarts import Restarter
-from reward.scorers.own import OwnTurnScorer
+from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError, StepScores
 from rollout.buffer import WorkerStatus
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, PolicyEngine, Pulse
 from rollout.store.adapters import PublishedAdapter
-from rollout.store.canary import Reading
 from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
 from rollout.types import Trajectory, TrajectoryGroup
 from rollout.worker import Worker
@@ -49,7 +47,7 @@ class RolloutWorkerActor:
         self._prm = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
-        turn_scorer = config.reward.turn_scorer and OwnTurnScorer(
+        turn_scorer = config.reward.turn_scorer and CustomTurnScorer(
             config.reward.turn_scorer, limit_s=config.reward.timeout_s
         )
         self._judge = GroupJudge(
@@ -57,7 +55,6 @@ class RolloutWorkerActor:
             turn_scorer.score_group if turn_scorer else self._scored if prm else None,
             transient=(PrmError, *PART_LOST),
         )
-        self._restarter = Restarter(config.rollout.restarts, self._worker, self._judge, seed=config.seed)
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, store, index)
         self._courier = Courier(store)
@@ -195,9 +192,8 @@ class RolloutWorkerActor:
             task, name = self._tasks.task(permit.made_of, permit.family), group_id(permit.ordinal)
             group = await self._worker.run_group(task, name, self._config.rollout.group_size)
             self._end_with_the_engine()
-            forked = await self._restarter.revive(await self._judge.judge(group))
-            scored = forked.scored
-            if self._config.memory.type != "none":
+            scored = await self._judge.judge(group)
+            if self._config.planner.memory.type != "none":
                 await self._worker.remember(scored.solved)
         except OwnCodeError:
             # No other worker's scorer would do better: the run ends with what is wrong with it.
@@ -205,10 +201,8 @@ class RolloutWorkerActor:
         except Exception as error:
             # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
             return failed_result(error)
-        finally:
-            self._worker.end_group(group_id(permit.ordinal))
         duration_s = time.monotonic() - started
-        return group_result(scored, duration_s=duration_s, facts=forked.facts)
+        return group_result(scored, duration_s=duration_s)
 
     def _end_with_the_engine(self) -> None:
         """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""
@@ -222,8 +216,6 @@ class WeightFollower:
         self._store = store
         self._worker = worker
         self._loading = asyncio.Lock()
-        self._base: Reading | None = None
-        self._moved: Reading | None = None
         self._proof = asyncio.Event()
         self.proven_version = engine.policy_version
 
@@ -244,7 +236,7 @@ class WeightFollower:
 
     async def _load_newer_than(self, policy_version: int) -> None:
         """Load an adapter and prove it to the store: the bytes by their digest, the weights by what the engine's memory
-        holds and by the canary text."""
+        holds."""
         offer = await self._store.wait_newer.remote(policy_version)
         published = offer.published
         try:
@@ -259,24 +251,12 @@ class WeightFollower:
         async with self._loading:
             if published.policy_version <= self.proven_version:
                 return
-            if self._base is None:
-                self._base = self._moved = await self._reading(self._engine.policy_version, published)
             prepared = await self._engine.prepare_adapter(published.policy_version, data)
-            digest, said, read_back = await asyncio.gather(
-                self._engine.load_prepared(prepared),
-                self._reading(published.policy_version, published),
-                self._engine.read_back(),
-            )
-            before = [one for one in (self._base, self._moved) if one is not None]
-            if await self._store.acknowledge.remote(self._worker, said, digest, read_back, before):
-                self._moved = said
+            digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
+            await self._store.acknowledge.remote(self._worker, published.policy_version, digest, read_back)
             self.proven_version = published.policy_version
             self._proof.set()
             self._proof = asyncio.Event()
-
-    async def _reading(self, policy_version: int, published: PublishedAdapter) -> Reading:
-        logprobs = await self._engine.score(published.canary.token_ids) if published.canary else []
-        return Reading(policy_version=policy_version, logprobs=logprobs)
 
 
 class Courier:

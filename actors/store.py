@@ -6,7 +6,7 @@ again; each of them may therefore be asked twice, and means the same then.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
@@ -22,7 +22,6 @@ from rollout.engines.engine import Pulse
 from rollout.engines.read_back import ReadBack
 from rollout.records import append_record, read_records
 from rollout.store.adapters import AdapterMismatchError, AdapterStore, PublishedAdapter
-from rollout.store.canary import CanaryScores, Reading, canary_fault, moved
 from rollout.store.casualties import Loss
 from rollout.store.choice import FixedChoice, LearnableChoice, TaskChoice
 from rollout.store.ledger import Ledger
@@ -63,14 +62,11 @@ class Troubles(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledgements:
-    """Versions published, versions that some worker proved, and the seconds from publication to each proof.
-    `most_unmoved`: the most versions in a row that an engine took up without its log-probs of the canary text proving
-    that they differ; the weights in its memory alone spoke for these."""
+    """Versions published, versions that some worker proved, and the seconds from publication to each proof."""
 
     num_published: int
     num_acknowledged: int
     latencies_s: tuple[float, ...]
-    most_unmoved: int
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
@@ -179,9 +175,7 @@ class StoreActor:
 
     async def publish(self, adapter: Adapter) -> None:
         """Make a version available. Raises ValueError when the number is not new."""
-        published = PublishedAdapter(
-            policy_version=adapter.policy_version, digest=adapter.digest, canary=adapter.canary
-        )
+        published = PublishedAdapter(policy_version=adapter.policy_version, digest=adapter.digest)
         async with self._publishing:
             self._published_at.setdefault(adapter.policy_version, time.monotonic())
             # In a thread: hundreds of megabytes to a disk take seconds, in which groups come and go.
@@ -207,33 +201,22 @@ class StoreActor:
                     self._offer = _offer(newest, await asyncio.to_thread(self._adapters.read, newest))
         return self._offer
 
-    async def acknowledge(
-        self, worker: int, said: Reading, digest: str, read_back: ReadBack, before: Sequence[Reading]
-    ) -> bool:
-        """A worker samples with a version from now on, and gets work. `said`: what its engine says of the canary text
-        with that; `digest`: of the bytes that it loaded; `read_back`: the weights that its memory holds; `before`: what
-        the engine said with the base model, and when it was last proven to have moved. Returns whether it is proven to
-        have moved since that. Raises AdapterMismatchError where one of them is wrong."""
-        policy_version = said.policy_version
+    async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
+        """A worker samples with a version from now on, and gets work. `digest`: of the bytes that it received;
+        `read_back`: the weights that its engine's memory holds. Raises AdapterMismatchError where one of them is
+        wrong."""
         published = self._adapters.find(policy_version)
         if published is None or digest != published.digest:
             raise AdapterMismatchError(
                 f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was "
                 f"{published.digest[:12] if published else 'nothing'}"
             )
-        learner = self._adapters.canary_logprobs()
-        now, *earlier = (_beside(learner, one) for one in (said, *before))
-        known = [one for one in earlier if one]
-        if fault := read_back.fault or (canary_fault(now, known, learner) if now else None):
-            raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {fault}")
-        has_moved = now is not None and bool(known) and moved(now, known[-1])
-        unmoved = 0 if has_moved or not before else policy_version - before[-1].policy_version
+        if read_back.fault:
+            raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {read_back.fault}")
         latency_s = round(time.monotonic() - self._published_at.get(policy_version, self._started_at), 4)
-        proof = {"worker": worker, "policy_version": policy_version, "latency_s": latency_s, "unmoved": unmoved}
-        append_record(self._acks, proof)
+        append_record(self._acks, {"worker": worker, "policy_version": policy_version, "latency_s": latency_s})
         self._behind_since.pop(worker, None)
         await self._buffer.prove(worker, policy_version)
-        return has_moved
 
     async def roll_call(self, workers: Sequence[int], patience_s: float) -> list[int]:
         """These workers roll out, and no others. Returns those of them that were behind the newest version at every
@@ -250,7 +233,6 @@ class StoreActor:
             num_published=self._adapters.num_published,
             num_acknowledged=len({row["policy_version"] for row in rows}),
             latencies_s=tuple(row["latency_s"] for row in rows),
-            most_unmoved=max((row.get("unmoved", 0) for row in rows), default=0),
         )
 
 
@@ -264,11 +246,3 @@ def _task_choice(config: RunConfig) -> TaskChoice:
 def _offer(published: PublishedAdapter, data: bytes) -> AdapterOffer:
     """The store puts the bytes itself: Ray loses objects whose owner died, and learners may die."""
     return AdapterOffer(published=published, ref=(ray.put(data),))
-
-
-def _beside(learner: Mapping[int, Sequence[float]], said: Reading) -> CanaryScores | None:
-    """An engine's reading and the learner's of the same version; None where the learner's is not known."""
-    version = said.policy_version
-    if version not in learner:
-        return None
-    return CanaryScores(policy_version=version, learner=learner[version], engine=said.logprobs)

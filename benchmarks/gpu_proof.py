@@ -75,7 +75,7 @@ ADAPTER_LOADS = 5
 
 
 def proof_config(options: argparse.Namespace, name: str, *overrides: str) -> RunConfig:
-    recipe = RECIPES / "chaos_cpu.toml" if options.rehearse else options.recipe
+    recipe = RECIPES / "prm_cpu.toml" if options.rehearse else options.recipe
     own = REHEARSAL if options.rehearse else ()
     fixed = (f"output_dir={json.dumps(str(options.out))}", f"name={name}", f"num_steps={options.steps}")
     return load_run_config(recipe, [*GENERATED, *own, *fixed, *overrides, *options.overrides])

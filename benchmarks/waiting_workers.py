@@ -17,12 +17,10 @@ import ray
 
 from actors.learner import LearnerCalls
 from actors.rollout_worker import Courier, WeightFollower
-from benchmarks.simulated_parts import GroupShape, SimulatedEngine, SimulatedLearner, SimulatedWorker
 from configs.learner import LearnerConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult, TrainBatch
-from ray_jobs.simulate.worker import LognormalTasks
 from reward.credit import CreditedStep, CreditParts, credit_parts
 from reward.judging import OutcomeReward, group_result
 from reward.prm.step_text import StepText
@@ -31,6 +29,7 @@ from rollout.buffer import Admission, Batch, WorkerStatus
 from rollout.concurrency import WorkerReading
 from rollout.numbers import packed_millionths
 from rollout.store.lifecycle import GroupResult, Lease, Permit
+from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedEngine, SimulatedLearner, SimulatedWorker
 
 NUM_PREPARED = 16
 """Different groups; each is brought back again and again."""

@@ -73,38 +73,6 @@ class EngineConfig(Config):
         return self
 
 
-class NoRestartsConfig(Config):
-    """A group whose attempts all fail is dropped."""
-
-    type: Literal["none"] = "none"
-
-
-class ForksConfig(Config):
-    """Where all attempts at a task fail, as many more go on from the middle of one of them. If they end differently,
-    they are trained on in the place of the group: on what they sampled themselves, not on what they repeat. One that
-    does not repeat the attempt exactly is left out."""
-
-    rounds: int = Field(default=1, ge=1, le=8)
-    """Times that a group gets forks; each time after the first they go on from one turn earlier."""
-
-
-class FirstCallRestartsConfig(ForksConfig):
-    """From after the first tool call that worked, of an attempt drawn from those that have one."""
-
-    type: Literal["first_call"] = "first_call"
-
-
-class RandomRestartsConfig(ForksConfig):
-    """From anywhere, drawn evenly from all turns but the last of each attempt."""
-
-    type: Literal["random"] = "random"
-
-
-RestartsConfig = Annotated[
-    NoRestartsConfig | FirstCallRestartsConfig | RandomRestartsConfig, Field(discriminator="type"), typed("none")
-]
-
-
 _STEP = ("thought", "action", "action_input")
 
 
@@ -162,82 +130,16 @@ class RolloutConfig(Config):
     """Rollout workers, each with an engine of its own; the run begins when so many are there."""
     max_workers: int | None = Field(default=None, ge=1)
     """More workers are added up to so many while the run goes on, wherever the cluster has room; none adds none."""
-    max_steps: int = Field(default=5, ge=1)
-    """Planner steps per task (K); the last one may only answer."""
     max_turn_tokens: int = Field(default=64, ge=8)
-    """Tokens of one planner turn; a longer one is cut and counts as a format error."""
-    format_retries: int = Field(default=1, ge=0)
-    """Extra tries per step after a malformed turn, before the step is spent."""
+    """Tokens of one reply. A longer one is cut; of the planner it counts as a format error."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature in training; evaluation is greedy."""
-    lockstep: bool = True
-    """At pipeline_depth 0: sample all trajectories' turns together, which makes a run on a CPU bit-reproducible.
-    Without it a turn is sampled as soon as it is asked for: faster where tools are slow, and no two runs are the
-    same."""
     max_attempts: int = Field(default=6, ge=1)
     """Tries at one group whose worker died or that could not be scored, before it has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds of one trajectory without those in which it waits for the engine; beyond them it is unscorable, not
     wrong."""
-    restarts: RestartsConfig = NoRestartsConfig()
-    """What to do about a group whose attempts all fail."""
-    verifier: ModuleConfig = RuleConfig()
-    """Decides after each step whether the task is done."""
-    generator: ModuleConfig = RuleConfig()
-    """Writes the answer where the planner gave none."""
-    prompt: PromptConfig = PromptConfig()
     engine: EngineConfig = EngineConfig()
-
-
-class PlannerAgentConfig(Config):
-    """The built-in planner with its tools, verifier and generator."""
-
-    type: Literal["planner"] = "planner"
-
-
-class OwnAgentConfig(Config):
-    """What every agent of one's own has."""
-
-    model: str = Field(default="policy", min_length=1)
-    """Name under which the endpoint offers the policy; a call with another one is refused."""
-    sampling: Literal["refuse", "override"] = "refuse"
-    """What becomes of a call whose temperature is not `rollout.temperature`, or that asks for top_p, penalties or a
-    logit bias: it is refused, or sampled as the recipe says all the same."""
-
-
-class FunctionAgentConfig(OwnAgentConfig):
-    """A function in the rollout worker's process."""
-
-    type: Literal["function"] = "function"
-    function: ImportPath
-    """`module:name` of `async def name(task, client) -> str`, which returns its answer; `client` is an
-    `openai.AsyncOpenAI` for the endpoint. A plain function is called in a thread, with an `openai.OpenAI`."""
-
-
-class CommandAgentConfig(OwnAgentConfig):
-    """A program in a process of its own, one for each attempt."""
-
-    type: Literal["command"] = "command"
-    command: str = Field(min_length=1)
-    """The program and its arguments; files are looked for beside the recipe. It reads the task as JSON from its input,
-    and prints its answer as the last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the endpoint."""
-
-    @field_validator("command")
-    @classmethod
-    def _holds_no_key(cls, command: str) -> str:
-        if where := exposed_key(command):
-            raise ValueError(
-                f"it holds what looks like a key, {where}, and the run folder, the report and the process list would "
-                "show it; take it out, and let the program read it from a file"
-            )
-        return command
-
-
-AgentConfig = Annotated[
-    PlannerAgentConfig | FunctionAgentConfig | CommandAgentConfig,
-    Field(discriminator="type"),
-    typed("planner", function="function", command="command"),
-]
 
 
 class NoMemoryConfig(Config):
@@ -299,4 +201,69 @@ MemoryConfig = Annotated[
     NoMemoryConfig | InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
     Field(discriminator="type"),
     typed("none"),
+]
+
+
+class PlannerAgentConfig(Config):
+    """The built-in planner with its tools, verifier and generator."""
+
+    type: Literal["planner"] = "planner"
+    prompt: PromptConfig = PromptConfig()
+    max_steps: int = Field(default=5, ge=1)
+    """Planner steps per task (K); the last one may only answer."""
+    format_retries: int = Field(default=1, ge=0)
+    """Extra tries per step after a malformed turn, before the step is spent."""
+    verifier: ModuleConfig = RuleConfig()
+    """Decides after each step whether the task is done."""
+    generator: ModuleConfig = RuleConfig()
+    """Writes the answer if the planner gave none."""
+    memory: MemoryConfig = NoMemoryConfig()
+    """What is remembered from one task to the next."""
+    lockstep: bool = True
+    """At pipeline_depth 0, sample the turns of all trajectories together, which makes a run on a CPU bit-reproducible.
+    Otherwise each turn is sampled as soon as it is requested: faster with slow tools, but not reproducible."""
+
+
+class OwnAgentConfig(Config):
+    """What every agent of one's own has."""
+
+    model: str = Field(default="policy", min_length=1)
+    """Name under which the endpoint offers the policy; a call with another one is refused."""
+    sampling: Literal["refuse", "override"] = "refuse"
+    """What becomes of a call whose temperature is not `rollout.temperature`, or that asks for top_p, penalties or a
+    logit bias: it is refused, or sampled as the recipe says all the same."""
+
+
+class FunctionAgentConfig(OwnAgentConfig):
+    """A function in the rollout worker's process."""
+
+    type: Literal["function"] = "function"
+    function: ImportPath
+    """`module:name` of `async def name(task, client) -> str`, which returns its answer; `client` is an
+    `openai.AsyncOpenAI` for the endpoint. A plain function is called in a thread, with an `openai.OpenAI`."""
+
+
+class CommandAgentConfig(OwnAgentConfig):
+    """A program in a process of its own, one for each attempt."""
+
+    type: Literal["command"] = "command"
+    command: str = Field(min_length=1)
+    """The program and its arguments; files are looked for beside the recipe. It reads the task as JSON from its input,
+    and prints its answer as the last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the endpoint."""
+
+    @field_validator("command")
+    @classmethod
+    def _holds_no_key(cls, command: str) -> str:
+        if where := exposed_key(command):
+            raise ValueError(
+                f"it holds what looks like a key, {where}, and the run folder, the report and the process list would "
+                "show it; take it out, and let the program read it from a file"
+            )
+        return command
+
+
+AgentConfig = Annotated[
+    PlannerAgentConfig | FunctionAgentConfig | CommandAgentConfig,
+    Field(discriminator="type"),
+    typed("planner", function="function", command="command"),
 ]

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, sync_playwright
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.viewer_opening import chromium, viewer  # noqa: E402
+from tests.ray_jobs.browser import chromium, viewer  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 _SETTLED_MS = 1500

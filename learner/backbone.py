@@ -150,12 +150,6 @@ class Backbone:
                 parameter.copy_(parameters[name.replace(f".{REFERENCE}.", f".{TRAINED}.")])
 
     @contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """The untouched base model, without gradients."""
-        with self.model.disable_adapter(), torch.no_grad():
-            yield
-
-    @contextmanager
     def as_reference(self) -> Iterator[None]:
         """The reference in the place of the trained adapter, without gradients."""
         self.model.set_adapter(REFERENCE, inference_mode=True)

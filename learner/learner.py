@@ -23,8 +23,6 @@ from learner.packing import split_microbatches
 from learner.policy import Policy, Prepared
 from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
-from rollout.store.canary import TEXT as CANARY_TEXT
-from rollout.store.canary import Canary
 
 
 class LearnerError(UserError):
@@ -60,7 +58,6 @@ class Learner:
         self.policy = Policy(model_path, model, config, seed=seed, base_weights=base_weights)
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
-        self._base_canary: tuple[float, ...] = ()
         self.optimizer: Optimizer = (
             LocalAdamW(self.policy.trainable_parameters(), weight_decay=config.weight_decay)
             if ranks is None
@@ -144,14 +141,14 @@ class Learner:
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
     def adapter(self, precision: Precision = "float32") -> Adapter:
-        """The current adapter as bytes, with their digest and canary. `precision` is what its weights, which are
-        trained in float32, are rounded to."""
+        """Return the current adapter as bytes, with their digest. `precision` is what its weights, which are trained in
+        float32, are rounded to."""
         with self.optimizer.whole():
             data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
         if len(digests := set(self.optimizer.gather(digest))) > 1:
             raise LearnerError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
-        return Adapter(policy_version=self.policy_version, data=data, digest=digest, canary=self._canary())
+        return Adapter(policy_version=self.policy_version, data=data, digest=digest)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
@@ -161,19 +158,6 @@ class Learner:
         with self.optimizer.whole(write=True):
             self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
-
-    def _canary(self) -> Canary:
-        """Log-probs of the canary text, at temperature 1 and without a grammar."""
-        token_ids = self.policy.tokenizer(CANARY_TEXT).input_ids
-
-        def said() -> tuple[float, ...]:
-            return tuple(self.policy.logprobs([scoring_sample(token_ids)])[0, 1:].tolist())
-
-        if not self._base_canary:
-            with self.policy.without_adapter():
-                self._base_canary = said()
-        with torch.no_grad():
-            return Canary(token_ids=tuple(token_ids), logprobs=said(), base_logprobs=self._base_canary)
 
     def _rl_loss(self, prepared: Prepared, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a microbatch and the sums that its tokens add to the step's."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollout.store.canary import Canary
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpan:
@@ -87,10 +85,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """LoRA weights as safetensors bytes, their sha256, the policy version they are, and what the learner says of the
-    canary text with them, by which an engine that samples with them is known."""
+    """LoRA weights as safetensors bytes, their sha256, and the policy version they are."""
 
     policy_version: int
     data: bytes
     digest: str
-    canary: Canary | None = None

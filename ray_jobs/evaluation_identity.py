@@ -56,9 +56,8 @@ class Identity(TypedDict):
     quantisation: str | None
     """Number format of the weights, None if a server does not report it."""
     adapter_mode: str | None
-    verifier: object
-    generator: object
     agent: object
+    """The planner with its prompt, verifier and generator, or a custom agent."""
     tools: object
     memory: object
     judge: object
@@ -134,7 +133,7 @@ def _short(value: object) -> str:
 
 
 def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperature: float) -> dict[str, object]:
-    rollout, memory, judge = config.rollout, config.memory, config.evaluation.judge
+    rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
     hints = not isinstance(memory, NoMemoryConfig) and memory.in_evaluation
     items: dict[str, list[object]] = {}
     for task in tasks:
@@ -145,17 +144,13 @@ def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperatu
         "seeds": seeds,
         "sampling": {
             "temperature": temperature,
-            "max_steps": rollout.max_steps,
             "max_turn_tokens": rollout.max_turn_tokens,
             "max_model_len": rollout.engine.max_model_len,
-            "format_retries": rollout.format_retries,
             "episode_timeout_s": rollout.episode_timeout_s,
             "max_attempts": config.evaluation.max_attempts,
         },
         "adapter_mode": rollout.engine.adapter_mode if config.backend.type == "vllm" else None,
-        "verifier": rollout.verifier.model_dump(mode="json"),
-        "generator": rollout.generator.model_dump(mode="json"),
-        "agent": {"agent": config.agent.model_dump(mode="json"), "prompt": rollout.prompt.model_dump(mode="json")},
+        "agent": config.agent.model_dump(mode="json", exclude={"memory"}),
         # The choice of tasks and the recording of results do not change a tool.
         "tools": config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording"}),
         "memory": memory.model_dump(mode="json") if hints else None,

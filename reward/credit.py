@@ -22,8 +22,7 @@ VALID_FLOOR = 0.05
 def step_rewards(scored: ScoredGroup) -> list[list[float | None]]:
     """Mapped rewards per planner turn: 0 for a malformed one, [0.05, 1] for a valid one, None for an unscored one.
 
-    All None without a PRM, and in trajectories whose outcome could not be scored. None for what is not trained on: what
-    forks repeat would count once for each of them, and shift what they sampled.
+    All None without a PRM, and in trajectories whose outcome could not be scored. None for turns that are not trained.
     """
     trajectories = scored.group.trajectories
     if scored.step_scores is None:
@@ -208,7 +207,7 @@ def turn_advantages(scored: ScoredGroup, *, credit: Credit, prm_weight: float) -
     outcome_gated: `outcome`, plus `prm_weight` times the step's score against the pool of the group's steps.
 
     Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a
-    total reward get zeros, and so do turns that a fork replayed.
+    total reward get zeros, and so do turns that are not trainable.
     """
     totals = [reward.total for reward in scored.rewards]
     trajectories = scored.group.trajectories

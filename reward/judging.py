@@ -3,13 +3,12 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
-from types import MappingProxyType
 
 from configs.learner import FilterOverlongConfig, LearnerConfig, SoftOverlongConfig
 from reward.collected import outcome_of
-from reward.statistics import group_statistics, step_statistics
+from reward.statistics import group_statistics
 from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.store.lifecycle import GroupResult
@@ -48,7 +47,6 @@ class OutcomeReward:
         outcome = outcome_of(trajectory)
         if outcome is None:
             return UNSCORABLE
-        # What a fork repeats was cut, or was long, in all of its siblings.
         trained = [turn for turn in trajectory.planner_turns if turn.trainable]
         if isinstance(self._overlong, FilterOverlongConfig) and any(turn.truncated for turn in trained):
             return Reward(outcome=outcome, total=None, parts={})
@@ -63,26 +61,17 @@ class OutcomeReward:
         return Reward(outcome=outcome, total=sum(parts.values()), parts=parts)
 
 
-def group_result(
-    scored: ScoredGroup, *, duration_s: float, facts: Mapping[str, float] = MappingProxyType({})
-) -> GroupResult:
-    """`duration_s`: from the permit to the judgement. Statistics are of the roots where forks are trained on in their
-    place: forks have an easier task; but nobody scored steps of roots that are all wrong, so those are of the forks.
-    `facts`: what is to be counted besides, or added."""
-    roots = scored.roots or scored
-    ending, statistics = scored.ending, group_statistics(roots)
-    if scored.roots:
-        statistics += step_statistics(scored)
+def group_result(scored: ScoredGroup, *, duration_s: float) -> GroupResult:
+    """`duration_s`: from the permit to the judgement."""
+    ending, statistics = scored.ending, group_statistics(scored)
     totals: dict[str, float] = {
         **asdict(statistics),
-        **seconds_of(roots.group),
+        **seconds_of(scored.group),
         "groups": 1.0,
         "kept": float(ending == "ready"),
         "duration_s": duration_s,
         "prm_s": scored.step_scores.waited_s if scored.step_scores else 0.0,
     }
-    for name, number in facts.items():
-        totals[name] = totals.get(name, 0.0) + number
     return GroupResult(
         ending=ending,
         payload=stored_group(scored),

@@ -122,12 +122,11 @@ def group_statistics(scored: ScoredGroup) -> RolloutStatistics:
 
 
 def step_statistics(scored: ScoredGroup) -> RolloutStatistics:
-    """`prm_*`; of forks what they sampled, and not what they repeat."""
+    """Return the `prm_*` counts of a group."""
     if scored.step_scores is None:
         return RolloutStatistics()
-    first = scored.anchor.num_turns if scored.anchor else 0
-    turns = [turn for trajectory in scored.group.trajectories for turn in trajectory.planner_turns[first:]]
-    step_scores = [scores[first:] for scores in scored.step_scores.raw]
+    turns = [turn for trajectory in scored.group.trajectories for turn in trajectory.planner_turns]
+    step_scores = scored.step_scores.raw
     raw = [score for scores in step_scores for score in scores]
     pairs = [
         (score, float(len(turn.completion.text))) for turn, score in zip(turns, raw, strict=True) if score is not None

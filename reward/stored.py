@@ -3,13 +3,12 @@
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.records import exact_line, trajectory_of, trajectory_record
-from rollout.restarts import Anchor
 from rollout.store.ledger_file import LedgerError
 from rollout.types import TrajectoryGroup
 
@@ -26,8 +25,6 @@ class StoredGroup:
     lines: tuple[bytes, ...]
     rewards: tuple[Reward, ...]
     step_scores: StepScores | None
-    anchor: Anchor | None
-    roots: "StoredGroup | None"
 
     @classmethod
     def of(cls, data: bytes) -> "StoredGroup":
@@ -48,7 +45,7 @@ class StoredGroup:
     def _of(cls, facts: Mapping[str, Any], lines: Iterator[bytes]) -> "StoredGroup":
         rewards = tuple(Reward(**reward) for reward in facts["rewards"])
         earlier = map(exact_line, facts.get("trajectories", ()))
-        scores, forked = facts["step_scores"], "anchor" in facts
+        scores = facts["step_scores"]
         return cls(
             id=facts["group_id"],
             lines=tuple(earlier) or tuple(islice(lines, len(rewards))),
@@ -56,8 +53,6 @@ class StoredGroup:
             step_scores=None
             if scores is None
             else StepScores(raw=tuple(map(tuple, scores["raw"])), prm_digest=scores["prm_digest"]),
-            anchor=Anchor(**facts["anchor"]) if forked else None,
-            roots=cls._of(facts["roots"], lines) if forked else None,
         )
 
     def scored(self) -> ScoredGroup:
@@ -67,8 +62,6 @@ class StoredGroup:
             group=TrajectoryGroup(id=self.id, task=trajectories[0].task, trajectories=trajectories),
             rewards=self.rewards,
             step_scores=self.step_scores,
-            anchor=self.anchor,
-            roots=None if self.roots is None else self.roots.scored(),
         )
 
 
@@ -85,17 +78,12 @@ def _facts(scored: ScoredGroup) -> dict[str, Any]:
         "rewards": [{"outcome": one.outcome, "total": one.total, "parts": dict(one.parts)} for one in scored.rewards],
         "step_scores": None if scores is None else {"raw": scores.raw, "prm_digest": scores.prm_digest},
     }
-    if scored.anchor is not None and scored.roots is not None:
-        facts |= {"anchor": asdict(scored.anchor), "roots": _facts(scored.roots)}
     return facts
 
 
 def _lines(scored: ScoredGroup) -> Iterator[bytes]:
-    """Those of the roots come after those of the forks."""
     for trajectory, reward in zip(scored.group.trajectories, scored.rewards, strict=True):
         yield exact_line(trajectory_record(trajectory, reward=reward.total, phase="train", step=None))
-    if scored.anchor is not None and scored.roots is not None:
-        yield from _lines(scored.roots)
 
 
 def is_readable(data: bytes) -> bool:

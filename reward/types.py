@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from configs.errors import UserError
 from rollout.filters import SOLVED, ending_of
-from rollout.restarts import Anchor
 from rollout.store.lifecycle import Ending
 from rollout.types import Trajectory, TrajectoryGroup
 
@@ -46,14 +45,11 @@ class StepScores:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
     """A group with one reward per trajectory, in the same order. `step_scores` is None where no process reward
-    model judged it. Forks have the `anchor` that they go on from, and the `roots`, all wrong, in whose place they
-    are trained on."""
+    model judged it."""
 
     group: TrajectoryGroup
     rewards: tuple[Reward, ...]
     step_scores: StepScores | None = None
-    anchor: Anchor | None = None
-    roots: "ScoredGroup | None" = None
 
     @property
     def outcomes(self) -> list[float | None]:

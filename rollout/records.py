@@ -123,7 +123,6 @@ class StepFields(TypedDict, total=False):
     trained_as: int
     outcome: float | None
     credit: dict[str, object]
-    anchor: dict[str, object]
     advantages: list[float | None]
     outcome_parts: list[float | None]
     process_parts: list[float | None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.learner import FileConfig, TeacherConfig
-from configs.rollout import NoMemoryConfig, NoRestartsConfig, PlannerAgentConfig
+from configs.rollout import NoMemoryConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask
@@ -18,14 +18,12 @@ from envs.types import Task
 from rollout.agent.agent import (
     Agent,
     AnyAgent,
-    RuleGenerator,
-    RuleVerifier,
     TurnListener,
     build_agent,
     build_chat,
 )
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
-from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import ReplayWriter, TeacherWriter, Writer, engine_writers
@@ -34,7 +32,6 @@ from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
     DemonstrationEngine,
     FrozenModel,
-    GroupEngine,
     LockstepEngine,
     ReplayEngine,
     SeededEngine,
@@ -42,7 +39,7 @@ from rollout.engines.wrappers import (
     engine_seed,
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
-from rollout.restarts import Anchor, as_fork, num_new_tokens, repeats
+from rollout.replay import as_replay, repeats
 from rollout.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -80,7 +77,8 @@ class Solver:
             self._toolbox = Toolbox(config.envs, own_model=own_model)
         else:
             self._solving = build_solving(config.agent, config.code_path)
-        self._memory = None if isinstance(config.memory, NoMemoryConfig) else EpisodicMemory(config.memory)
+        memory = config.planner.memory
+        self._memory = None if isinstance(memory, NoMemoryConfig) else EpisodicMemory(memory)
         self.max_open = max_open
 
     @property
@@ -130,9 +128,9 @@ class Solver:
             temperature=temperature,
         )
 
-    def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> OwnAgent:
+    def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> CustomAgent:
         assert isinstance(self._chat, ChatFormat)
-        return OwnAgent(
+        return CustomAgent(
             self._solving,
             self._endpoint,
             writer=writer,
@@ -147,7 +145,7 @@ class Worker(Solver):
     may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int, base: "ExportedBase | None" = None) -> None:
-        in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
+        in_lockstep = config.in_lockstep
         self.engine = VllmEngine(
             model_path,
             config.rollout.engine,
@@ -161,8 +159,6 @@ class Worker(Solver):
         max_open = 2 * config.rollout.engine.max_num_seqs
         super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
-        self._forks = not isinstance(config.rollout.restarts, NoRestartsConfig)
-        self._deciding: dict[str, GroupEngine] = {}
         self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
 
     def close(self) -> None:
@@ -174,11 +170,6 @@ class Worker(Solver):
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
-    def end_group(self, group_id: str) -> None:
-        """The group gets no more forks: what runs in lockstep with it no longer waits for that."""
-        if engine := self._deciding.pop(group_id, None):
-            engine.close(group_id)
-
     async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         hints = ""
         if self._memory is not None:
@@ -187,11 +178,7 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 # The whole group does without them, and so stays comparable.
                 _log.warning("group %s has no hints: %s", group_id, error)
-        agent = self._agent
-        if self._lockstep is not None and self._forks:
-            self._deciding[group_id] = GroupEngine(self._lockstep, group_size)
-            agent = self._build_agent(self._deciding[group_id], self._config.rollout.temperature)
-        return await run_group(agent, task, group_id=group_id, group_size=group_size, hints=hints)
+        return await run_group(self._agent, task, group_id=group_id, group_size=group_size, hints=hints)
 
     async def remember(self, solved: Sequence[Trajectory]) -> None:
         """Keep what trajectories that were right in training did, where the recipe asks for it."""
@@ -202,21 +189,6 @@ class Worker(Solver):
                 await self._memory.remember(trajectory)
             except MemoryUnavailableError as error:
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
-
-    async def fork(self, group: TrajectoryGroup, anchor: Anchor, *, round_: int) -> tuple[TrajectoryGroup, int]:
-        """As many new ends of one of the group's trajectories as it has, without those whose replay differs from the
-        record; and how many tokens were sampled for all of them."""
-        size = len(group.trajectories)
-        engine: Engine = self.engine
-        if group.id in self._deciding:
-            engine = self._deciding[group.id]
-            self._deciding[group.id].extend(size)
-        root = next(one for one in group.trajectories if one.id == anchor.trajectory_id)
-        ids = (f"{group.id}/{round_ * size + index}" for index in range(size))
-        ends = await self._continue(root, anchor.num_turns, ids, engine)
-        forks = tuple(end for end in ends if repeats(end, root, anchor.num_turns))
-        num_tokens = num_new_tokens(ends, root.planner_turns[: anchor.num_turns])
-        return TrajectoryGroup(id=group.id, task=group.task, trajectories=forks), num_tokens
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
         """A group outside of training, at the temperature of collecting."""
@@ -239,7 +211,7 @@ class Worker(Solver):
         async def run(own_id: str) -> Trajectory:
             agent = self._build_replaying(engine, trajectory, num_turns)
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
-            return as_fork(end, recorded)
+            return as_replay(end, recorded)
 
         return await asyncio.gather(*map(run, ids))
 
@@ -278,7 +250,7 @@ class Worker(Solver):
         """The planner has a plan; a model that verifies or generates has none, so rules stand in for it."""
         agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
         assert isinstance(agent, Agent)
-        return replace(agent, verifier=RuleVerifier(), generator=RuleGenerator())
+        return replace(agent, verifier=None, generator=None)
 
     def _taught(self, settings: TeacherConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
         teach = load_teacher(settings)

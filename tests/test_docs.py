@@ -188,7 +188,7 @@ def test_recipe_in_a_page_can_be_loaded(tmp_path, monkeypatch):
 def test_own_prompt_of_the_page_is_read_as_it_says(tmp_path, monkeypatch):
     fill(tmp_path, DOCS / "tasks.md")
     monkeypatch.chdir(tmp_path)
-    prompt = load_run_config(tmp_path / "prompted.toml").rollout.prompt
+    prompt = load_run_config(tmp_path / "prompted.toml").planner.prompt
     assert prompt.instructions.startswith("Solve the task with as few tools as it takes.")
     [example] = prompt.examples
     assert example.startswith("Task: A crate of tiles weighs 31 kg.")

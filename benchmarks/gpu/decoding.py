@@ -32,8 +32,8 @@ def in_step(stage: Stage) -> Found:
 
 def _decode(stage: Stage, *, kv_gib: float, running: int, loads: int, ahead: bool = True) -> Found:
     need("vllm", "pydantic", "xgrammar", "transformers")
-    from benchmarks.gpu.random_model import adapter_of, write_folder
     from benchmarks.gpu.sync_stall import Stall, measure, requests
+    from tests.rollout.random_model import adapter_of, write_folder
 
     sizes, prompt, sampled = ("tiny", 64, 48) if stage.rehearsal else ("qwen3-8b", 1500, 256)
     folder = write_folder(stage.out / f"model-{sizes}", sizes)
@@ -79,8 +79,8 @@ def dummy_weights() -> Iterator[None]:
     """vLLM makes the weights up; names of weights come from the configuration."""
     import vllm.engine.arg_utils as arguments
 
-    from benchmarks.gpu.random_model import weight_names
     from rollout.engines import adapters
+    from tests.rollout.random_model import weight_names
 
     def names(model_path: Path) -> Iterator[tuple[str, Any]]:
         return ((name, None) for name in weight_names(model_path))

@@ -16,11 +16,11 @@ def engine(stage: Stage) -> Found:
     """A grammar is followed; what is sampled and what is scored has the learner's log-probs under the same version;
     what began before a load ends with its own version."""
     need("vllm", "pydantic", "peft", "xgrammar", "transformers")
-    from benchmarks.gpu.random_model import write_folder
     from configs.learner import LearnerConfig, ModelConfig
     from configs.rollout import EngineConfig
     from learner.learner import Learner
     from rollout.engines.vllm import VllmEngine
+    from tests.rollout.random_model import write_folder
 
     folder = write_folder(stage.out / "model-small", "tiny", weights=True)
     model = ModelConfig(lora_rank=RANK, lora_alpha=2.0 * RANK)
@@ -47,9 +47,9 @@ def random_adapter(learner: Any, version: int) -> Any:
 
 
 async def _play(engine: Any, adapters: Sequence[Any]) -> dict[str, Any]:
-    from benchmarks.gpu.random_model import GRAMMAR
     from benchmarks.gpu.sync_stall import requests
     from rollout.engines.engine import GenerationRequest
+    from tests.rollout.random_model import GRAMMAR
 
     prompt = tuple(range(10, 40))
     await engine.load_adapter(0, adapters[0].data)
@@ -76,7 +76,7 @@ async def _play(engine: Any, adapters: Sequence[Any]) -> dict[str, Any]:
 def _values(learner: Any, adapters: Sequence[Any], played: dict[str, Any]) -> dict[str, float | bool]:
     import numpy as np
 
-    from benchmarks.gpu.random_model import GRAMMAR
+    from tests.rollout.random_model import GRAMMAR
 
     sampled, versions = played["sampled"], (0, 0, 1, 1)
     pairs = list(zip(played["asked"], sampled, strict=True))

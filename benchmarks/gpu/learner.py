@@ -41,9 +41,9 @@ UNGUARDED = (
 def learner(stage: Stage) -> Found:
     """Train steps over trees of siblings, then one over a trajectory as long as may be; random weights."""
     need("pydantic", "peft", "xgrammar", "transformers")
-    from benchmarks.gpu.random_model import random_weights, write_folder
     from benchmarks.gpu.synthetic import longest
     from learner.learner import Learner
+    from tests.rollout.random_model import random_weights, write_folder
 
     sizes = "tiny" if stage.rehearsal else "qwen3-8b"
     config = recipe(stage, f"model.path={write_folder(stage.out / f'model-{sizes}', sizes)}", *UNGUARDED)

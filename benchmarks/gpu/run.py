@@ -9,7 +9,7 @@ from benchmarks.gpu.stage import Found, Stage, found, need
 if TYPE_CHECKING:
     from configs.run import RunConfig
 
-RECIPE = "chaos_cpu.toml"
+RECIPE = "prm_cpu.toml"
 PATIENT = ("liveness.answer_s=300", "liveness.work_s=1800", "liveness.start_s=3600")
 """The recipe is made to be shot at and gives its parts little time; on a new card a first start compiles."""
 ON_CARD = (

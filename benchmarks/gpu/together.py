@@ -14,9 +14,9 @@ from benchmarks.gpu.decoding import endless
 from benchmarks.gpu.facts import synchronize
 from benchmarks.gpu.learner import CARD, UNGUARDED, recipe, trees
 from benchmarks.gpu.peer import Peer, serve
-from benchmarks.gpu.random_model import random_weights, write_folder
 from benchmarks.gpu.sharing import used_gib
 from benchmarks.gpu.stage import Found, Stage, found, need
+from tests.rollout.random_model import random_weights, write_folder
 
 if TYPE_CHECKING:
     from configs.run import RunConfig

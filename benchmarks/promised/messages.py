@@ -13,13 +13,13 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chat_templates import NO_ROLE, ROLES, tokenizer_of
 from benchmarks.promised.promise import Measured, Promise
 from configs.loading import RECIPES
 from configs.run import RunConfig
 from configs.wording import setting_names
 from ray_jobs.cli import main, make_app
 from rollout.chat import ChatFormat, ChatTemplateError
+from tests.rollout.chat_templates import NO_ROLE, ROLES, tokenizer_of
 
 FILES = {
     "notes.txt": b"no recipe",

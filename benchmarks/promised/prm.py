@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.padding_world import monitored, train
 from benchmarks.promised.promise import Measured, Promise
 from configs.reward import AlarmConfig
 from reward.prm.alarms import HackingMonitor
 from reward.prm.metrics import clustered_interval
 from reward.scorers.math import LIMIT_S, score_math
+from tests.reward.padding_world import monitored, train
 
 HEALTHY, HOSTILE = 0.85, (0.95, 1.0)
 RUNS = 3

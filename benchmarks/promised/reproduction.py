@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.before_rl import copy_before_rl
 from benchmarks.promised.promise import Measured, Promise
 from configs.loading import load_run_config
-from ray_jobs.checks.chaos.audit import audit
-from ray_jobs.checks.chaos.job import Job
+from tests.faults.audit import audit
+from tests.faults.job import Job
 
 RECIPE = Path("configs/recipes/sync_cpu.toml")
 NUM_STEPS = 2

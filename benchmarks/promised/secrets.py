@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from benchmarks.planted_keys import KEYED, ROOT, SERVER, SMALL, PlantedKeys, keyed_tools, plant, viewer_answers
 from benchmarks.promised.promise import Measured, Promise
-from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.cli import main
 from ray_jobs.jobs import submit
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import follow
+from tests.faults.machines import Machines
+from tests.ray_jobs.planted_keys import KEYED, ROOT, SERVER, SMALL, PlantedKeys, keyed_tools, plant, viewer_answers
 
 RECIPE = "configs/recipes/prm_cpu.toml"
 NUM_ROWS = 40

@@ -1,11 +1,10 @@
-"""The commands that plan and prove: what fits, what is installed, what holds under faults; and the tools by hand."""
+"""Commands that plan a run, check this machine, and run the tools by hand."""
 
-import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from ray_jobs.commands.given import Count, File, Given, GivenError, Seconds, acting_config, run_config, sorted_out
+from ray_jobs.commands.given import File, Given, Seconds, run_config
 from ray_jobs.simulate.request import USUAL, SimulationRequest
 
 
@@ -36,43 +35,11 @@ def simulate(
     run_simulate(config, request)
 
 
-def doctor(
-    *given: Given,
-    sync: Annotated[bool, Parameter(help="prove a recipe's weight sync: every fault must be caught")] = False,
-) -> int:
+def doctor() -> int:
     """Say what is installed, and what this machine can run."""
-    if sync:
-        config = acting_config(given)
-        from ray_jobs.checks.sync import run_sync_doctor
-
-        return run_sync_doctor(config)
-    if given:
-        raise GivenError(f"unrecognized arguments: {' '.join(given)}; only --sync takes a recipe")
     from ray_jobs.checks.doctor import run_doctor
 
     return run_doctor()
-
-
-def chaos(
-    *given: Given,
-    faults: Annotated[Count, Parameter(help="how many")] = 20,
-    seed: Annotated[int, Parameter(help="which faults happen, and when")] = 0,
-    only: Annotated[tuple[str, ...], Parameter(metavar="FAULT", help="kill-rollout, hang-learner, ...")] = (),
-    two_machines: Annotated[bool, Parameter(help="on a cluster of two nodes, one of which may go")] = False,
-    twin: Annotated[File, Parameter(metavar="FOLDER", help="of the same job at depth 0, left in peace")] = None,
-) -> int:
-    """Do random faults to a small job, and see whether it is sound."""
-    path, changes = sorted_out(given)
-    # A job on machines that are started for it has their places, not this machine's.
-    config = run_config([*given, "cluster.address=127.0.0.1:0"] if two_machines else given)
-    from ray_jobs.run.begun import trains_prm
-    from ray_jobs.run.preflight import check_before_start
-
-    check_before_start(config, with_prm=trains_prm(config))
-    from ray_jobs.checks.chaos.run import run_chaos
-
-    start = [sys.executable, "-m", "ray_jobs.cli", "train", str(path), *changes]
-    return run_chaos(config, start, num_faults=faults, seed=seed, only=only, two_machines=two_machines, twin=twin)
 
 
 def run_code(

@@ -199,9 +199,9 @@ def _served(config: RunConfig, adapter: Path | None) -> Solver:
             f"--adapter {adapter} needs backend.type = 'vllm': a server answers with the model that it serves; export "
             "the checkpoint (`agentflow export`) and serve that"
         )
-    if "model" in (config.rollout.verifier.type, config.rollout.generator.type):
+    if "model" in (config.planner.verifier.type, config.planner.generator.type):
         raise BackendError(
-            f"rollout.verifier/generator.type = 'model' asks the frozen base model, which backend.type = "
+            f"agent.verifier/generator.type = 'model' asks the frozen base model, which backend.type = "
             f"'{backend.type}' does not serve; set them to 'rule'"
         )
     server = ChatServer(backend)

@@ -12,7 +12,6 @@ Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "nu
 
 GROUPS: Mapping[str, str] = {
     "rollout": "Rollouts",
-    "restarts": "Restarts",
     "mix": "Tasks drawn",
     "solved": "Tasks solved, by family",
     "held_out": "Held-out tasks while training",
@@ -61,15 +60,6 @@ LOGGED: tuple[Metric, ...] = (
             "Trajectories that a tool or engine left unscored, without retried groups",
         ),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
-    ),
-    *_metrics(
-        "restarts",
-        ("dead_groups", "count", "Groups whose attempts all failed, since the step before"),
-        ("anchored_share", "share", "Dead groups with an attempt that forks can go on from"),
-        ("revived_share", "share", "Dead groups whose forks ended differently, so that they are trained on"),
-        ("inexact_forks", "count", "Forks left out because their replay differed from the record"),
-        ("fork_token_share", "share", "Of the sampled tokens, those of forks"),
-        ("revived_per_1000_tokens", "number", "Groups with signal that 1,000 sampled tokens of forks brought"),
     ),
     *_metrics(
         "mix",

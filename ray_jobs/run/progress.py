@@ -20,7 +20,6 @@ from ray_jobs.run.bottleneck import (
 )
 from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
-from reward.restarts import all_sampled_tokens, restart_metrics
 from reward.statistics import RolloutStatistics, statistics_of
 from rollout.buffer import Batch
 from rollout.concurrency import WorkerReading
@@ -40,7 +39,6 @@ def step_metrics(
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
-        **restart_metrics(facts),
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
         **_drawn_shares(batch.families),
         **{f"solved/{name}": rate for name, rate in batch.solved.items() if name in FAMILIES},
@@ -137,7 +135,7 @@ class Training:
         return {
             "num_steps": self.num_steps,
             "num_trajectories": rollouts.trajectories,
-            "sampled_tokens": int(all_sampled_tokens(totals)),
+            "sampled_tokens": int(totals.get("sampled_tokens", 0.0)),
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
@@ -157,7 +155,6 @@ class Training:
             },
             "versions_published": acknowledged.num_published,
             "versions_acked": acknowledged.num_acknowledged,
-            "versions_unmoved": acknowledged.most_unmoved,
             "sync_s": {
                 "median": latencies[len(latencies) // 2] if latencies else None,
                 "max": max(latencies, default=None),

@@ -47,8 +47,6 @@ def _trained_lines(group: StoredGroup, step: int, result: CreditedStep) -> Itera
         "scores": asdict(parts.scores),
         "by_action": {action: asdict(spread) for action, spread in parts.by_action.items()},
     }
-    if group.anchor is not None:
-        shared["anchor"] = asdict(group.anchor)
     for index in range(len(group.lines)):
         more: StepFields = {
             **shared,
@@ -61,8 +59,6 @@ def _trained_lines(group: StoredGroup, step: int, result: CreditedStep) -> Itera
         }
         line = _line(group, index, step, more)
         yield replace(line, learner_logprobs=result.turn_logprobs.get(line.head["id"]))
-    if group.roots is not None:
-        yield from _untrained_lines(group.roots, step, "all_wrong", "forks are trained on in its place")
 
 
 def _untrained_lines(group: StoredGroup, step: int, verdict: str, reason: str) -> Iterator[RecordLine]:

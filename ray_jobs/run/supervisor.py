@@ -68,8 +68,8 @@ class WantedWorkers:
             num = int(text)
             if self._most is not None and num > self._most:
                 self._note(
-                    f"{self._path} says {num}, and memory.type = 'folder' is for {self._most} rollout worker: "
-                    f"{self._num} as before; a run with memory.type=server may have more"
+                    f"{self._path} says {num}, and agent.memory.type = 'folder' is for {self._most} rollout worker: "
+                    f"{self._num} as before; a run with agent.memory.type=server may have more"
                 )
                 return self._num
             if num >= 1:
@@ -98,7 +98,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         config = run.config.rollout
         self._patience_s = run.config.cluster.patience_s
         num_workers = max(config.num_workers, config.max_workers or 0)
-        most = 1 if isinstance(run.config.memory, FolderMemoryConfig) else None
+        most = 1 if isinstance(run.config.planner.memory, FolderMemoryConfig) else None
         self._wanted = WantedWorkers(run.folder.wanted_workers, num_workers, self._note, most=most)
         self._tended_at = time.monotonic()
         self._lost_at: dict[int, float] = {}

@@ -169,7 +169,6 @@ def _row(head: Mapping[str, Any]) -> Row:
         "turns": head.get("num_turns"),
         "versions": head.get("versions"),
         "advantages": head.get("advantages"),
-        "anchor": head.get("anchor"),
     }
 
 

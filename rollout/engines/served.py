@@ -116,7 +116,7 @@ class _ServedEngine:
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """As `ChatServer.request`. Raises BackendError, too, for a request that no server can answer."""
         if not request.use_adapter:
-            raise BackendError("a served model has no frozen base to ask: set rollout.verifier/generator.type=rule")
+            raise BackendError("a served model has no frozen base to ask: set agent.verifier/generator.type=rule")
         body = {"model": self._config.model, "messages": chat_messages(request.messages), "stream": False}
         seed = self._seed if request.seed is None else request.seed
         return self._read(await self._server.request("POST", self._path, body | self._further(request, seed)), request)

@@ -1,15 +1,12 @@
 """Published adapters on disk: every version once, its digest for ever, the newest bytes as long as they are needed."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from configs.errors import UserError
 from configs.wording import reason
-from rollout.engines.engine import BASE_VERSION
 from rollout.records import append_record, read_records
-from rollout.store.canary import Canary
 from rollout.store.disk import partial_of, sweep_partials, sync
 
 KEPT = 2
@@ -17,11 +14,10 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAdapter:
-    """A version of the policy: the sha256 of its bytes and what its learner says of the canary text."""
+    """A version of the policy and the sha256 of its bytes."""
 
     policy_version: int
     digest: str
-    canary: Canary | None
 
 
 class AdapterMismatchError(UserError):
@@ -42,8 +38,7 @@ class AdapterStore:
         sweep_partials(folder)
         self._published: list[PublishedAdapter] = []
         if self._index.exists():
-            self._published = [_published(row) for row in read_records(self._index)]
-        self._said = _said(self._published)
+            self._published = [PublishedAdapter(**row) for row in read_records(self._index)]
         # A writer that died after it wrote the bytes and before their line has left them without a version.
         known = {self._file(one) for one in self._published[-KEPT:]}
         for file in folder.glob("v*.safetensors"):
@@ -65,10 +60,6 @@ class AdapterStore:
 
     def find(self, policy_version: int) -> PublishedAdapter | None:
         return next((one for one in reversed(self._published) if one.policy_version == policy_version), None)
-
-    def canary_logprobs(self) -> Mapping[int, Sequence[float]]:
-        """What the learner said of the canary text, by version, the base model included."""
-        return self._said
 
     def publish(self, published: PublishedAdapter, data: bytes) -> None:
         """Write the bytes, then the version's line, both synced: a version that is listed is whole. The very same may
@@ -98,8 +89,6 @@ class AdapterStore:
                 "some space there and resume the run"
             ) from error
         self._published.append(published)
-        # Anew: this is done in a thread, while others look at what there was.
-        self._said = {**self._said, **_said([published])}
         for old in self._published[:-KEPT]:
             self._file(old).unlink(missing_ok=True)
 
@@ -121,22 +110,3 @@ class AdapterStore:
 
     def _file(self, published: PublishedAdapter) -> Path:
         return self._folder / f"v{published.policy_version:06d}-{published.digest[:8]}.safetensors"
-
-
-def _said(published: Iterable[PublishedAdapter]) -> dict[int, Sequence[float]]:
-    said: dict[int, Sequence[float]] = {}
-    for one in published:
-        if one.canary:
-            said[one.policy_version] = one.canary.logprobs
-        if one.canary and one.canary.base_logprobs:
-            said[BASE_VERSION] = one.canary.base_logprobs
-    return said
-
-
-def _published(row: dict) -> PublishedAdapter:
-    canary = row["canary"]
-    return PublishedAdapter(
-        policy_version=row["policy_version"],
-        digest=row["digest"],
-        canary=Canary(**{name: tuple(values) for name, values in canary.items()}) if canary else None,
-    )

@@ -14,14 +14,13 @@ from typing import Any
 import ray
 from scripted import decision, make_agent
 
-from benchmarks.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker, canary_logprobs
 from configs.learner import LearnerConfig
 from envs.datasets.sampler import TaskSampler
 from reward.judging import GroupJudge, OutcomeReward
 from reward.types import PrmError, StepScores
 from rollout.engines.engine import EngineError, Pulse
-from rollout.store.canary import Canary
 from rollout.worker import run_group
+from tests.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
 
 GATE = "gate"
 
@@ -184,17 +183,6 @@ class StaleEngine(WatchedEngine):
         return digest
 
 
-class DeafEngine(WatchedEngine):
-    """Holds a new version and goes on computing with the one before."""
-
-    async def take_up(self, version, adapter):
-        before = self.adapter
-        digest = await super().take_up(version, adapter)
-        if self.meets_fault(version):
-            self.adapter = before
-        return digest
-
-
 class HangingEngine(WatchedEngine):
     """Never answers."""
 
@@ -266,12 +254,7 @@ class RememberingLearner(SimulatedLearner):
     def adapter(self, precision="float32"):
         plain, trace = super().adapter(precision), self._trace.detach().numpy().tobytes()
         data = plain.data + trace
-        canary = Canary(
-            token_ids=plain.canary.token_ids,
-            logprobs=canary_logprobs(data),
-            base_logprobs=plain.canary.base_logprobs,
-        )
-        return replace(plain, data=data, digest=hashlib.sha256(data).hexdigest(), canary=canary)
+        return replace(plain, data=data, digest=hashlib.sha256(data).hexdigest())
 
     def load_adapter(self, adapter):
         super().load_adapter(adapter)

@@ -7,9 +7,8 @@ from pathlib import Path
 from faults import RememberingLearner, RoundWorker, WatchedWorker
 from stage import local_ray, make_config, open_stage
 
-from benchmarks.simulated_parts import GroupShape, SimulatedLearner
-from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import reinforce
+from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedLearner
 
 MIXED = GroupShape(
     tasks=LognormalTasks(median_s=0.2, sigma=0.8, shares={"signal": 0.6, "all_right": 0.2, "all_wrong": 0.2})

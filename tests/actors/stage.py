@@ -18,11 +18,9 @@ import ray
 from rich.console import Console as RichConsole
 
 from actors.cluster import start_ray, stop_ray
-from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.checks.chaos.job import PARTS, part_of
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
@@ -34,6 +32,8 @@ from rollout.records import read_records
 from rollout.store.adapters import AdapterStore
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts
+from tests.faults.job import PARTS, part_of
+from tests.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0

@@ -9,9 +9,9 @@ from faults import GatedWorker, events, open_gate
 from stage import check_nothing_lost, kill, make_config, open_stage, wait_until
 from tiny import save_tiny_model
 
-from benchmarks.simulated_parts import SimulatedLearner
 from ray_jobs.run.actors import BaseLostError
 from rollout.engines.base_weights import BaseWeights
+from tests.simulated_parts import SimulatedLearner
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ray_jobs.checks.chaos.faults import FAULTS, Stage
 from stage import PATIENCE_S, ROOT, begun_with_again, check_nothing_lost, groups_of, steps_of, tasks_of, wait_until
 
-from ray_jobs.checks.chaos.audit import differences
-from ray_jobs.checks.chaos.faults import FAULTS, Stage
-from ray_jobs.checks.chaos.job import Job
 from rollout.records import read_records
 from rollout.store.lifecycle import group_id
+from tests.faults.audit import differences
+from tests.faults.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -7,7 +7,7 @@ import ray
 from ray._private import ray_constants
 from stage import check_nothing_lost, local_ray, make_config, open_stage, steps_of, wait_until
 
-from benchmarks.simulated_parts import SimulatedLearner
+from tests.simulated_parts import SimulatedLearner
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -13,11 +13,11 @@ from faults import GatedLearner, events, open_gate
 from ray.util.placement_group import remove_placement_group
 from stage import check_nothing_lost, local_ray, make_config, open_stage, processes, versions_of, wait_until
 
-from benchmarks.simulated_parts import SimulatedLearner
 from envs.types import Task
 from learner.learner import Learner
 from ray_jobs.run.resources import place_learner, start_learner
 from rollout.types import Completion, Trajectory, Turn
+from tests.simulated_parts import SimulatedLearner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learner"))
 from tiny import save_tiny_model

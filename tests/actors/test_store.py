@@ -12,16 +12,9 @@ from learner.types import Adapter
 from rollout.buffer import WorkerStatus
 from rollout.engines.read_back import ReadBack
 from rollout.store.adapters import AdapterMismatchError
-from rollout.store.canary import Canary, Reading
 from rollout.store.lifecycle import NOTHING_TRAINED, GroupResult
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
-
-TOKENS = tuple(range(9))
-LOGPROBS = (-1.0,) * 8
-BASE_LOGPROBS = (-5.0,) * 8
-LATER_LOGPROBS = (-1.2,) * 8
-"""Less than the bound on the gap away, and far enough to tell the two versions apart."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +40,8 @@ def begin_anew(store):
     store.__init__(store._config, folder)
 
 
-def make_adapter(version, data=b"weights", logprobs=None):
-    canary = Canary(token_ids=TOKENS, logprobs=logprobs, base_logprobs=BASE_LOGPROBS) if logprobs else None
-    return Adapter(policy_version=version, data=data, digest=hashlib.sha256(data).hexdigest(), canary=canary)
+def make_adapter(version, data=b"weights"):
+    return Adapter(policy_version=version, data=data, digest=hashlib.sha256(data).hexdigest())
 
 
 def publish(store, *adapters):
@@ -57,14 +49,9 @@ def publish(store, *adapters):
         ray.get(store.publish.remote(adapter))
 
 
-def acknowledge(store, adapter, logprobs=(), worker=0, *, held="same", moved_at=()):
-    """Whether the engine is proven to have moved since it said LOGPROBS with the version `moved_at`, or since the base
-    model."""
-    said = Reading(policy_version=adapter.policy_version, logprobs=logprobs)
-    before = [Reading(policy_version=-1, logprobs=BASE_LOGPROBS)]
-    before += [Reading(policy_version=version, logprobs=LOGPROBS) for version in moved_at]
+def acknowledge(store, adapter, worker=0, *, held="same"):
     read_back = ReadBack(given="same", held=held)
-    return ray.get(store.acknowledge.remote(worker, said, adapter.digest, read_back, before))
+    ray.get(store.acknowledge.remote(worker, adapter.policy_version, adapter.digest, read_back))
 
 
 def test_worker_gets_the_newest_version_with_its_digest(store):
@@ -150,7 +137,7 @@ def test_version_numbers_are_never_used_twice(store):
 
 
 def test_same_publication_twice_is_one(store):
-    publish(store, make_adapter(0, logprobs=LOGPROBS), make_adapter(0, logprobs=LOGPROBS))
+    publish(store, make_adapter(0), make_adapter(0))
     assert ray.get(store.acknowledgements.remote()).num_published == 1
 
 
@@ -169,48 +156,19 @@ def test_worker_that_loaded_other_bytes_is_refused(store):
     assert ray.get(store.acknowledgements.remote()).num_acknowledged == 0
 
 
-def test_worker_that_samples_with_other_weights_is_refused(store):
-    first, second = make_adapter(0, logprobs=LOGPROBS), make_adapter(1, b"newer", LATER_LOGPROBS)
-    publish(store, first, second)
-    acknowledge(store, first, LOGPROBS)
-    with pytest.raises(AdapterMismatchError, match="worker 0, version 1: the engine's log-probs of the canary are 2"):
-        acknowledge(store, second, (-4.0,) * 8, moved_at=[0])
-    with pytest.raises(AdapterMismatchError, match="of the learner's way from version 0"):
-        acknowledge(store, second, LOGPROBS, moved_at=[0])
-    acknowledge(store, second, LATER_LOGPROBS, moved_at=[0])
-
-
-def test_fresh_worker_that_samples_with_an_earlier_version_is_refused(store):
-    first, second = make_adapter(0, logprobs=LOGPROBS), make_adapter(1, b"newer", LATER_LOGPROBS)
-    publish(store, first, second)
-    with pytest.raises(AdapterMismatchError, match="worker 3, version 1: the engine samples with version 0"):
-        acknowledge(store, second, LOGPROBS, worker=3)
-    acknowledge(store, second, LATER_LOGPROBS, worker=3)
-
-
-def test_worker_whose_memory_holds_other_weights_is_refused_whatever_it_says_of_the_canary(store):
-    adapter = make_adapter(0, logprobs=LOGPROBS)
+def test_worker_whose_memory_holds_other_weights_is_refused(store):
+    adapter = make_adapter(0)
     publish(store, adapter)
     with pytest.raises(AdapterMismatchError, match="worker 0, version 0: the engine's memory holds weights other"):
-        acknowledge(store, adapter, LOGPROBS, held="other")
+        acknowledge(store, adapter, held="other")
     assert ray.get(store.acknowledgements.remote()).num_acknowledged == 0
 
 
-def test_versions_in_which_only_the_memory_spoke_for_an_engine_are_counted(store):
-    versions = [make_adapter(number, bytes([number]), LOGPROBS) for number in range(4)]
-    publish(store, *versions)
-    assert acknowledge(store, versions[0], LOGPROBS)
-    assert ray.get(store.acknowledgements.remote()).most_unmoved == 0
-    for version in versions[1:]:
-        assert not acknowledge(store, version, LOGPROBS, moved_at=[0])
-    assert ray.get(store.acknowledgements.remote()).most_unmoved == 3
-
-
 def test_version_that_a_worker_proved_is_counted_once_with_every_latency(store):
-    adapter = make_adapter(0, logprobs=LOGPROBS)
+    adapter = make_adapter(0)
     publish(store, adapter)
     for worker in (0, 1):
-        acknowledge(store, adapter, LOGPROBS, worker)
+        acknowledge(store, adapter, worker)
     found = ray.get(store.acknowledgements.remote())
     assert (found.num_published, found.num_acknowledged, len(found.latencies_s)) == (1, 1, 2)
     assert all(0 <= latency < 60 for latency in found.latencies_s)

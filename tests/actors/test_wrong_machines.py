@@ -7,11 +7,11 @@ import ray
 from faults import first_time
 from stage import dismiss, kill, local_ray, make_config, open_stage, steps_of, wait_until
 
-from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
 from ray_jobs.run import actors as run_actors
 from ray_jobs.run.actors import NoRoomError, RunActors
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import Pulse
+from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -20,11 +20,11 @@ from ray_jobs.commands.starter.warehouse import article_of
 from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
-from rollout.agent.own import OwnAgent, build_solving, rules_of
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
-from rollout.restarts import as_fork, repeats
+from rollout.replay import as_replay, repeats
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "agents"
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -45,7 +45,7 @@ class Clerk:
     def behind(self, endpoint, writer):
         # The scripted tokenizer has an id per character.
         rules = replace(rules_of(self.config), max_tokens=200, max_context_tokens=20_000)
-        return OwnAgent(
+        return CustomAgent(
             build_solving(self.config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120
         )
 
@@ -115,7 +115,7 @@ async def test_it_repeats_an_attempt_call_by_call_and_goes_on_another_way(clerk)
     engine, endpoint = ScriptedEngine([right]), Endpoint()
     live = EngineWriter(engine, trajectory_id="g/8", temperature=0.7)
     replaying = clerk.behind(endpoint, lambda task, own_id: ReplayWriter(live, root.planner_turns, 2))
-    fork = as_fork(await replaying.run(task, trajectory_id="g/8", group_id="g"), root.planner_turns[:2])
+    fork = as_replay(await replaying.run(task, trajectory_id="g/8", group_id="g"), root.planner_turns[:2])
     endpoint.close()
     assert repeats(fork, root, 2)
     assert (score_answer(task, root.answer), score_answer(task, fork.answer)) == (0.0, 1.0)

@@ -16,7 +16,7 @@ from configs.loading import load_run_config
 from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.datasets.split import question_key
-from rollout.agent.own import OwnAgent, build_solving, rules_of
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import engine_writers
@@ -121,7 +121,7 @@ async def attempt(config, *texts):
     rules = replace(rules_of(config), max_tokens=200, max_context_tokens=20_000)
     solving = build_solving(config.agent, None)
     writers = engine_writers(engine, 1.0)
-    agent = OwnAgent(solving, endpoint, writer=writers, chat=CHAT, rules=rules, timeout_s=120)
+    agent = CustomAgent(solving, endpoint, writer=writers, chat=CHAT, rules=rules, timeout_s=120)
     task = cold_start_tasks(config)[0].task
     trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
     endpoint.close()

@@ -17,11 +17,11 @@ from ray_jobs.cli import main
 from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from reward.scorers import score_answer
 from rollout.agent.demonstrations import load_teacher
-from rollout.agent.own import OwnAgent, build_solving, rules_of
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter, ReplayWriter, TeacherWriter, engine_writers
-from rollout.restarts import as_fork, repeats
+from rollout.replay import as_replay, repeats
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "public"
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -52,7 +52,7 @@ async def play(config, task, writer, max_context_tokens=20_000):
     """An attempt with a scripted tokenizer, which has an id per character."""
     endpoint = Endpoint()
     rules = replace(rules_of(config), max_tokens=200, max_context_tokens=max_context_tokens)
-    agent = OwnAgent(build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120)
+    agent = CustomAgent(build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120)
     trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
     endpoint.close()
     return trajectory
@@ -134,7 +134,7 @@ async def test_an_episode_goes_on_from_the_middle_of_another():
     engine = ScriptedEngine([str(number)])
     live = EngineWriter(engine, trajectory_id="g/8", temperature=0.7)
     end = await play(config, task, lambda task, own_id: ReplayWriter(live, root.planner_turns, 2))
-    fork = as_fork(end, root.planner_turns[:2])
+    fork = as_replay(end, root.planner_turns[:2])
     assert repeats(fork, root, 2)
     assert [turn.trainable for turn in fork.turns] == [False, False, True]
     assert [text_of(one.prompt_token_ids) for one in engine.requests] == [text_of(root.turns[2].prompt_token_ids)]

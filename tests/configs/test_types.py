@@ -16,9 +16,9 @@ from configs.reward import OutcomeConfig
         ("learner.correction.low=0.5", "type = 'tis' has 'max_weight', 'icepop' or 'sequence_reject' has it"),
         ("learner.loss.kl_weight=0.1", "type = 'dapo' has 'clip_low' and 'clip_high', 'flow_grpo' has it"),
         ("learner.overlong.cache_tokens=9", "type = 'none' has no settings, 'soft' has it"),
-        ("memory.top_k=3", "type = 'none' has no settings, 'in_process', 'folder' or 'server' has it"),
+        ("agent.memory.top_k=3", "type = 'none' has no settings, 'in_process', 'folder' or 'server' has it"),
         ("backend.base_url=here", "type = 'vllm' has no settings, 'ollama' or 'openai' has it"),
-        ("rollout.verifier.max_tokens=9", "type = 'rule' has no settings, 'model' has it"),
+        ("agent.verifier.max_tokens=9", "type = 'rule' has no settings, 'model' has it"),
         ("label.judge=m", "type = 'plan' has no settings, 'judge' has it"),
         ("learner.loss.clip_lo=0.1", "; did you mean 'learner.loss.clip_low'?"),
     ],
@@ -53,11 +53,6 @@ def test_a_rendered_recipe_loads_back(recipe, tmp_path):
     config = load_run_config(recipe)
     (tmp_path / "rendered.toml").write_text(render_config(config))
     assert load_run_config(tmp_path / "rendered.toml") == config
-
-
-def test_restarts_are_refused_beside_a_memory_whose_hints_change():
-    with pytest.raises(ConfigError, match=r"restarts.type = 'random' needs memory.type = 'none', not 'in_process'"):
-        load_run_config(None, ["rollout.restarts=random", "memory=in_process"])
 
 
 def test_misspelt_setting_of_another_type_is_told_the_nearest_one():

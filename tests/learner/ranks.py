@@ -99,7 +99,6 @@ def go_on(learner, steps=()):
         "logprobs": {name: values.tolist() for name, values in steps[-1].learner_logprobs.items()},
         "version": learner.policy_version,
         "digest": adapter.digest,
-        "canary": adapter.canary.logprobs,
         "weights": weights_of(adapter),
     }
 

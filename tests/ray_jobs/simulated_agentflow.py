@@ -6,11 +6,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path.cwd()))
 
-from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
 from envs.types import Task
 from ray_jobs.cli import main
 from ray_jobs.run import actors
 from rollout.types import Trajectory
+from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 STEP_S = 0.5
 

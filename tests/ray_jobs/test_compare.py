@@ -84,7 +84,8 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("rollout.max_steps=2", "sampling"),
+        ("agent.max_steps=2", "agent"),
+        ("rollout.max_turn_tokens=64", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "adapter_mode"),
         ("envs.search_results=3", "tools"),

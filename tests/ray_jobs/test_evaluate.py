@@ -195,8 +195,8 @@ def test_backend_error_ends_the_command_and_keeps_finished_items(tmp_path, monke
 def test_folder_of_another_policy_or_other_settings_is_rejected(tmp_path, monkeypatch):
     use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
     run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
-    with pytest.raises(EvaluationError, match="sampling"):
-        run_evaluation(config_for(tmp_path, "rollout.max_steps=2"), request_for(tmp_path, "musique"))
+    with pytest.raises(EvaluationError, match="agent"):
+        run_evaluation(config_for(tmp_path, "agent.max_steps=2"), request_for(tmp_path, "musique"))
     with pytest.raises(EvaluationError, match="items"):
         run_evaluation(config_for(tmp_path), request_for(tmp_path, "gaia"))
     changed = config_for(tmp_path)

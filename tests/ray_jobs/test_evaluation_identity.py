@@ -61,9 +61,9 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
     [
         ([], []),
         (["envs.recording.path=results.jsonl", "envs.recording.mode=replay"], []),
-        (["memory=in_process"], []),
-        (["memory=in_process", "memory.in_evaluation=true"], ["memory"]),
-        (["rollout.engine.adapter_mode=native", "rollout.verifier.type=model"], ["adapter_mode", "verifier"]),
+        (["agent.memory=in_process"], []),
+        (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["memory"]),
+        (["rollout.engine.adapter_mode=native", "agent.verifier.type=model"], ["adapter_mode", "agent"]),
         (["evaluation.judge.model=m"], ["judge"]),
         (["agent.function=evaluating:hesitant", "cold_start.num_demonstrations=0", "reward.credit=outcome"], None),
     ],

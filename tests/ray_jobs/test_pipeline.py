@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from real_run import WAIT_S, read, steps_of, wait_for_train_step
 
-from ray_jobs.checks.chaos.audit import audit
-from ray_jobs.checks.chaos.job import Job
 from ray_jobs.run.metrics import BY_NAME
 from rollout.records import read_records, readable
+from tests.faults.audit import audit
+from tests.faults.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_summary_holds_what_a_reader_is_promised(summary):
     promised = (
         "solve_rate_before solve_rate_after num_eval_tasks solve_rate_gain_ci95 mcnemar_p wall_s train_wall_s "
         "num_steps num_trajectories trajectories_per_s rollout_tokens_per_s learner_tokens_per_s staleness groups "
-        "versions_published versions_acked versions_unmoved logprob_gap_version0"
+        "versions_published versions_acked logprob_gap_version0"
     )
     assert set(promised.split()) <= set(summary)
     assert set(summary["staleness"]) == {"mean", "max"}

@@ -21,11 +21,11 @@ from ray._private.authentication_test_utils import reset_auth_token_state
 from real_run import steps_of
 from stage import wait_until
 
-from benchmarks.planted_keys import KEYED, ROOT, SERVER, SMALL, keyed_tools, plant, viewer_answers
-from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.cli import main
 from ray_jobs.jobs import submit
 from ray_jobs.jobs.client import connect
+from tests.faults.machines import Machines
+from tests.ray_jobs.planted_keys import KEYED, ROOT, SERVER, SMALL, keyed_tools, plant, viewer_answers
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

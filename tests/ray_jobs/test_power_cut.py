@@ -1,4 +1,4 @@
-"""The power of a run is cut at random points; the model of the disk is in benchmarks/durable_disk.py."""
+"""The power of a run is cut at random points; the model of the disk is in tests/ray_jobs/durable_disk.py."""
 
 import hashlib
 import io
@@ -12,14 +12,14 @@ import sqlite3
 
 import pytest
 
-from benchmarks import power_cut
-from benchmarks.durable_disk import DurableDisk, PowerCutError
-from benchmarks.power_cut import TrainedTwiceError, cut_again_and_again, go_on, make_config
 from learner.checkpoint import CheckpointError
 from rollout.records import read_records
 from rollout.store import disk
 from rollout.store.ledger import Ledger
 from rollout.store.ledger_file import LedgerFile
+from tests.ray_jobs import power_cut
+from tests.ray_jobs.durable_disk import DurableDisk, PowerCutError
+from tests.ray_jobs.power_cut import TrainedTwiceError, cut_again_and_again, go_on, make_config
 
 MENDED = re.compile(r"the ledger (had lost|said that)|metrics\.jsonl has lost")
 

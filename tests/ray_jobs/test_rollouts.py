@@ -333,4 +333,4 @@ def test_more_workers_than_a_memory_on_disk_serves_are_told_and_not_started(tmp_
     path.write_text("2\n")
     assert (wanted.read(), wanted.read()) == (1, 1)
     assert len(said) == 1
-    assert "says 2, and memory.type = 'folder' is for 1 rollout worker: 1 as before" in said[0]
+    assert "says 2, and agent.memory.type = 'folder' is for 1 rollout worker: 1 as before" in said[0]

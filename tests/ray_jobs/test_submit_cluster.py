@@ -12,9 +12,9 @@ from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.util.state import list_nodes
 from stage import check_nothing_lost, groups_of, steps_of, wait_until
 
-from ray_jobs.checks.chaos.machines import Machines
 from ray_jobs.cli import main
 from ray_jobs.jobs import submit
+from tests.faults.machines import Machines
 
 ROOT = Path(__file__).parents[2]
 

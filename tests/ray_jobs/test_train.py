@@ -6,9 +6,9 @@ import sys
 import pytest
 from real_run import WAIT_S, read, wait_for_train_step
 
-from ray_jobs.checks.chaos.audit import audit
-from ray_jobs.checks.chaos.job import Job
 from rollout.records import read_records
+from tests.faults.audit import audit
+from tests.faults.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

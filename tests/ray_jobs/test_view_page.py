@@ -10,11 +10,11 @@ import pytest
 import uvicorn
 from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
 
-from benchmarks.viewer_opening import chromium
 from envs.serving import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
 from reward.types import Reward, StepScores
+from tests.ray_jobs.browser import chromium
 
 ARGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -87,7 +87,6 @@ def big_run(folder, num=20_000):
 
 
 def test_20000_trajectories_are_shown_and_scrolled_without_loading_all(browser, tmp_path):
-    """How long it takes is measured by `benchmarks/viewer_opening.py`."""
     with served(big_run(tmp_path / "big")) as address, page_of(browser, f"{address}#/trajectories?phase=any") as page:
         pages = []
         page.on("response", lambda answer: pages.append(answer) if "/api/trajectories?" in answer.url else None)

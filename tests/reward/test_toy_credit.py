@@ -7,10 +7,10 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from benchmarks.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train
 from configs.reward import AlarmConfig
 from learner.advantages import outcome_gated, pooled
 from reward.prm.alarms import HackingMonitor
+from tests.reward.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train
 
 SEEDS = range(3)
 

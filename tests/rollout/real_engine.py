@@ -3,7 +3,6 @@
 import asyncio
 
 from rollout.engines.engine import GenerationRequest
-from rollout.store.canary import CanaryScores
 
 ROUNDING = 0.2
 """Mean difference in nats that bfloat16 makes between learner and engine; 0.06 to 0.11 is usual with these adapters."""
@@ -28,7 +27,7 @@ def build_engine(model_path, base=None, **config):
 
 
 def make_adapter(learner, version, size=0.15):
-    """The same adapter every time for the same version, with the learner's canary."""
+    """The same adapter every time for the same version."""
     import torch
 
     generator = torch.Generator().manual_seed(version)
@@ -37,11 +36,6 @@ def make_adapter(learner, version, size=0.15):
             parameter.data = size * torch.randn(parameter.shape, generator=generator)
     learner.policy_version = version
     return learner.adapter()
-
-
-def scores(adapter, engine_logprobs):
-    """Learner and engine of the canary text."""
-    return CanaryScores(policy_version=adapter.policy_version, learner=adapter.canary.logprobs, engine=engine_logprobs)
 
 
 def small_step(adapter, version, size=1e-6):

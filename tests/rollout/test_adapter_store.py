@@ -7,18 +7,15 @@ from pathlib import Path
 import pytest
 
 from rollout.store.adapters import AdapterMismatchError, AdapterStore, AdapterStoreError, PublishedAdapter
-from rollout.store.canary import Canary
-
-CANARY = Canary(token_ids=(5, 6, 7), logprobs=(-0.1, -1 / 3), base_logprobs=(-2.0, -3.0))
 
 
 def bytes_of(version):
     return f"weights of {version}".encode()
 
 
-def make_published(version, *, data=None, canary=CANARY):
+def make_published(version, *, data=None):
     digest = hashlib.sha256(bytes_of(version) if data is None else data).hexdigest()
-    return PublishedAdapter(policy_version=version, digest=digest, canary=canary)
+    return PublishedAdapter(policy_version=version, digest=digest)
 
 
 def make_store(folder, *, versions=()):
@@ -59,12 +56,6 @@ def test_number_that_was_used_is_refused(tmp_path):
     assert store.num_published == len(index_of(tmp_path)) == 3
 
 
-def test_same_weights_with_another_canary_are_not_the_same_publication(tmp_path):
-    store = make_store(tmp_path, versions=[0])
-    with pytest.raises(ValueError, match="published before"):
-        store.publish(make_published(0, canary=None), bytes_of(0))
-
-
 def test_same_publication_twice_changes_nothing(tmp_path):
     store = make_store(tmp_path, versions=[0, 1])
     store.publish(make_published(1), bytes_of(1))
@@ -92,31 +83,6 @@ def test_version_numbers_continue_after_reopening(tmp_path):
     assert [store.find(version) for version in range(3)] == [make_published(version) for version in range(3)]
     with pytest.raises(ValueError, match="published before"):
         store.publish(make_published(2, data=b"other"), b"other")
-
-
-def test_canary_survives_reopening_to_the_last_bit(tmp_path):
-    make_store(tmp_path, versions=[0])
-    assert AdapterStore(tmp_path).newest.canary == CANARY
-
-
-def test_canaries_are_known_by_version_the_base_models_too(tmp_path):
-    store = make_store(tmp_path, versions=[0, 3])
-    store.publish(make_published(4, canary=None), bytes_of(4))
-    assert store.canary_logprobs() == {-1: CANARY.base_logprobs, 0: CANARY.logprobs, 3: CANARY.logprobs}
-
-
-def test_index_of_a_run_that_knew_no_base_canary_is_read(tmp_path):
-    store = make_store(tmp_path)
-    store.publish(make_published(0, canary=Canary(token_ids=(5, 6), logprobs=(-0.1,))), bytes_of(0))
-    row = json.loads((tmp_path / "index.jsonl").read_text())
-    del row["canary"]["base_logprobs"]
-    (tmp_path / "index.jsonl").write_text(json.dumps(row) + "\n")
-    assert AdapterStore(tmp_path).canary_logprobs() == {0: (-0.1,)}
-
-
-def test_version_without_a_canary_survives_reopening(tmp_path):
-    AdapterStore(tmp_path).publish(make_published(0, canary=None), bytes_of(0))
-    assert AdapterStore(tmp_path).newest == make_published(0, canary=None)
 
 
 def test_line_that_a_crash_cut_off_was_never_published(tmp_path):

@@ -1,7 +1,10 @@
 import pytest
 from tokenizers import AddedToken
 
-from benchmarks.chat_templates import (
+from rollout.agent.agent import check_chat
+from rollout.chat import ChatFormat, ChatTemplateError, chat_pieces
+from rollout.types import Message
+from tests.rollout.chat_templates import (
     CHATML,
     DEEPSEEK_R1,
     GEMMA2,
@@ -11,9 +14,6 @@ from benchmarks.chat_templates import (
     blank_before_tokenizer_of,
     tokenizer_of,
 )
-from rollout.agent.agent import check_chat
-from rollout.chat import ChatFormat, ChatTemplateError, chat_pieces
-from rollout.types import Message
 
 SYSTEM, TASK, RESULT, LAST = "Solve it with tools.", "Task: 6*7?", "Result: 42", "Result: the end"
 REPLY, SECOND = '{"thought":"t"}', '{"thought":"u"}'

@@ -5,10 +5,10 @@ import weakref
 
 import pytest
 
-from benchmarks.gpu.random_model import write_folder
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.vllm import VllmEngine
+from tests.rollout.random_model import write_folder
 
 pytestmark = pytest.mark.slow
 

@@ -202,7 +202,7 @@ async def test_a_folder_outlives_the_process_and_is_used_by_one_at_a_time(tmp_pa
     config = FolderMemoryConfig(path=str(tmp_path / "qdrant"))
     first, second = EpisodicMemory(config), EpisodicMemory(config)
     await first.remember(WOOL_SOLVED)
-    with pytest.raises(MemoryUnavailableError, match=r"check memory\.path"):
+    with pytest.raises(MemoryUnavailableError, match=r"check agent\.memory\.path"):
         await second.hints(ask(COPPER))
     first.close()
     second.close()
@@ -256,23 +256,26 @@ async def test_all_siblings_of_a_group_read_the_same_hints():
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_no_recipe_remembers_unless_it_says_so(recipe):
-    config = load_run_config(recipe).memory
+    config = load_run_config(recipe).planner.memory
     assert config.type == "none"
 
 
 def test_a_folder_for_several_workers_is_refused(tmp_path):
     memory = {"type": "folder", "path": str(tmp_path)}
     with pytest.raises(ValueError, match="is for one rollout worker, and there may be 2"):
-        RunConfig.model_validate({"memory": memory, "rollout": {"num_workers": 2}})
-    RunConfig.model_validate({"memory": memory})
+        RunConfig.model_validate({"agent": {"memory": memory}, "rollout": {"num_workers": 2}})
+    RunConfig.model_validate({"agent": {"memory": memory}})
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["memory.api_key_env=KEY"], "'server' has it"),
-        (["memory=server", "memory.api_key_env=KEY", "memory.url=http://qdrant.example:6333"], "use https"),
-        (["memory=in_process", "memory.top_k=0"], "must be at least 1"),
+        (["agent.memory.api_key_env=KEY"], "'server' has it"),
+        (
+            ["agent.memory=server", "agent.memory.api_key_env=KEY", "agent.memory.url=http://qdrant.example:6333"],
+            "use https",
+        ),
+        (["agent.memory=in_process", "agent.memory.top_k=0"], "must be at least 1"),
     ],
 )
 def test_a_wrong_memory_is_one_line(overrides, says):
@@ -283,7 +286,7 @@ def test_a_wrong_memory_is_one_line(overrides, says):
 @pytest.mark.parametrize(("in_evaluation", "num_shown"), [(False, 0), (True, 3)])
 async def test_hints_are_shown_in_evaluations_only_where_asked_for(in_evaluation, num_shown):
     memory = {"type": "in_process", "in_evaluation": in_evaluation}
-    config = RunConfig.model_validate({"memory": memory, "envs": {"actions": ["think", "search", "answer"]}})
+    config = RunConfig.model_validate({"agent": {"memory": memory}, "envs": {"actions": ["think", "search", "answer"]}})
     engine = ScriptedEngine([decision("answer", "1")] * 3)
     solver = Solver(config, engine, ChatFormat(ScriptedTokenizer()), max_open=1)
     await solver._memory.remember(WOOL_SOLVED)

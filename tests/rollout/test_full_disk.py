@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.simulated_parts import SimulatedLearner
 from configs.loading import load_run_config
 from learner.checkpoint import CheckpointError, newest_checkpoint, save_checkpoint
 from ray_jobs.cli import _for_the_user
@@ -15,6 +14,7 @@ from ray_jobs.viewer.report import write_report
 from rollout.records import TOKENIZER, append_record, read_records
 from rollout.store.adapters import AdapterStore, AdapterStoreError, PublishedAdapter
 from rollout.store.disk import sweep_partials, write_whole
+from tests.simulated_parts import SimulatedLearner
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def test_checkpoint_is_one_clear_error_and_the_one_before_stays(tmp_path, room):
 
 def test_adapter_is_one_clear_error_and_can_be_published_once_there_is_room(tmp_path):
     store, data = AdapterStore(tmp_path), bytes(5000)
-    published = PublishedAdapter(policy_version=0, digest=hashlib.sha256(data).hexdigest(), canary=None)
+    published = PublishedAdapter(policy_version=0, digest=hashlib.sha256(data).hexdigest())
     with full_at(1000), pytest.raises(AdapterStoreError, match=r"cannot write version 0 .* free some space there and"):
         store.publish(published, data)
     assert files_in(tmp_path) == []

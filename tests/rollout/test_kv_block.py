@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from real_engine import without_ends
 
-from benchmarks.gpu.random_model import write_folder
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines import vllm_parts
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.vllm import VllmEngine
+from tests.rollout.random_model import write_folder
 
 pytestmark = pytest.mark.slow
 

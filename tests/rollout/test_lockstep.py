@@ -4,7 +4,7 @@ import pytest
 from scripted import ScriptedEngine
 
 from rollout.engines.engine import EngineError, GenerationRequest
-from rollout.engines.wrappers import GroupEngine, LockstepEngine
+from rollout.engines.wrappers import LockstepEngine
 
 
 class ScriptedBatchEngine(ScriptedEngine):
@@ -76,15 +76,11 @@ async def test_trajectory_that_ends_is_released_in_the_engine():
     engine = ScriptedBatchEngine()
     lockstep = LockstepEngine(engine, seed=0)
     lockstep.begin_round(2)
-    group = GroupEngine(lockstep, 2)
-    await asyncio.gather(*(group.generate(ask(name)) for name in ("g/0", "g/1")))
-    group.release("g/0")
+    await asyncio.gather(*(lockstep.generate(ask(name)) for name in ("g/0", "g/1")))
+    lockstep.release("g/0")
     assert engine.released == ["g/0"]
-    group.release("g/1")
+    lockstep.release("g/1")
     assert engine.released == ["g/0", "g/1"]
-    with pytest.raises(RuntimeError, match="1 trajectories of the round before"):
-        lockstep.begin_round(2)
-    group.close("g")
     lockstep.begin_round(2)
 
 

@@ -15,7 +15,7 @@ from endpoint_play import RULES, GatedEngine, until
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
 from configs.rollout import FunctionAgentConfig
-from rollout.agent.own import CommandSolving, FunctionSolving, OwnAgent
+from rollout.agent.custom import CommandSolving, FunctionSolving, CustomAgent
 from rollout.agent.program import Program, ProgramError
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
@@ -188,7 +188,7 @@ async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
 
 async def attempt_at(endpoint, solving, *texts, engine=None, timeout_s=60.0, told=None, writer=None):
     engine = engine or ScriptedEngine(texts)
-    agent = OwnAgent(
+    agent = CustomAgent(
         solving,
         endpoint,
         writer=writer or engine_writers(engine, 0.7),
@@ -318,7 +318,7 @@ async def test_a_plain_function_has_a_thread_to_itself_and_a_client_that_waits(f
 
 @pytest.mark.parametrize("name", ["never_ends", "sleeps"])
 async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, name, monkeypatch):
-    monkeypatch.setattr("rollout.agent.own.GRACE_S", 0.1)
+    monkeypatch.setattr("rollout.agent.custom.GRACE_S", 0.1)
     said = await failure_of(functions(name), timeout_s=0.2)
     assert said == "the agent took longer than rollout.episode_timeout_s = 0.2"
 

@@ -7,7 +7,7 @@ import pytest
 from endpoint_play import RULES, GatedEngine, new_client, until, user
 from scripted import ScriptedTokenizer, make_task
 
-from rollout.agent.own import OwnAgent
+from rollout.agent.custom import CustomAgent
 from rollout.buffer import GroupBuffer
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
@@ -35,7 +35,7 @@ class ScriptedWorker:
         return reply.choices[0].message.content
 
     async def play(self, permit):
-        agent = OwnAgent(
+        agent = CustomAgent(
             self,
             self.endpoint,
             writer=engine_writers(self.engine, 0.7),

@@ -5,7 +5,6 @@ import pytest
 from configs.loading import load_run_config
 from envs.datasets.generated import GeneratedTask
 from envs.types import Task
-from rollout.restarts import Anchor
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +57,7 @@ def worker(model_path, tmp_path_factory):
         worker.close()
 
 
-async def test_group_of_an_own_agent_and_its_forks_are_what_the_engine_sampled(worker, learner):
+async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled(worker, learner):
     from learner.samples import samples_of
 
     task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
@@ -79,13 +78,10 @@ async def test_group_of_an_own_agent_and_its_forks_are_what_the_engine_sampled(w
         # Raises where a token does not follow the grammar that it was sampled under.
         assert learner.policy.logprobs(samples).shape[0] == 3
     root = group.trajectories[1]
-    forks, _ = await worker.fork(group, Anchor(trajectory_id="g/1", num_turns=3, source="random"), round_=1)
-    assert [one.id for one in forks.trajectories] == ["g/2", "g/3"]
-    for fork in forks.trajectories:
-        assert (fork.failure, fork.branches) == (None, root.branches)
-        assert [turn.completion for turn in fork.turns[:3]] == [turn.completion for turn in root.turns[:3]]
-        assert [turn.trainable for turn in fork.turns] == [False, False, False, True]
-        assert fork.turns[3].prompt_token_ids == root.turns[3].prompt_token_ids
+    for end in await worker.continue_from(root, 3, 2):
+        assert (end.failure, end.branches) == (None, root.branches)
+        assert [turn.completion for turn in end.turns[:3]] == [turn.completion for turn in root.turns[:3]]
+        assert [turn.trainable for turn in end.turns] == [False, False, False, True]
 
 
 async def test_what_a_teacher_says_is_imitated_token_by_token(worker, learner):

@@ -6,12 +6,12 @@ import random
 import pytest
 from real_engine import without_ends
 
-from benchmarks.gpu.random_model import write_folder
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines import vllm as vllm_engine
 from rollout.engines import vllm_parts
 from rollout.engines.engine import GenerationRequest
+from tests.rollout.random_model import write_folder
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from benchmarks.simulated_memory import TARGETS, MergedMemory, adapter_versions, read_native, save_base
 from rollout.engines.read_back import MergedColumns, ReadBack, together
+from tests.rollout.simulated_memory import TARGETS, MergedMemory, adapter_versions, read_native, save_base
 
 STEP_SIZES = (1e-6, 1e-5, 1e-4, 1e-3)
 

@@ -5,7 +5,7 @@ from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_ta
 
 from rollout.engines.engine import EngineError, GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
-from rollout.restarts import repeats
+from rollout.replay import repeats
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]

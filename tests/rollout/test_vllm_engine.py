@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import threading
-from dataclasses import replace
 
 import pytest
 from real_engine import (
@@ -19,14 +18,12 @@ from real_engine import (
     mean_gap,
     request,
     sampling_requests,
-    scores,
     small_step,
     until_sampled,
 )
 
 from rollout.engines.engine import EngineError
 from rollout.engines.vllm_parts import FUSED
-from rollout.store.canary import CanaryScores, canary_fault, moved
 from rollout.types import VersionSwitch
 
 pytestmark = pytest.mark.slow
@@ -134,14 +131,6 @@ async def test_cached_prefix_of_old_weights_is_not_used_with_new_ones(engine, le
     assert mean_gap(one.logprobs, learner_logprobs(learner, old, asked, one)) > OTHER_WEIGHTS
 
 
-async def test_step_too_small_for_the_files_type_is_sampled_with_in_float32(engine, learner):
-    """The files are bfloat16, which rounds away most of what a first step of RL changes."""
-    small = make_adapter(learner, 0, size=0.003)
-    await load(engine, small)
-    bound = 0.001 if engine._config.precision == "float32" else ROUNDING
-    assert mean_gap(await engine.score(small.canary.token_ids), small.canary.logprobs) < bound
-
-
 @pytest.mark.parametrize("endless_grammar", ["root ::= [a-z ] root"])
 async def test_grammar_goes_on_where_it_was_when_an_adapter_comes(engine, adapters, prompt, endless_grammar):
     await load(engine, adapters[0])
@@ -219,25 +208,7 @@ async def test_update_changes_what_is_sampled_and_the_base_comes_back_exactly(en
     assert (after.policy_version, after.token_ids, after.logprobs) == (-1, before.token_ids, before.logprobs)
 
 
-async def test_canary_proves_the_version_that_is_loaded_and_no_other(engine, adapters):
-    old, new, _ = adapters
-    token_ids = old.canary.token_ids
-    base = CanaryScores(policy_version=-1, learner=old.canary.base_logprobs, engine=await engine.score(token_ids))
-    said = {"base": base.engine}
-    for name, adapter in (("old", old), ("new", new)):
-        await load(engine, adapter)
-        said[name] = await engine.score(token_ids)
-    before = scores(old, said["old"])
-    assert mean_gap(base.engine, base.learner) < ROUNDING
-    assert canary_fault(before, [base]) is None
-    assert moved(before, base)
-    assert canary_fault(scores(new, said["new"]), [base, before]) is None
-    assert mean_gap(said["new"], new.canary.logprobs) < ROUNDING
-    for wrong in ("old", "base"):
-        assert canary_fault(scores(new, said[wrong]), [base, before])
-
-
-async def test_weights_read_back_prove_the_smallest_step_which_the_canary_cannot(engine, adapters):
+async def test_weights_read_back_prove_the_smallest_step(engine, adapters):
     old = adapters[0]
     await load(engine, old)
     first = await engine.read_back()
@@ -267,122 +238,6 @@ def without_reload(rpc):
         return rpc(method, *arguments, **options)
 
     return called
-
-
-@pytest.mark.usefixtures("endless")
-async def test_canary_is_the_first_thing_that_is_computed_with_new_weights(engine, adapters, chat, monkeypatch):
-    from rollout.engines import vllm as vllm_engine
-
-    events = []
-
-    def watch(owner, name, event):
-        original = getattr(owner, name)
-
-        def watched(*arguments):
-            result = original(*arguments)
-            events.append(event())
-            return result
-
-        monkeypatch.setattr(owner, name, watched)
-
-    watch(engine, "_reload", lambda: "loaded")
-    watch(engine, "_step", lambda: "step")
-    watch(vllm_engine, "prompt_logprobs_of", lambda: ("proven", len(engine._scheduler.waiting)))
-    await load(engine, adapters[0])
-    # More tokens than one step takes: some wait for the second one after the update.
-    requests = sampling_requests(distinct_prompts(chat, PLACES))
-    running = asyncio.create_task(engine.generate_together(requests))
-    await until_sampled(engine, 2, PLACES)
-    prepared = await engine.prepare_adapter(1, adapters[1].data)
-    await asyncio.gather(engine.load_prepared(prepared), engine.score(adapters[1].canary.token_ids))
-    await running
-    first = events[events.index("loaded", 1) + 1]
-    assert first != "step"
-    event, num_waiting = first
-    assert event == "proven"
-    assert num_waiting > 0
-
-
-def distinct_prompts(chat, count):
-    """Two hundred tokens each, of which no two share the beginning."""
-    return [chat.prompt(f"{index} is your number. " * 30, "What is your number?") for index in range(count)]
-
-
-# Sampling.
-
-
-async def test_same_seeds_give_the_same_completions_even_if_the_prompts_need_several_steps(engine, chat):
-    requests = sampling_requests(distinct_prompts(chat, PLACES), max_tokens=8)
-    assert sum(len(one.prompt_token_ids) for one in requests) > 2048
-    first = await engine.generate_together(requests)
-    await engine.load_base()
-    assert await engine.generate_together(requests) == first
-
-
-async def test_without_the_prefix_cache_the_same_requests_are_computed_in_the_same_way(engine, chat):
-    """To the bit, whatever was asked before."""
-    requests = sampling_requests(distinct_prompts(chat, 2), max_tokens=8)
-    answers = []
-    for _ in range(2):
-        await engine.forget_prefixes()
-        answers.append(await engine.generate_together(requests))
-    assert answers[0] == answers[1]
-
-
-async def test_other_seeds_give_other_completions_and_no_seed_none_that_come_back(engine, prompt):
-    texts = [
-        (await engine.generate(request(prompt, temperature=1.0, seed=seed))).text for seed in (1, 2, 3, None, None)
-    ]
-    assert len(set(texts)) == 5
-
-
-async def test_grammar_binds_what_is_sampled_and_logprobs_are_after_it(engine, prompt):
-    from rollout.agent.planner import parse_decision, planner_grammar
-
-    completion = await engine.generate(
-        request(prompt, grammar=planner_grammar(("answer",)), max_tokens=60, temperature=1.0)
-    )
-    assert completion.text.startswith('{"thought":"')
-    if completion.finish_reason == "stop":
-        assert parse_decision(completion.text).action == "answer"
-    assert all(logprob <= 0 for logprob in completion.logprobs)
-    assert len(completion.logprobs) == len(completion.token_ids)
-
-
-async def test_learner_replays_the_engines_grammar_masks_token_by_token(engine, learner, prompt, monkeypatch):
-    """The very rows of allowed tokens that the engine sampled under, and what both say of each token of its own."""
-    import numpy as np
-    import torch
-    from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
-
-    from learner.samples import scoring_sample
-    from learner.types import GrammarSpan
-    from rollout.agent.planner import planner_grammar
-
-    masks, fill = [], XgrammarGrammar.fill_bitmask
-
-    def recorded(grammar, bitmask, index):
-        fill(grammar, bitmask, index)
-        masks.append(bitmask[index].clone())
-
-    monkeypatch.setattr(XgrammarGrammar, "fill_bitmask", recorded)
-    asked = request(prompt, grammar=planner_grammar(("think", "answer")), max_tokens=60, temperature=1.0)
-    completion = await engine.generate(asked)
-    tokens = np.array(completion.token_ids)
-    policy = learner.policy
-    allowed = policy._grammars.allowed(asked.grammar, tokens)
-    assert torch.equal(torch.stack(masks[: len(tokens)])[:, : allowed.shape[1]], allowed)
-
-    span = GrammarSpan(start=len(prompt), end=len(prompt) + len(tokens), grammar=asked.grammar)
-    one = replace(scoring_sample((*prompt, *completion.token_ids)), grammar_spans=(span,))
-    with torch.no_grad(), policy.model.disable_adapter():
-        found = policy.logprobs([one])[0, span.start :].numpy()
-    choices = np.array([sum(bin(word & 0xFFFFFFFF).count("1") for word in row) for row in allowed.tolist()])
-    gaps = np.abs(found - np.array(completion.logprobs))
-    assert (gaps[choices == 1] == 0).all()
-    assert (choices == 1).any()
-    assert (choices > 1).any()
-    assert gaps[choices > 1].max() < OTHER_WEIGHTS
 
 
 @pytest.mark.usefixtures("endless")

@@ -17,7 +17,6 @@ from real_engine import (
     mean_gap,
     request,
     sampling_requests,
-    scores,
     small_step,
     until_sampled,
 )
@@ -27,7 +26,6 @@ from configs.rollout import EngineConfig
 from rollout.engines.base_weights import BaseWeights
 from rollout.engines.engine import EngineError
 from rollout.engines.vllm_parts import _register_loader, engine_options
-from rollout.store.canary import CanaryScores, canary_fault, moved
 
 pytestmark = pytest.mark.slow
 
@@ -105,23 +103,6 @@ async def test_unused_adapters_leave_vllm_and_shared_memory_and_those_in_use_nev
     assert (await running).policy_version == 0
     await load(engine, adapters[3])
     assert await versions_held(engine) == {3}
-
-
-async def test_canary_proves_the_adapter_that_is_loaded_and_no_other(engine, adapters):
-    old, new, _, _ = adapters
-    token_ids = old.canary.token_ids
-    base = CanaryScores(policy_version=-1, learner=old.canary.base_logprobs, engine=await engine.score(token_ids))
-    said = {"base": base.engine}
-    for name, adapter in (("old", old), ("new", new)):
-        await load(engine, adapter)
-        said[name] = await engine.score(token_ids)
-    before = scores(old, said["old"])
-    assert mean_gap(base.engine, base.learner) < ROUNDING
-    assert canary_fault(before, [base]) is None
-    assert moved(before, base)
-    assert canary_fault(scores(new, said["new"]), [base, before]) is None
-    for wrong in ("old", "base"):
-        assert canary_fault(scores(new, said[wrong]), [base, before])
 
 
 async def test_weights_read_back_out_of_the_slots_prove_the_smallest_step(engine, adapters):

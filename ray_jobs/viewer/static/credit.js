@@ -46,21 +46,18 @@ function meter(record, index) {
 
 function explanation(record, index, credit, siblings) {
   const { totals, scores, scheme, weight } = credit;
-  const first = record.anchor?.num_turns ?? 0;
-  if (index < first) return [h("p", {}, `Repeated from attempt ${record.anchor.trajectory_id.split("/").pop()}, from which this fork goes on: nothing of this step is trained.`)];
   if (record.reward === null) return [h("p", {}, record.outcome === null ? "This attempt could not be scored, so it trains nothing." : "This attempt was cut off by the token limit, and learner.overlong keeps it out of training.")];
   const [outcome, process] = [record.outcome_parts[index], record.process_parts[index]];
-  const peers = siblings.filter((row) => Boolean(row.anchor) === Boolean(record.anchor));
-  const right = peers.filter((row) => row.outcome === 1).length;
+  const right = siblings.filter((row) => row.outcome === 1).length;
   const lines = [];
   const say = (text) => lines.push(h("p", {}, text));
   const formula = (...text) => lines.push(h("code", {}, ...text));
   if (["outcome", "outcome_centered", "outcome_gated"].includes(scheme)) {
-    if (index > first) say(`Outcome: ${signed(outcome)}, as at every step ${first ? "that this attempt sampled" : "of this attempt"}; step ${first + 1} has the formula.`);
-    else say(`Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${peers.length || totals.num} ${record.anchor ? "forks" : "attempts"} were. Every step of the attempt shares this part.`);
-    if (index === first && scheme === "outcome_centered") {
+    if (index > 0) say(`Outcome: ${signed(outcome)}, as at every step of this attempt; step 1 has the formula.`);
+    else say(`Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${siblings.length || totals.num} attempts were. Every step of the attempt shares this part.`);
+    if (index === 0 && scheme === "outcome_centered") {
       formula("R \u2212 mean = ", number(record.reward), " \u2212 ", number(totals.mean), " = ", h("b", {}, signed(outcome)));
-    } else if (index === first && totals.std >= 1e-3) {
+    } else if (index === 0 && totals.std >= 1e-3) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
     }
   }

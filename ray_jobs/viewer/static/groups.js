@@ -61,10 +61,8 @@ export function why(state, siblings, reason, size, scored) {
   const of = siblings.length || size || 0;
   const valid = siblings.length ? siblings.filter((row) => row.outcome !== null && row.outcome !== undefined).length : scored ?? of;
   const [counted, rest] = of > valid ? ["scored attempts", ` ${of - valid} more could not be scored.`] : ["attempts", ""];
-  const forks = siblings.filter((row) => row.anchor);
   switch (state) {
     case "trained":
-      if (forks.length) return `Trained: none of its ${of - forks.length} attempts was right. ${forks.length} forks went on from the first ${forks[0].anchor.num_turns === 1 ? "step" : `${forks[0].anchor.num_turns} steps`} of attempt ${forks[0].anchor.trajectory_id.split("/").pop()}, and are trained on from there: ${right} of them ${right === 1 ? "was" : "were"} right.`;
       return siblings.length
       ? `Trained: ${right} of ${of} attempts ${right === 1 ? "was" : "were"} right, so each can be compared with its siblings.` : "Trained: its attempts were not all right and not all wrong.";
     case "all_right": return `Filtered: all ${valid} ${counted} were right.${rest} With no difference between them every advantage is 0, so there is nothing to learn.`;

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import psutil
 
-from ray_jobs.checks.chaos.job import descendants, send
+from tests.faults.job import descendants, send
 
 RAY = Path(sys.prefix) / "bin" / "ray"
 PATIENCE_S = 300.0

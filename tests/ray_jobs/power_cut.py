@@ -3,7 +3,7 @@
 The run is the real one but for its engine and model, in one process: loop, store, ledger, run folder and checkpoints
 are those of `agentflow train`; `DurableDisk` decides what each cut leaves.
 
-    python -m benchmarks.power_cut --cuts 20 --seed 1
+    python -m tests.ray_jobs.power_cut --cuts 20 --seed 1
 """
 
 import argparse
@@ -23,8 +23,6 @@ from rich.console import Console as RichConsole
 
 from actors.learner import LearnerCalls
 from actors.store import StoreActor
-from benchmarks.durable_disk import DurableDisk, PowerCutError
-from benchmarks.simulated_parts import GroupShape, SimulatedLearner, SimulatedWorker, trained_counts
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
@@ -33,12 +31,13 @@ from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
-from ray_jobs.simulate.worker import LognormalTasks
 from ray_jobs.train import continue_training, train_step
 from reward.judging import GroupJudge, OutcomeReward, group_result
 from rollout.store.admission import WorkerStatus
 from rollout.store.ledger import Ledger
 from rollout.store.lifecycle import GroupCounts, group_id
+from tests.ray_jobs.durable_disk import DurableDisk, PowerCutError
+from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedLearner, SimulatedWorker, trained_counts
 
 SHAPE = GroupShape(tasks=LognormalTasks(median_s=0.0, sigma=0.0), num_turns=2, turn_tokens=8)
 MOMENTS_BETWEEN = 160

@@ -8,13 +8,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path.cwd()))
 
-from benchmarks.simulated_parts import SimulatedLearner, SimulatedWorker
 from configs.run import RunConfig
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
 from ray_jobs.run import actors
 from rollout.types import Trajectory, TrajectoryGroup
+from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 
 class KeyedWorker(SimulatedWorker):

@@ -1,11 +1,11 @@
-"""An agent of one's own: a function or a program that speaks to the worker's endpoint. One call, one trajectory."""
+"""A custom agent: a function or a program that calls the worker's endpoint. Each run gives one trajectory."""
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from configs.own import failure, in_a_thread, own_function
 from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 Clients: TypeAlias = "Callable[[str], AsyncOpenAI | OpenAI]"
 GRACE_S = 5.0
-"""That a function whose time is over has to end."""
+"""Time that a cancelled function has to end."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenTask:
-    """What an agent is told of a task. Not the answer, nor what a scorer may read besides."""
+    """The part of a task that an agent may see: not its answer, nor its other data."""
 
     id: str
     dataset: str
@@ -39,8 +39,8 @@ class GivenTask:
 
 
 class AgentError(RuntimeError):
-    """The agent gave no answer; the message says why. The attempt is unscored, not wrong, but where the agent failed
-    `over_context`: its messages had filled the context, which is the policy's doing."""
+    """An agent that gave no answer. The attempt is unscored, unless the agent failed `over_context`: because the
+    policy's messages filled the context."""
 
     def __init__(self, message: str, *, over_context: bool = False) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class AgentError(RuntimeError):
 
 
 class Solving(Protocol):
-    """A function or a program, ready to be asked."""
+    """A function or a program that solves tasks."""
 
     async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
         """Raises AgentError."""
@@ -56,7 +56,7 @@ class Solving(Protocol):
 
 
 class FunctionSolving:
-    """Calls an `async def solve(task, client) -> str`, or a plain function, which has a thread to itself."""
+    """Calls an `async def solve(task, client) -> str`, or a plain function in a thread."""
 
     def __init__(self, config: FunctionAgentConfig) -> None:
         """Raises OwnCodeError."""
@@ -70,32 +70,30 @@ class FunctionSolving:
             self._clients = endpoint.base_url, _clients(endpoint.base_url, is_async=self._is_async)
         client = self._clients[1](attempt.key)
         try:
-            given = self._function(task, client) if self._is_async else in_a_thread(self._function, task, client)
-            answer = await given
+            running = self._function(task, client) if self._is_async else in_a_thread(self._function, task, client)
+            answer = await running
         except (Exception, SystemExit) as error:
             raise AgentError(
                 f"agent.function: '{self._name}' failed with {failure(error)}",
-                over_context=attempt.out_of_context is not None and _tells(error, attempt.out_of_context),
+                over_context=attempt.out_of_context is not None and _is_caused_by(error, attempt.out_of_context),
             ) from error
         if inspect.iscoroutine(answer):
             answer.close()
             raise AgentError(
-                f"agent.function: '{self._name}' is a plain function that returned a coroutine, and got the client of "
-                "one; write `async def` around an async function"
+                f"agent.function: '{self._name}' is a plain function that returned a coroutine; write `async def` "
+                "around an async function, so that it gets an async client"
             )
         if not isinstance(answer, str):
             raise AgentError(
-                f"agent.function: '{self._name}' returned {type(answer).__name__}, not a text; return '' where it has "
-                "no answer"
+                f"agent.function: '{self._name}' returned {type(answer).__name__}, not a text; return '' for no answer"
             )
         return answer
 
 
-def _tells(error: BaseException | None, words: str) -> bool:
-    """Whether the error, or one that it came of, has these words in it."""
+def _is_caused_by(error: BaseException | None, message: str) -> bool:
     seen = list[BaseException]()
     while error is not None and error not in seen:
-        if words in str(error):
+        if message in str(error):
             return True
         seen.append(error)
         error = error.__cause__ or error.__context__
@@ -103,34 +101,36 @@ def _tells(error: BaseException | None, words: str) -> bool:
 
 
 def _clients(base_url: str, *, is_async: bool) -> Clients:
-    """Clients by their keys, which share connections: an agent that closes its client closes nobody else's. No proxy
-    stands before an endpoint on loopback."""
+    """Return a function from an attempt's key to its client.
+
+    Clients share connections, which stay open when an agent closes its client. No proxy is used on loopback.
+    """
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
-    class Shared(DefaultAsyncHttpxClient):
+    class SharedAsync(DefaultAsyncHttpxClient):
         async def aclose(self) -> None:
             pass
 
-    class SharedByThreads(DefaultHttpxClient):
+    class Shared(DefaultHttpxClient):
         def close(self) -> None:
             pass
 
     if is_async:
-        shared = Shared(trust_env=False)
-        return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared)
-    waiting = SharedByThreads(trust_env=False)
-    return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=waiting)
+        shared_async = SharedAsync(trust_env=False)
+        return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared_async)
+    shared = Shared(trust_env=False)
+    return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=shared)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSolving:
-    """Starts a program for each attempt. One that has posted its answer is not waited for."""
+    """Starts a program for each attempt, and ends it once it has posted its answer."""
 
     program: Program
     model: str
 
     async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
-        door = {
+        variables = {
             "OPENAI_BASE_URL": endpoint.base_url,
             "OPENAI_API_KEY": attempt.key,
             "OPENAI_MODEL": self.model,
@@ -138,41 +138,37 @@ class CommandSolving:
             "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": attempt.key,
         }
-        wrong = "the agent printed nothing and posted no answer"
+        running = asyncio.ensure_future(self.program.run(asdict(task), variables, mark=attempt.key))
+        posted = asyncio.ensure_future(attempt.answered.wait())
         try:
-            printed = await _until(attempt.answered, self.program.run(asdict(task), door, mark=attempt.key))
+            await asyncio.wait((running, posted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            running.cancel()
+            posted.cancel()
+            await asyncio.wait((running, posted))
+        printed, wrong = None, "the agent printed nothing and posted no answer"
+        try:
+            printed = None if running.cancelled() else running.result()
         except ProgramError as error:
-            printed, wrong = None, str(error)
+            wrong = str(error)
         except OSError as error:
-            printed, wrong = None, f"the agent could not be started: {error.strerror or error}"
+            wrong = f"the agent could not be started: {error.strerror or error}"
         if attempt.posted is not None:
             return attempt.posted
         if not printed:
-            # What a program failed over, only its own words could tell.
+            # A program's output does not show reliably why it failed.
             raise AgentError(wrong, over_context=attempt.out_of_context is not None)
         return printed
 
 
-async def _until(event: asyncio.Event, work: Coroutine[Any, Any, str]) -> str | None:
-    """What `work` returns. None where `event` is set before: `work` is cancelled then, and has ended."""
-    running, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        running.cancel()
-        waiting.cancel()
-        await asyncio.wait((running, waiting))
-    return None if running.cancelled() else running.result()
-
-
 @dataclass(frozen=True, slots=True)
-class OwnAgent:
-    """Gives each attempt a key, runs the agent with it, and makes a trajectory of its calls. `writer`: by its task and
-    its trajectory's id, whoever replies in an attempt."""
+class CustomAgent:
+    """Runs a custom agent with a key of the endpoint, and records its model calls as a trajectory."""
 
     solving: Solving
     endpoint: Endpoint
     writer: Callable[[Task, str], Writer]
+    """Creates the writer of an attempt's replies from its task and its trajectory's id."""
     chat: ChatFormat
     rules: Rules
     timeout_s: float
@@ -180,7 +176,7 @@ class OwnAgent:
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
-        """One attempt to its end. An agent that fails, or is not done in time, leaves it unscored."""
+        """Run one attempt. An agent that fails or exceeds the time limit leaves it unscored."""
         attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, timeout_s=self.timeout_s)
         await self.endpoint.admit(attempt)
         answer, wrong, over_context = None, None, False
@@ -196,7 +192,7 @@ class OwnAgent:
                 on_turn(turn)
         wrong = attempt.broken or (None if over_context else wrong)
         if wrong is None and answer is not None and not turns:
-            wrong = "the agent answered without a call that the endpoint took; is it pointed at OPENAI_BASE_URL?"
+            wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
         if wrong is not None:
             _log.warning("trajectory %s ends unscored: %s", trajectory_id, wrong)
         return Trajectory(
@@ -210,9 +206,9 @@ class OwnAgent:
         )
 
     async def _in_time(self, task: Task, attempt: Attempt) -> str:
-        """Raises AgentError. Whatever the agent does about its cancellation, this ends."""
-        given = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
-        solving = asyncio.ensure_future(self.solving.answer(given, attempt, self.endpoint))
+        """Return the answer. Ends in time even if the agent ignores its cancellation. Raises AgentError."""
+        visible = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
+        solving = asyncio.ensure_future(self.solving.answer(visible, attempt, self.endpoint))
         try:
             async with attempt.limit:
                 await asyncio.wait((solving,))
@@ -222,13 +218,13 @@ class OwnAgent:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)
         if solving.cancelled():
-            # By itself: whoever ends the attempt from outside does not come here.
+            # The agent cancelled itself; a cancellation from outside leaves this function above.
             raise AgentError("the agent was cancelled by something that it waited for")
         return solving.result()
 
 
 def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
-    """Raises OwnCodeError and ProgramError."""
+    """Load a custom agent. Raises OwnCodeError and ProgramError."""
     assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
         return CommandSolving(Program(config.command, code_path), config.model)
@@ -236,7 +232,7 @@ def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
 
 
 def rules_of(config: RunConfig) -> Rules:
-    """What attempts of this run may ask."""
+    """Return the limits of the requests of a run's attempts."""
     agent, rollout = config.agent, config.rollout
     assert not isinstance(agent, PlannerAgentConfig)
     return Rules(

@@ -14,10 +14,10 @@ from starlette.testclient import TestClient
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 SERVER = ROOT / "tests" / "envs" / "foreign_mcp_server.py"
-KEYED = ("python", "benchmarks/keyed_agentflow.py")
+KEYED = ("python", "tests/ray_jobs/keyed_agentflow.py")
 """Takes the place of `ray_jobs.jobs.submit.COMMAND`."""
 
 SMALL = (

@@ -1,8 +1,7 @@
-"""A worker without vLLM and a learner without a model, for runs in which only the actors around them are real.
+"""A worker without vLLM and a learner without a model, for runs in which only the surrounding actors are real.
 
-They take the places of `rollout.worker.Worker` and `learner.learner.Learner` in `ray_jobs.run.actors.RunActors`. Groups
-sleep instead of being sampled; the learner's weights count what it was trained on, so the adapter of the last version
-says whether a group was trained twice or lost, whatever was killed meanwhile.
+They replace `rollout.worker.Worker` and `learner.learner.Learner`. Groups sleep instead of sampling. The learner's
+weights count how often each group was trained, so the adapter of the last version shows lost and duplicated groups.
 """
 
 import asyncio
@@ -11,28 +10,46 @@ import json
 import random
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
-from ray_jobs.simulate.worker import LognormalTasks
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
-from rollout.store.canary import Canary
 from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     # A worker's process has no use for numpy and torch, which these would bring.
     from learner.types import Adapter, StepResult, TrainBatch
 
-CANARY_TOKENS = 33
-CANARY_SPREAD = 0.2
-"""Two versions' log-probs differ by a third of this on average: less than the canary's bound on the gap, and enough
-to tell them apart."""
 VOCABULARY = 150_000
+Fate = Literal["signal", "all_right", "all_wrong", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTask:
+    """The duration of a group of one task, and its outcome."""
+
+    seconds: float
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LognormalTasks:
+    """Tasks with lognormal durations and outcomes that do not depend on the duration."""
+
+    median_s: float
+    sigma: float
+    shares: Mapping[Fate, float] = field(default_factory=lambda: {"signal": 1.0})
+
+    def draw(self, rng: random.Random) -> DrawnTask:
+        seconds = self.median_s * rng.lognormvariate(0.0, self.sigma)
+        return DrawnTask(seconds=seconds, fate=rng.choices(list(self.shares), list(self.shares.values()))[0])
+
+
 QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
 
 
@@ -52,8 +69,8 @@ DEFAULT_SHAPE = GroupShape()
 
 
 class SimulatedEngine:
-    """Has a policy version and says of the canary what the learner said of it. `failure` ends its worker. `adapter` is
-    what it computes with, `memory` what it was given and what it holds."""
+    """An engine with only a policy version. `failure` ends its worker. `adapter` is what it computes with, `memory`
+    what it was given and what it holds."""
 
     def __init__(self) -> None:
         self.policy_version = BASE_VERSION
@@ -85,10 +102,6 @@ class SimulatedEngine:
         """Where tests put what may go wrong."""
         self.adapter, self.policy_version, self.memory = adapter, version, (adapter, adapter)
         return hashlib.sha256(adapter).hexdigest()
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        async with self._in_order:
-            return list(canary_logprobs(self.adapter))[: len(token_ids) - 1]
 
     async def pulse(self) -> Pulse:
         async with self._in_order:
@@ -165,19 +178,17 @@ class SimulatedWorker:
 
 
 class SimulatedLearner:
-    """Adds one to the weight of every group in a batch. `padding` bytes make its adapter as heavy as a real one's;
-    `canary` False leaves the proof of an engine's weights to the digest."""
+    """Adds one to the weight of every group in a batch; `padding` bytes make its adapter as heavy as a real one's."""
 
     writes = True
 
-    def __init__(self, *, num_groups: int = 4096, step_s: float = 0.0, padding: int = 0, canary: bool = True) -> None:
+    def __init__(self, *, num_groups: int = 4096, step_s: float = 0.0, padding: int = 0) -> None:
         import torch
 
         self._torch = torch
         self._weights = torch.nn.Parameter(torch.zeros(num_groups))
         self._step_s = step_s
         self._padding = bytes(padding)
-        self._with_canary = canary
         self.policy_version = 0
         self.reset_optimizer(1.0)
 
@@ -218,18 +229,7 @@ class SimulatedLearner:
         from learner.types import Adapter
 
         data = self._weights.detach().numpy().tobytes() + self._padding
-        return Adapter(
-            policy_version=self.policy_version,
-            data=data,
-            digest=hashlib.sha256(data).hexdigest(),
-            canary=Canary(
-                token_ids=tuple(range(CANARY_TOKENS)),
-                logprobs=canary_logprobs(data),
-                base_logprobs=canary_logprobs(None),
-            )
-            if self._with_canary
-            else None,
-        )
+        return Adapter(policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest())
 
     def load_adapter(self, adapter: "Adapter") -> None:
         with self._torch.no_grad():
@@ -241,13 +241,6 @@ def trained_counts(adapter: bytes, num_groups: int = 4096) -> dict[int, int]:
     """How often each group was trained, by the weights of a `SimulatedLearner`; groups that were not are left out."""
     weights = array("f", adapter[: 4 * num_groups])
     return {ordinal: int(count) for ordinal, count in enumerate(weights) if count}
-
-
-def canary_logprobs(adapter: bytes | None) -> tuple[float, ...]:
-    """What a model with this adapter says of the canary; the base model, None, says something else entirely."""
-    if adapter is None:
-        return (-5.0,) * (CANARY_TOKENS - 1)
-    return tuple(-1.0 - CANARY_SPREAD * byte / 255 for byte in hashlib.sha256(adapter).digest())
 
 
 def _answer(task: Task, *, right: bool) -> str:
