@@ -18,6 +18,7 @@ from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
 from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
+from reward.judge_client import Bill
 from reward.labels import (
     ContinueFrom,
     LabelError,
@@ -29,7 +30,6 @@ from reward.labels import (
 )
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
-from reward.judge_client import Bill
 from reward.prm.step_text import StepText, step_texts
 from rollout.types import Trajectory
 

@@ -250,8 +250,8 @@ def _check_own_code(config: RunConfig) -> None:
 
         CustomTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
-        from rollout.agent.demonstrations import check_demonstrations
         from rollout.agent.custom import build_solving
+        from rollout.agent.demonstrations import check_demonstrations
 
         build_solving(config.agent, config.code_path)
         check_demonstrations(config.cold_start)

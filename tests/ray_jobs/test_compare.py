@@ -85,7 +85,7 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
     ("override", "part"),
     [
         ("agent.max_steps=2", "agent"),
-        ("rollout.max_turn_tokens=64", "sampling"),
+        ("rollout.max_turn_tokens=100", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "adapter_mode"),
         ("envs.search_results=3", "tools"),

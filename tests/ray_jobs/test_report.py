@@ -74,7 +74,12 @@ def test_report_shows_the_gain_the_learning_curve_and_the_links(folder):
     assert re.findall(r'class="hero">([^<]*)<', page) == ["+70.0 points"]
     (curve,) = figures(page)
     assert re.findall(r'class="mark (\w+)"', curve) == ["before", "after"]
-    assert page.index('class="hero"') < page.index("<figure>") < page.index('class="card caveats"') < page.index("<section")
+    assert (
+        page.index('class="hero"')
+        < page.index("<figure>")
+        < page.index('class="card caveats"')
+        < page.index("<section")
+    )
     links = re.findall(r'href="([^"]*)"', page)
     assert links == ["summary.json", "config.json", "metrics.jsonl", "trajectories.jsonl"]
     assert all((folder.path / link).exists() for link in links)
