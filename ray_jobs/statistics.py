@@ -99,7 +99,7 @@ def _mean(scores: Sequence[float]) -> float:
 
 
 def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Return the paired tasks in which the test at `alpha` finds a true `gain` with about this power, None without gain.
+    """Return the paired tasks with which the test at `alpha` finds a true `gain` with this power, None without a gain.
 
     `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
     squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact

@@ -36,13 +36,6 @@ def test_held_out_tasks_follow_the_training_mix_by_default():
     assert drawn(HELD_OUT) == {"lookup": 250, "two_lookup": 150, "branch": 100}
 
 
-def test_held_out_tasks_of_a_family_do_not_depend_on_the_mix():
-    config = load_run_config(None, ["evaluation.num_tasks=40", "evaluation.mix={arith=1}"])
-    both = load_run_config(None, ["evaluation.num_tasks=80", "evaluation.mix={arith=1, branch=1}"])
-    alone = {task.question for task in evaluation_tasks(config)}
-    assert alone == {task.question for task in evaluation_tasks(both) if task.dataset == "arith"}
-
-
 @pytest.mark.parametrize("mix", ["{}", "{lookup=-1}", "{lookup=0}"])
 def test_mix_without_a_share_is_rejected(mix):
     with pytest.raises(ConfigError, match=r"evaluation\.mix"):
@@ -107,11 +100,6 @@ def test_comparison_is_on_tasks_that_both_have_scored():
     assert "3 tasks are left out" in _verdict(found, left_out)
 
 
-def test_no_commonly_scored_task_is_no_comparison():
-    before, after = evaluation("b", {"lookup": [None, "0"]}), evaluation("a", {"lookup": ["1", None]})
-    assert before.compared_with(after) is None
-
-
 @pytest.fixture
 def evaluated(tmp_path):
     """Run a phase over three held-out tasks, and return its results, requests, records and notes."""
@@ -164,12 +152,6 @@ def test_failed_attempts_are_retried_and_then_unscored(evaluated):
     assert f"lookup/{run.found.unscored[0].task_id}/0" in run.said
 
 
-def test_always_failing_engine_gives_no_wrong_answer(evaluated):
-    run = evaluated(broken)
-    assert (run.found.solved, len(run.found.unscored), len(run.asked)) == ({}, 3, 6)
-    assert {row["reward"] for row in run.rows} == {None}
-
-
 def test_records_have_the_order_of_the_tasks_and_attempts_are_greedy(evaluated):
     first = []
 
@@ -195,16 +177,6 @@ def test_untouched_model_gets_tasks_of_each_data_set(evaluated, tmp_path):
     )
     assert {task.dataset for task in run.tasks[:3]} == {"lookup"}
     assert Counter(row["dataset"] for row in run.rows) == {"lookup": 2, "own_integer": 1}
-
-
-def test_evaluation_after_every_few_steps_but_not_the_last():
-    def steps(*overrides):
-        config = load_run_config(None, ["num_steps=6", *overrides])
-        return [step for step in range(1, 7) if config.evaluates_after(step)]
-
-    assert steps() == []
-    assert steps("evaluation.every_steps=2") == [2, 4]
-    assert steps("evaluation.every_steps=1") == [1, 2, 3, 4, 5]
 
 
 def test_each_data_set_has_its_share_of_the_tasks_while_training():

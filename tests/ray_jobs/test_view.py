@@ -1,21 +1,185 @@
 """The viewer's server: data of a run folder, and rejected requests."""
 
+import contextlib
 import json
 import re
 import shutil
+import sqlite3
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
+from starlette.testclient import TestClient
+from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
 
 from envs.serving import ListenError, new_token, with_token
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
-from ray_jobs.viewer.server import STATIC, door_to, finite, follow, run_view
+from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
+from rollout.records import trajectory_record
 
 TOKEN = new_token()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_run(tmp_path / "runs" / "demo")
+
+
+def client_of(*folders):
+    runs = [ViewedRun(folder) for folder in folders]
+    for run in runs:
+        run.refresh()
+    app = build_app(runs, TOKEN)
+    client = TestClient(app, base_url="http://127.0.0.1:8770", headers={"authorization": f"Bearer {TOKEN}"})
+    client.runs = runs
+    return client
+
+
+def ask(client, name, **query):
+    answer = client.get(f"/api/{name}", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ids(page):
+    return [row["id"] for row in page["rows"]]
+
+
+def test_rows_come_by_page_and_by_filter(folder):
+    client = client_of(folder)
+    everything = ask(client, "trajectories", limit=5)
+    assert (everything["total"], len(everything["rows"])) == (19, 5)
+    assert ids(ask(client, "trajectories", text="g000001/")) == ["g000001/0", "g000001/1", "g000001/2"]
+    assert ids(ask(client, "trajectories", step=2, outcome="right")) == ["g000001/0"]
+    assert ask(client, "trajectories", verdict="all_wrong")["total"] == 2
+    assert (
+        ids(ask(client, "trajectories", text="CRATES OF IRON", phase="eval_after", order="newest"))[0] == "eval_after/3"
+    )
+    assert ask(client, "trajectories", text="no such thing")["total"] == 0
+
+
+def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
+    shown = ask(client_of(folder), "trajectory", id="g000000/0")
+    first = shown["record"]["turns"][0]
+    assert first["pieces"] == ["weigh", " search", " iron", " bolts"]
+    assert first["learner_logprobs"] == pytest.approx([-0.1, -0.5, -0.9, -0.4])
+    assert "prompt_token_ids" not in first
+    assert [row["id"] for row in shown["siblings"]] == ["g000000/0", "g000000/1", "g000000/2"]
+    assert {row["id"] for row in shown["attempts"]} >= {"eval_before/0", "eval_after/0"}
+    assert shown["record"]["credit"]["scheme"] == "outcome_gated"
+
+
+def test_groups_have_a_state_and_a_reason(folder):
+    client = client_of(folder)
+    groups = ask(client, "groups")["rows"]
+    assert [group["state"] for group in groups] == ["trained"] * 3 + ["all_wrong", "expired", "failed", "queued"]
+    assert [group["reason"] for group in groups[3:6]] == [None, "older than version 3", "2 of 2 infrastructure"]
+    assert groups[0]["outcomes"] == [1.0, 0.0, 0.0]
+    assert ask(client, "groups", verdict="all_right,all_wrong")["total"] == 1
+    filtered = ask(client, "group", id="g000003")
+    assert [row["verdict"] for row in filtered["siblings"]] == ["all_wrong", "all_wrong"]
+
+
+def test_a_ledger_that_cannot_be_read_is_said_until_it_can(folder):
+    """Regression: it was taken to be busy, for ever."""
+    client = client_of(folder)
+    assert ask(client, "state")[0]["ledger_error"] is None
+    whole = (folder / "ledger.sqlite").read_bytes()
+    (folder / "ledger.sqlite").write_bytes(b"no database " * 1000)
+    client.runs[0].refresh()
+    state = ask(client, "state")[0]
+    assert state["ledger_error"] == "file is not a database"
+    assert state["groups"], "what was read before stays"
+    (folder / "ledger.sqlite").write_bytes(whole)
+    client.runs[0].refresh()
+    assert ask(client, "state")[0]["ledger_error"] is None
+
+
+def test_a_ledger_that_the_run_holds_is_read_the_next_time(folder):
+    client = client_of(folder)
+    version = ask(client, "state")[0]["ledger"]
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)) as db:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN EXCLUSIVE")
+        db.execute("UPDATE groups SET repeats = 1 WHERE ordinal = 3")
+        db.execute("COMMIT")
+        client.runs[0].refresh()
+        state = ask(client, "state")[0]
+    assert (state["ledger"], state["ledger_error"]) == (version, None)
+    client.runs[0].refresh()
+    assert ask(client, "state")[0]["ledger"] == version + 1
+
+
+def test_refresh_reads_only_new_rows(folder):
+    client = client_of(folder)
+    before = ask(client, "state")[0]
+    append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
+    append(folder / "metrics.jsonl", [metric_row(4)])
+    client.runs[0].refresh()
+    after = ask(client, "state")[0]
+    assert (before["trajectories"], after["trajectories"]) == (19, 22)
+    assert (after["steps"], after["generation"]) == (4, before["generation"])
+    assert [row["step"] for row in ask(client, "metrics")] == [1, 2, 3, 4]
+
+
+def test_unfinished_line_is_not_read(folder):
+    client = client_of(folder)
+    line = json.dumps(evaluation_row(77, "eval_after", right=True)) + "\n"
+    with (folder / "trajectories.jsonl").open("a") as file:
+        file.write(line[:50])
+        file.flush()
+        client.runs[0].refresh()
+        assert ask(client, "state")[0]["trajectories"] == 19
+        file.write(line[50:])
+    client.runs[0].refresh()
+    assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
+
+
+def test_rewound_run_is_read_again(folder):
+    client = client_of(folder)
+    path = folder / "trajectories.jsonl"
+    kept = path.read_text().splitlines(keepends=True)[:3]
+    other = path.with_suffix(".partial")
+    other.write_text("".join(kept))
+    other.rename(path)
+    client.runs[0].refresh()
+    state = ask(client, "state")[0]
+    assert (state["trajectories"], state["generation"]) == (3, "1.0")
+    assert client.get("/api/trajectory", params={"id": "eval_after/0"}).status_code == 404
+
+
+def test_before_and_after_are_paired_by_task(folder):
+    answer = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after")
+    assert answer["counts"] == {"gained": 2, "both_right": 1, "both_wrong": 1}
+    assert [pair["task"] for pair in answer["rows"][:2]] == ["lookup-1", "lookup-2"]
+    gained = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after", only="gained", limit=1)
+    assert (gained["total"], len(gained["rows"])) == (2, 1)
+
+
+def test_two_runs_are_paired(folder, tmp_path):
+    other = make_run(tmp_path / "runs" / "other")
+    client = client_of(folder, other)
+    assert [about["name"] for about in ask(client, "about")] == ["demo", "other"]
+    assert ask(client, "pairs", left="0:eval_after", right="1:eval_after")["counts"] == {
+        "both_right": 3,
+        "both_wrong": 1,
+    }
+
+
+def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
+    """Rows of different custom files have the same ids."""
+    other = make_run(tmp_path / "runs" / "other")
+    path = other / "trajectories.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if record["task_id"] == "lookup-1":
+            record["question"] = "Who wrote it?"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    client = client_of(folder, other)
+    pairs = ask(client, "pairs", left="0:eval_after", right="1:eval_after")
+    assert sorted(pair["task"] for pair in pairs["rows"]) == ["lookup-0", "lookup-2", "lookup-3"]
 
 
 def test_values_that_json_cannot_represent(folder):
@@ -189,7 +353,7 @@ def test_20000_trajectories_are_indexed_in_seconds(tmp_path):
 
 
 def test_folder_without_a_run_is_rejected(tmp_path):
-    with pytest.raises(ViewError, match="trajectories.jsonl"):
+    with pytest.raises(ViewError, match=r"trajectories\.jsonl"):
         ViewedRun(tmp_path)
     with pytest.raises(ViewError):
         run_view([tmp_path] * 3, port=0, browser=False)
@@ -227,16 +391,6 @@ def test_changed_tasks_have_the_attempt_before(folder):
     assert ask(client, "trajectories", phase="changed", outcome="wrong")["total"] == 0
 
 
-def test_lost_tasks_follow_gained_ones(folder):
-    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_before", right=True)])
-    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=False)])
-    assert ids(ask(client_of(folder), "trajectories", phase="changed")) == [
-        "eval_after/1",
-        "eval_after/2",
-        "eval_after/9",
-    ]
-
-
 def test_unscored_task_is_neither_gained_nor_lost(folder):
     append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_before", right=None)])
     append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=True)])
@@ -250,14 +404,6 @@ def test_group_has_the_tree_of_its_attempts(folder):
     tree = ask(client_of(folder), "group", id="g000000")["tree"]
     assert tree["order"] == ["g000000/0", "g000000/1", "g000000/2"]
     assert [[cell["span"] for cell in row] for row in tree["rows"]] == [[1, 2], [1]]
-
-
-def test_held_out_rates_are_points_of_the_curve():
-    summary = {"num_eval_tasks": 300, "num_steps": 10, "solve_rate_before": 0.1, "solve_rate_after": 0.8}
-    before, after = held_out_rates(summary)
-    assert (before.policy, before.step, after.policy, after.step) == ("before", 0, "after", 10)
-    assert after.low < 0.8 < after.high
-    assert held_out_rates({}) == []
 
 
 def test_untouched_model_has_no_step():
