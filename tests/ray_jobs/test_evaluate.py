@@ -1,6 +1,5 @@
 import asyncio
 import json
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace

@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
-from view_world import append, evaluation_row, group_rows, make_group, make_run, make_trajectory, metric_row
+from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
 
 from envs.serving import ListenError, new_token, with_token
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
 from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
-from rollout.records import trajectory_record
 
 TOKEN = new_token()
 

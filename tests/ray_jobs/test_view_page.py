@@ -4,7 +4,6 @@ import re
 import socket
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -13,7 +12,6 @@ from view_world import append, evaluation_row, group_rows, make_group, make_run,
 from envs.serving import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
-from reward.types import Reward, StepScores
 from tests.ray_jobs.browser import chromium
 
 ARGS = (
