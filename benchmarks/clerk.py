@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from rollout.agent.own import GivenTask
 
     from envs.types import Task
-    from rollout.agent.own import GivenTask
 
 SIZES = {"train": 2000, "eval": 200, "demonstrations": 256}
 """Tasks of each split; no two are about the same lot."""

@@ -23,13 +23,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 import numpy as np
+from rollout.agent.own import OwnAgent
 
 from benchmarks.endpoint.attempts import AuditedAgent, LoggingEngine, Sampled, ScriptedSampler
 from benchmarks.endpoint.faults import planted_faults, table
 from envs.types import Task
 from learner.samples import samples_of
 from learner.types import TrainingSample
-from rollout.agent.own import OwnAgent
 from rollout.chat import ChatFormat
 from rollout.endpoint.messages import read_reply
 from rollout.endpoint.request import Rules

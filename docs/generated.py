@@ -208,7 +208,7 @@ def metrics() -> str:
 def _metrics() -> Iterator[str]:
     from ray_jobs.run.bottleneck import LIMITS
     from ray_jobs.run.metrics import GROUPS, LIVE, LOGGED
-    from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS
+    from ray_jobs.run.trackers import HISTOGRAMS, TEXTS
 
     for group, title in GROUPS.items():
         shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]

@@ -222,8 +222,13 @@ def read_evaluation(path: Path) -> StoredEvaluation:
         raise EvaluationError(
             f"the evaluation in '{path}' has {len(items)} of {total} results; run the same command again to finish it"
         )
-    stored = {"identity": facts["identity"], "benchmarks": facts["benchmarks"], "provenance": facts["provenance"]}
-    return StoredEvaluation(path=path, items=items, **stored)
+    return StoredEvaluation(
+        path=path,
+        items=items,
+        identity=facts["identity"],
+        benchmarks=facts["benchmarks"],
+        provenance=facts["provenance"],
+    )
 
 
 def _facts(path: Path) -> _Facts:

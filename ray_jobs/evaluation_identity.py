@@ -173,7 +173,7 @@ def _custom_code(config: RunConfig, tasks: Sequence[Task]) -> dict[str, str | No
             sources[function] = "agent.function"
         case CommandAgentConfig(command=command):
             files += Program(command, config.code_path).files
-    digests = {str(path): _file_digest(path) for path in files}
+    digests: dict[str, str | None] = {str(path): _file_digest(path) for path in files}
     for source, key in sources.items():
         load_own(source, key=key)
         try:

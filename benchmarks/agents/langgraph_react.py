@@ -7,9 +7,9 @@ from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import create_react_agent
 from langsmith import tracing_context
 from openai import AsyncOpenAI
+from rollout.agent.own import GivenTask
 
 from ray_jobs.commands.starter import warehouse
-from rollout.agent.own import GivenTask
 
 
 def article_of(order: str) -> str:

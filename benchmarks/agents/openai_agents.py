@@ -7,9 +7,9 @@ r"""The warehouse's clerk as an agent of openai-agents, which speaks OpenAI's Re
 from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool
 from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 from openai import AsyncOpenAI
+from rollout.agent.own import GivenTask
 
 from ray_jobs.commands.starter import warehouse
-from rollout.agent.own import GivenTask
 
 
 @function_tool

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openai import OpenAI
+from rollout.agent.own import GivenTask
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from benchmarks.agents import teacher
 from envs.types import Task
 from ray_jobs.commands.starter import warehouse
-from rollout.agent.own import GivenTask
 
 OBSERVED = "Observation:\n"
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
 from rollout.agent.own import GivenTask
+
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.server import Endpoint
 from rollout.engines.engine import Engine, GenerationRequest

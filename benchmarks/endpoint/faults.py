@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from rollout.agent.own import CommandSolving, GivenTask, OwnAgent
 
 from benchmarks.endpoint.attempts import LEAVE_S, LoggingEngine, ScriptedSampler
 from envs.types import Task
 from learner.samples import samples_of
 from learner.types import TrainingSample
-from rollout.agent.own import CommandSolving, GivenTask, OwnAgent
 from rollout.agent.program import Program
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt

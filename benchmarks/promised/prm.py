@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from reward.prm.metrics import clustered_interval
 
 from benchmarks.promised.promise import Measured, Promise
 from configs.reward import AlarmConfig
 from reward.prm.alarms import HackingMonitor
-from reward.prm.metrics import clustered_interval
 from reward.scorers.math import LIMIT_S, score_math
 from tests.reward.padding_world import monitored, train
 

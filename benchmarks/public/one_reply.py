@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openai import AsyncOpenAI
+from rollout.agent.own import GivenTask
 
 from envs.types import Task
-from rollout.agent.own import GivenTask
 
 
 async def solve(task: GivenTask, client: AsyncOpenAI) -> str:

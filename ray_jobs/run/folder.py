@@ -22,8 +22,7 @@ from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
-from ray_jobs.run.tensorboard import PHASES_BEFORE_RL, Board, StepDistributions, StepTexts
-from ray_jobs.run.trackers import TRACKERS, Trackers
+from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, StepTexts, Trackers
 from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_json, read_records
 from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
 

@@ -10,7 +10,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from configs.loading import load_run_config
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS, StepDistributions, StepTexts, markdown_of, plain
+from ray_jobs.run.trackers import HISTOGRAMS, TEXTS, StepDistributions, StepTexts, markdown_of, plain
 from rollout.records import RecordLine, exact_line
 
 HOSTILE = (
