@@ -1,4 +1,4 @@
-"""The holder of the base weights as an actor: as long as it lives, others read them."""
+"""The process that holds the base weights which the learner and the first rollout worker share on one card."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from rollout.engines.base_weights import BaseWeights, ExportedBase
 
 @ray.remote
 class BaseWeightsActor:
-    """It computes nothing, so that what happens to those that read the weights does not happen to the weights. Nobody
-    starts it again: who reads them would go on with memory that is no longer looked after."""
+    """Only holds the base weights, so it survives crashes of its readers. It is never restarted: the readers would
+    keep pointers to freed memory."""
 
     def __init__(self, build: Callable[[], BaseWeights]) -> None:
         self._weights = build()
@@ -20,11 +20,11 @@ class BaseWeightsActor:
         return "BaseWeights"
 
     async def export(self) -> ExportedBase:
-        """For one process, which reads them once."""
+        """Return handles with which one other process reads the weights."""
         return self._weights.export()
 
     async def until_lost(self) -> None:
-        """Never returns; fails when this process ends."""
+        """Wait until this process ends, which fails the call."""
         await asyncio.Event().wait()
 
     async def close(self) -> None:

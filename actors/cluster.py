@@ -1,4 +1,4 @@
-"""The Ray cluster: how a driver reaches it, which processes live there, which numbers it exports."""
+"""The Ray cluster of a run: joining or starting it, the errors of its parts, and the gauges that it exports."""
 
 import logging
 import math
@@ -7,13 +7,13 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ray
-from ray._private import ray_constants, services, state
+from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from configs.cluster import ClusterConfig
@@ -21,54 +21,44 @@ from configs.errors import UserError
 from configs.wording import reason
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
     from ray.util.metrics import Gauge
 
-SHOWN = 200
+Handle: TypeAlias = Any
+"""A handle of a Ray actor: Ray makes its methods at run time."""
+
 PART_LOST = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
-"""What a call raises whose actor is gone: Ray has an error of another kind where it ended it for want of memory."""
+"""Errors of a call whose actor is gone; Ray raises the second one if it killed the actor for want of memory."""
+
+MAX_REASON = 300
 
 
-def num_restarts(actor: object) -> int:
-    """How often Ray has started an actor again; 0 for one that it does not know yet. Works with one that hangs."""
-    row = state.actors(_handle(actor)._actor_id.hex())
-    return int(row["NumRestarts"]) if row else 0
+class ClusterError(UserError):
+    """A cluster that cannot be joined, or that has no room for a part of the run."""
 
 
-def kill(actor: object, *, no_restart: bool = True) -> None:
-    """End an actor's process, also where that does nothing any more that it is asked for."""
-    ray.kill(_handle(actor), no_restart=no_restart)
+class PartLostError(UserError):
+    """A part of the run was lost and cannot be replaced; the message names the command that resumes the run."""
 
 
-def _handle(actor: object) -> "ActorHandle[object]":
-    """Every actor is one of these, whatever `actors.handles` calls it."""
-    return cast("ActorHandle[object]", actor)
+class LearnerLostError(RuntimeError):
+    """The learner was lost, with its weights since the newest checkpoint."""
 
 
-def unmade(error: BaseException) -> str | None:
-    """What an actor raised while it was made, whole and without a class of a module; None where it ended otherwise."""
-    lines = _lines(error)
-    return re.sub(r"^(\w+\.)+\w+: ", "", lines[-1]) if lines and _of_making(lines) else None
+def is_lost(error: Exception) -> bool:
+    """Return whether a call failed because its actor is gone, and not because that actor called another one that is."""
+    return isinstance(error, PART_LOST) and not isinstance(error, ray.exceptions.RayTaskError)
 
 
 def reason_of(error: BaseException) -> str:
-    """Why an actor died or a call failed, in one line: what it raised while it was made, else what Ray says first and
-    of which class it was."""
-    lines = _lines(error)
+    """Return why an actor died or a call failed, in one line."""
+    lines = [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    if _of_making(lines):
-        return lines[-1][:SHOWN]
-    of_class = next((f" ({line})" for line in lines if line.startswith("class_name:")), "")
-    return lines[0][:SHOWN] + of_class
-
-
-def _lines(error: BaseException) -> list[str]:
-    return [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
-
-
-def _of_making(lines: Sequence[str]) -> bool:
-    return "creation task" in lines[0]
+    if "creation task" in lines[0]:
+        # The constructor raised: its error is the last line of the traceback, after the name of its class.
+        return re.sub(r"^(\w+\.)+(\w+: )", r"\2", lines[-1])[:MAX_REASON]
+    class_name = next((f" ({line})" for line in lines if line.startswith("class_name:")), "")
+    return lines[0][:MAX_REASON] + class_name
 
 
 WORKER_GAUGES: Mapping[str, str] = {
@@ -78,17 +68,17 @@ WORKER_GAUGES: Mapping[str, str] = {
     "worker/kv_usage": "Of the engine's KV cache: in use",
     "worker/waiting": "Requests that wait for a place in the engine",
 }
-"""What rollout workers say of themselves as it happens, also where no train step ends for long."""
+"""Gauges of the rollout workers, which change also while no train step ends."""
 
 
 def gauge_name(metric: str) -> str:
-    """`rollout/solve_rate` is `agentflow_rollout_solve_rate`; Prometheus sees it with Ray's own `ray_` in front."""
+    """Return the name of a gauge; Ray puts `ray_` in front of it. Example: `agentflow_rollout_solve_rate`."""
     return "agentflow_" + metric.replace("/", "_")
 
 
 def set_gauges(values: Mapping[str, float], descriptions: Mapping[str, str], **tags: str) -> None:
-    """Set a gauge for each value that is described, with these tags; they stay until set again or until the process
-    ends. Every call for a metric has the same tag keys. What is not a number is left as it was."""
+    """Set a gauge for each value that has a description; NaN and infinite values are skipped. Every call for a metric
+    must have the same tag keys."""
     for metric, value in values.items():
         if metric in descriptions and math.isfinite(value):
             _gauge(metric, descriptions[metric], tuple(tags)).set(value, tags=tags)
@@ -108,27 +98,22 @@ WORKER_ENV = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TQDM_DISABLE": "1",
 }
-"""What every process of a run has in its environment, on whatever machine."""
+"""Environment of every process of a run, on every machine."""
 
 QUIET = WORKER_ENV | {
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray would run actors at the lowest priority, behind whatever else the machine does.
+    # By default Ray runs actors at the lowest priority of the machine.
     "RAY_worker_niceness": "0",
 }
 
 LISTEN_PATIENCE_S = 5.0
 VERSIONS_DIFFER = "Version mismatch"
-"""How Ray begins where Ray or Python are others on the cluster; which ones stands in the lines after it."""
-
-
-class ClusterError(UserError):
-    """The run cannot join its cluster; the message says which one, why and what to do."""
+"""Beginning of Ray's error if the cluster has another version of Ray or Python."""
 
 
 def start_ray(config: ClusterConfig) -> None:
-    """Join the cluster that `config` or the environment names, or start Ray on loopback with at least the two CPUs that
-    actors claim. Raises ClusterError."""
+    """Join the cluster that `config` or the environment names, or start Ray on loopback with at least two CPUs."""
     os.environ.update(QUIET)
     with _sigterm_kept():
         if address := config.joined:
@@ -139,8 +124,8 @@ def start_ray(config: ClusterConfig) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Whoever handles SIGTERM goes on doing so, also with one that comes while Ray starts; Ray's own handler would end
-    the process without a word."""
+    """Keep the handler of SIGTERM, also for a signal that arrives while Ray starts: Ray's handler ends the process
+    silently."""
     before = signal.getsignal(signal.SIGTERM)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
@@ -156,7 +141,6 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _start_own(*, dashboard: bool) -> None:
-    """Raises ClusterError."""
     # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
     # of several machines needs; with this it stays on loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -173,7 +157,7 @@ def _start_own(*, dashboard: bool) -> None:
             )
             return
         except Exception as error:
-            # Ray has no class of its own for this, and no setting for how long it waits.
+            # Ray has no error class for this, and no setting for how long it waits.
             if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
@@ -185,24 +169,24 @@ def _start_own(*, dashboard: bool) -> None:
 
 
 def stop_ray() -> None:
-    """Leave the cluster; one that this run started ends with it."""
+    """Leave the cluster, and stop it if this run started it."""
     ray.shutdown()
 
 
 def _join(address: str) -> None:
-    # The environment of a submitted job came with it; Ray would complain about a second one.
+    # A submitted job already has its environment; Ray rejects a second one.
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     try:
         found = find_cluster(address)
         if not submitted and speaks_http(found):
-            # Ray itself would ask it for a minute, and then end this process.
+            # Ray itself would retry for a minute, and then end this process.
             raise ConnectionError(
                 f"a web server listens at {found}, such as the dashboard; give the port of the cluster itself, which "
                 "`ray start` prints (6379 where none was chosen)"
             )
         if address == "auto":
-            # As Ray does: a cluster that was started here took the token up by itself. One that has none would take the
-            # answers of a driver that has one for those of a stranger, so that elsewhere RAY_AUTH_MODE must say it.
+            # A cluster on this machine reads the token by itself; for any other cluster the user sets RAY_AUTH_MODE,
+            # because a cluster without tokens rejects a driver with one.
             use_token()
         ray.init(
             address=found,
@@ -224,21 +208,20 @@ def _join(address: str) -> None:
 
 
 def find_cluster(address: str) -> str:
-    """The address, or for `auto` that of the cluster on this machine, where somebody listens. Raises OSError and
-    ValueError."""
+    """Return the address of a cluster; `auto` is the one on this machine. Raises OSError and ValueError."""
     found = services.canonicalize_bootstrap_address_or_die(address)
     check_listens(found)
     return str(found)
 
 
 def use_token() -> None:
-    """From now on this process shows clusters the user's Ray token, where there is one and nothing forbids it."""
+    """Send the user's Ray token to clusters from now on, if there is one."""
     logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def check_listens(address: str) -> None:
-    """Raises ConnectionError where nobody listens at `host:port`; Ray itself would try for minutes."""
+    """Raise ConnectionError if no process listens at `host:port`; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConnectionError(f"'{address}' is not of the form host:port")
@@ -249,7 +232,7 @@ def check_listens(address: str) -> None:
 
 
 def speaks_http(address: str) -> bool:
-    """Whether a web server listens at host:port; the one of a cluster's own port closes the connection."""
+    """Return whether a web server listens at `host:port`; the port of a Ray cluster closes the connection."""
     try:
         with _connect(address) as asking:
             asking.sendall(f"GET /api/version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
@@ -259,6 +242,5 @@ def speaks_http(address: str) -> bool:
 
 
 def _connect(address: str) -> socket.socket:
-    """Raises OSError, and OverflowError and ValueError for what is no port."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S)

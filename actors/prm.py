@@ -1,60 +1,63 @@
-"""The process reward model as an actor: trained once, then asked about every group with signal."""
+"""The process reward model as an actor: trained once, then called for every group with signal."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ray
 
+from actors.cluster import Handle
 from configs.reward import PrmConfig
 from reward.prm.decoys import canaries
 from reward.prm.model import ProcessRewardModel
 from reward.prm.scorer import PrmScorer
 from reward.prm.step_text import StepText
 from reward.prm.training import LabelledStep, train_prm
-from reward.types import PrmError, StepScores
+from reward.types import PrmError
 from rollout.engines.engine import Pulse
-from rollout.types import TrajectoryGroup
-
-if TYPE_CHECKING:
-    from actors.handles import PrmHandle
+from rollout.types import Group, StepScores
 
 
-@ray.remote(max_restarts=-1)
+@ray.remote
 class PrmActor:
-    """Ray starts it again when it dies; it then takes up the weights in `trained`, where there are any. Whoever asked
-    it meanwhile asks again: no score is ever made up."""
+    """Holds the process reward model. The supervisor restarts it when it dies; it then loads the weights in `trained`,
+    if there are any. Workers repeat their calls meanwhile: no score is ever made up."""
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         self._seed = seed
         self._trained = trained
         self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
-        self._take(self._untrained())
+        self._use(self._untrained())
         if trained.exists():
             self._prm.load(trained)
 
     def __repr__(self) -> str:
         return "PRM"
 
-    async def ready(self) -> bool:
-        return True
+    async def sees(self, check: Callable[[], bool]) -> bool:
+        """Return the result of a check in this process, for example whether it sees the run folder."""
+        return check()
 
     async def heartbeat(self) -> Pulse:
-        """Through the scoring, whose thread may hang while this actor answers."""
+        """Return the pulse of the scorer, whose thread may hang while this actor answers."""
         return self._scorer.pulse
 
+    async def until_lost(self) -> None:
+        """Wait until this process ends, which fails the call."""
+        await asyncio.Event().wait()
+
     async def load(self, folder: Path) -> str:
-        """Take a trained PRM's weights; returns their digest. Scores of other weights are forgotten."""
+        """Load the weights of a trained PRM; return their digest."""
         self._prm.load(folder)
-        self._take(self._prm)
+        self._use(self._prm)
         return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
-        """The loss of every optimizer step, as it is done. Begins untrained, whatever weights were loaded before: a
-        training that was cut off behind its save must not be followed by a second one on top."""
+        """Train, and yield the loss of every optimizer step. Training starts from the untrained model, whatever was
+        loaded before: a training that was interrupted after its save must not be continued."""
         del self._prm, self._scorer  # never two models in memory
-        self._take(self._untrained())
+        self._use(self._untrained())
         for loss in train_prm(self._prm, steps, seed=self._seed):
             yield loss
 
@@ -65,30 +68,30 @@ class PrmActor:
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
         return await self._scorer.score(steps)
 
-    async def score_group(self, group: TrajectoryGroup, digest: str | None = None) -> StepScores:
-        """Raises PrmError where its weights are not those of this digest: one that was started again on a machine that
-        does not see them has none."""
+    async def score_group(self, group: Group, digest: str | None = None) -> StepScores:
+        """Score the steps of a group. Raises PrmError if the weights do not have this digest: a PRM that was restarted
+        on a node that does not see them has none."""
         if digest not in (None, self._prm.digest):
             raise PrmError(
-                f"the PRM has the weights {self._prm.digest[:12] or 'of nobody'}, and those of the run are "
-                f"{digest[:12]}: its machine does not see '{self._trained}'"
+                f"the PRM has the weights {self._prm.digest[:12] or '(untrained)'}, and those of the run are "
+                f"{digest[:12]}: its node does not see '{self._trained}'"
             )
         return await self._scorer.score_group(group)
 
     async def score_canaries(self, step: StepText) -> dict[str, float | None]:
-        """The score of every junk decision in the place of this step's."""
+        """Return the score of every junk decision that replaces the decision of this step."""
         junk = canaries(step)
         return dict(zip(junk, await self._scorer.score(list(junk.values())), strict=True))
 
-    def _take(self, prm: ProcessRewardModel) -> None:
-        """With an empty cache: what other weights scored is forgotten."""
+    def _use(self, prm: ProcessRewardModel) -> None:
+        """Score with this model from now on, with an empty cache."""
         self._prm, self._scorer = prm, PrmScorer(prm)
 
 
 class RemotePrm:
-    """The actor as training and measuring know it: each call waits for its answer."""
+    """Calls of the actor that wait for their result, for training and measuring."""
 
-    def __init__(self, actor: "PrmHandle") -> None:
+    def __init__(self, actor: Handle) -> None:
         self._actor = actor
 
     def train(self, steps: Sequence[LabelledStep]) -> Iterator[float]:
@@ -96,10 +99,10 @@ class RemotePrm:
             yield ray.get(loss)
 
     def save(self, folder: Path, facts: Mapping[str, object]) -> str:
-        return ray.get(self._actor.save.remote(folder, facts))
+        return str(ray.get(self._actor.save.remote(folder, facts)))
 
     def load(self, folder: Path) -> str:
-        return ray.get(self._actor.load.remote(folder))
+        return str(ray.get(self._actor.load.remote(folder)))
 
     def score(self, steps: Iterable[StepText]) -> list[float | None]:
-        return ray.get(self._actor.score.remote(list(steps)))
+        return list(ray.get(self._actor.score.remote(list(steps))))

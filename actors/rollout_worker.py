@@ -8,26 +8,29 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from actors.cluster import PART_LOST, WORKER_GAUGES, set_gauges
+from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
+from actors.dynamic_sampling import AdapterMismatchError
 from configs.own import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, failed_result, group_result
+from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers.custom import CustomTurnScorer
-from reward.types import PrmError, StepScores
-from rollout.buffer import WorkerStatus
+from reward.types import PrmError
+from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
-from rollout.engines.engine import BASE_VERSION, EngineError, PolicyEngine, Pulse
-from rollout.store.adapters import PublishedAdapter
-from rollout.store.lifecycle import GroupResult, Lease, Permit, group_id
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.engines.engine import EngineError, PolicyEngine, Pulse
+from rollout.filters import SOLVED
+from rollout.lifecycle import Permit, WorkerStatus
+from rollout.types import Group, GroupSummary, StepScores, Trajectory
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
-    from actors.handles import PrmHandle, StoreHandle
     from envs.sandbox import SandboxState
+
+LOAD_LIMIT_S = 300.0
+"""A worker that has not proven a version after this time is replaced."""
 
 
 @ray.remote
@@ -36,8 +39,8 @@ class RolloutWorkerActor:
         self,
         config: RunConfig,
         index: int,
-        store: "StoreHandle",
-        prm: "PrmHandle | None",
+        store: Handle,
+        prm: Handle | None,
         build_worker: Callable[[], Worker],
     ) -> None:
         search_in(config.code_path)
@@ -59,15 +62,28 @@ class RolloutWorkerActor:
         self._follower = WeightFollower(self._worker.engine, store, index)
         self._courier = Courier(store)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
-        self._running: dict[Lease, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
         self._draining = False
 
     def __repr__(self) -> str:
         """Ray asks for it once, when the actor is made, or when it cannot be: then that is the error to be told."""
         return f"RolloutWorker({getattr(self, '_index', 'not made')})"
 
-    async def ready(self) -> bool:
-        return True
+    async def until_lost(self) -> None:
+        """Load and prove every version that is published. Fails if a version cannot be proven, or this process ends."""
+        try:
+            await self._follower.follow()
+        except EngineError:
+            self._end_with_the_engine()
+            raise
+
+    async def reach(self, policy_version: int) -> None:
+        """Wait until the engine uses this version or a newer one."""
+        await self._follower.reach(policy_version)
+
+    async def use_prm(self, prm: Handle) -> None:
+        """Call this process reward model from now on: the one before was lost."""
+        self._prm = prm
 
     async def run(self, prm_digest: str | None = None) -> None:
         """Roll out until the buffer is closed, then drop what still runs; or until drained, then finish it.
@@ -81,7 +97,6 @@ class RolloutWorkerActor:
 
     async def _roll_out(self) -> None:
         async with asyncio.TaskGroup() as background:
-            follower = background.create_task(self._follower.follow())
             while not self._draining:
                 await self._free_place()
                 self._show()
@@ -94,7 +109,7 @@ class RolloutWorkerActor:
                     self._running[permit.lease] = background.create_task(self._run_group(permit))
             if self._draining:
                 await asyncio.gather(*self._running.values())
-            for task in (follower, *self._running.values()):
+            for task in self._running.values():
                 task.cancel()
 
     async def heartbeat(self) -> Pulse:
@@ -117,27 +132,15 @@ class RolloutWorkerActor:
         """The walls around its code tool, which depend on its machine."""
         return self._worker.sandbox
 
-    async def sync_weights(self, policy_version: int) -> None:
-        await self._follower.sync(policy_version)
-
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         return await self._worker.collect_group(task, group_id, group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         return await self._worker.continue_from(trajectory, num_turns, count)
 
     async def attempt(
-        self,
-        task: Task,
-        trajectory_id: str,
-        *,
-        group_id: str,
-        temperature: float,
-        seed: int,
-        policy_version: int = BASE_VERSION,
+        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
     ) -> Trajectory:
-        """Waits until the worker samples with `policy_version` or a newer one; in the RL loop it comes by itself."""
-        await self._follower.reached(policy_version)
         return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
@@ -158,8 +161,7 @@ class RolloutWorkerActor:
         return WorkerStatus(
             worker=self._index,
             policy_version=self._follower.proven_version,
-            running=tuple(self._running),
-            free_places=max(0, self._workload.num_places - len(self._running)),
+            places=self._workload.num_places,
         )
 
     def _show(self) -> None:
@@ -176,33 +178,35 @@ class RolloutWorkerActor:
 
     async def _run_group(self, permit: Permit) -> None:
         try:
-            await self._courier.bring(permit.lease, await self._judged(permit))
+            payload, summary = await self._judged(permit)
+            await self._courier.bring(permit.lease, payload, summary)
         finally:
             del self._running[permit.lease]
             self._show()
             self._end_with_the_engine()
 
-    async def _scored(self, group: TrajectoryGroup) -> StepScores:
+    async def _scored(self, group: Group) -> StepScores:
         assert self._prm is not None
         return await self._prm.score_group.remote(group, self._prm_digest)
 
-    async def _judged(self, permit: Permit) -> GroupResult:
+    async def _judged(self, permit: Permit) -> tuple[bytes, GroupSummary]:
+        """Run and judge a group; return it encoded, and its facts."""
         started = time.monotonic()
         try:
-            task, name = self._tasks.task(permit.made_of, permit.family), group_id(permit.ordinal)
-            group = await self._worker.run_group(task, name, self._config.rollout.group_size)
+            task = self._tasks.task(permit.made_of, permit.family)
+            group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
-            scored = await self._judge.judge(group)
+            prm_s = await self._judge.judge(group)
             if self._config.planner.memory.type != "none":
-                await self._worker.remember(scored.solved)
+                await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
         except OwnCodeError:
-            # No other worker's scorer would do better: the run ends with what is wrong with it.
+            # The same scorer would fail on every other worker, so the run ends.
             raise
         except Exception as error:
-            # The group is tried again elsewhere and in the end failed, with this as the reason; it never ends the run.
-            return failed_result(error)
-        duration_s = time.monotonic() - started
-        return group_result(scored, duration_s=duration_s)
+            # The group is tried again elsewhere and fails in the end, with this as the reason; the run goes on.
+            return b"", failed_summary(error)
+        summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
+        return encode_group(group), summary
 
     def _end_with_the_engine(self) -> None:
         """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""
@@ -211,81 +215,59 @@ class RolloutWorkerActor:
 
 
 class WeightFollower:
-    def __init__(self, engine: PolicyEngine, store: "StoreHandle", worker: int) -> None:
+    """Loads every version of the weights that is published, and proves to the store that the engine uses it."""
+
+    def __init__(self, engine: PolicyEngine, store: Handle, worker: int) -> None:
         self._engine = engine
         self._store = store
         self._worker = worker
-        self._loading = asyncio.Lock()
-        self._proof = asyncio.Event()
+        self._newer = asyncio.Event()
         self.proven_version = engine.policy_version
 
     async def follow(self) -> None:
-        """Load every version that is published, for ever."""
+        """Load one version after the other. Raises AdapterMismatchError for one that cannot be proven in time."""
         while True:
-            await self._load_newer_than(self.proven_version)
+            offer = await self._store.wait_newer.remote(self.proven_version)
+            version = offer.policy_version
+            try:
+                async with asyncio.timeout(LOAD_LIMIT_S):
+                    await self._load(version, await offer.ref[0])
+            except TimeoutError:
+                raise AdapterMismatchError(
+                    f"worker {self._worker} did not load version {version} within {LOAD_LIMIT_S:.0f} s"
+                ) from None
+            self.proven_version = version
+            self._newer.set()
+            self._newer = asyncio.Event()
 
-    async def reached(self, policy_version: int) -> None:
-        """Waits for this version or a newer one, which `follow` loads; woken by its proof."""
+    async def reach(self, policy_version: int) -> None:
+        """Wait until this version or a newer one is proven."""
         while self.proven_version < policy_version:
-            await self._proof.wait()
+            await self._newer.wait()
 
-    async def sync(self, policy_version: int) -> None:
-        """Load the newest version, which must be at least this one."""
-        while self.proven_version < policy_version:
-            await self._load_newer_than(policy_version - 1)
-
-    async def _load_newer_than(self, policy_version: int) -> None:
-        """Load an adapter and prove it to the store: the bytes by their digest, the weights by what the engine's memory
-        holds."""
-        offer = await self._store.wait_newer.remote(policy_version)
-        published = offer.published
-        try:
-            data = await offer.ref[0]
-        except ray.exceptions.ObjectLostError:
-            # The store died after it answered; it has the bytes on disk and will offer them again.
-            return
-        # What was begun is finished: a version that is loaded and not proven could neither be used nor loaded again.
-        await asyncio.shield(self._take_up(published, data))
-
-    async def _take_up(self, published: PublishedAdapter, data: bytes) -> None:
-        async with self._loading:
-            if published.policy_version <= self.proven_version:
-                return
-            prepared = await self._engine.prepare_adapter(published.policy_version, data)
-            digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
-            await self._store.acknowledge.remote(self._worker, published.policy_version, digest, read_back)
-            self.proven_version = published.policy_version
-            self._proof.set()
-            self._proof = asyncio.Event()
+    async def _load(self, version: int, data: bytes) -> None:
+        """Load an adapter. The proof is the digest of the bytes and what the engine's memory holds afterwards."""
+        prepared = await self._engine.prepare_adapter(version, data)
+        digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
+        await self._store.acknowledge.remote(self._worker, version, digest, read_back)
 
 
 class Courier:
-    """One call at a time, with all that came back during the one before: the busier the store is, the fewer calls it
-    gets."""
+    """Brings finished groups in one call at a time, with all that finished during the call before."""
 
-    def __init__(self, store: "StoreHandle") -> None:
+    def __init__(self, store: Handle) -> None:
         self._store = store
-        self._waiting: list[tuple[Lease, GroupResult, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, bytes, GroupSummary]] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def bring(self, lease: Lease, result: GroupResult) -> None:
-        """Returns once the store has written it down. Raises what the store's call raised."""
-        brought = asyncio.get_running_loop().create_future()
-        self._waiting.append((lease, result, brought))
+    async def bring(self, lease: int, payload: bytes, summary: GroupSummary) -> None:
+        """Return once the group has arrived, together with others. Raises what the call raises."""
+        self._waiting.append((lease, payload, summary))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
-        await brought
+        await asyncio.shield(self._sending)
 
     async def _send(self) -> None:
         while self._waiting:
             together, self._waiting = self._waiting, []
-            error: Exception | None = None
-            try:
-                await self._store.complete.remote([(lease, result) for lease, result, _ in together])
-            except Exception as raised:
-                error = raised
-            for brought in (brought for *_, brought in together if not brought.done()):
-                if error is None:
-                    brought.set_result(None)
-                else:
-                    brought.set_exception(error)
+            await self._store.complete.remote(together)

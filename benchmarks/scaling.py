@@ -27,6 +27,8 @@ from typing import Any
 
 import psutil
 import ray
+from ray_jobs.run.actors import RunActors
+from ray_jobs.run.supervisor import Supervisor
 
 from actors.cluster import start_ray, stop_ray
 from benchmarks.waiting_workers import (
@@ -42,11 +44,9 @@ from benchmarks.waiting_workers import (
 )
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run
-from ray_jobs.run.supervisor import Supervisor
 from ray_jobs.train import continue_training, train_step
 from tests.faults.job import part_of
 

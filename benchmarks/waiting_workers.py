@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from rollout.numbers import packed_millionths
+from rollout.store.lifecycle import GroupResult, Lease, Permit
 
 from actors.learner import LearnerCalls
 from actors.rollout_worker import Courier, WeightFollower
 from configs.learner import LearnerConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
+from learner.credit import CreditedStep, CreditParts, credit_parts
 from learner.types import StepResult, TrainBatch
-from reward.credit import CreditedStep, CreditParts, credit_parts
 from reward.judging import OutcomeReward, group_result
 from reward.prm.step_text import StepText
 from reward.types import ScoredGroup, StepScores
 from rollout.buffer import Admission, Batch, WorkerStatus
 from rollout.concurrency import WorkerReading
-from rollout.numbers import packed_millionths
-from rollout.store.lifecycle import GroupResult, Lease, Permit
 from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedEngine, SimulatedLearner, SimulatedWorker
 
 NUM_PREPARED = 16

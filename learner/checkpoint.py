@@ -4,33 +4,38 @@ import hashlib
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from configs.errors import UserError
 from configs.wording import reason
 from learner.types import Adapter
-from rollout.store.disk import sweep_partials, whole_folder
-from rollout.store.lifecycle import NOTHING_TRAINED, TrainedGroups, TrainedStep
+from rollout.files import sweep_partials, whole_folder
+from rollout.lifecycle import Snapshot
 
 if TYPE_CHECKING:
     # Torch takes seconds to import, and whoever only looks for a checkpoint needs none of it.
     from learner.learner import Learner
 
 MANIFEST = "manifest.json"
-TRAINED = "trained.json"
+SNAPSHOT = "groups.json"
 _SET_ASIDE = "unusable-"
-SCHEMA = 2
+SCHEMA = 3
+NO_GROUPS = Snapshot()
 
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be trusted; the message says which file and why."""
 
 
-def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, trained: TrainedGroups = NOTHING_TRAINED) -> Path:
-    """Write adapter, optimizer and random state of the current version below `parent`, with what they were `trained`
-    on, atomically. Of several ranks, which all call this, one writes; its files are those of a learner in one process.
+def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Snapshot = NO_GROUPS) -> Path:
+    """Write adapter, optimizer and random state of the current version below `parent`, atomically.
+
+    `snapshot` is the state of the buffer after the step that made these weights. All ranks call this, and one writes;
+    its files are those of a learner in one process.
 
     The manifest is written last, the folder renamed after everything is on disk, as a power cut would leave it. Older
     checkpoints beyond `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
@@ -45,7 +50,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, trained: Tra
         sweep_partials(parent)
         with whole_folder(target) as partial:
             (partial / "adapter.safetensors").write_bytes(adapter.data)
-            (partial / TRAINED).write_text(json.dumps(asdict(trained)))
+            (partial / SNAPSHOT).write_bytes(msgspec.json.encode(snapshot))
             torch.save({"optimizer": optimizer, "torch_rng": torch.get_rng_state()}, partial / "optimizer.pt")
             write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
     except (OSError, RuntimeError) as error:
@@ -78,38 +83,30 @@ def load_checkpoint(learner: "Learner", folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose files all match its manifest, after so many optimizer steps."""
+    """A checkpoint whose files all match its manifest."""
 
     folder: Path
     step: int
+    """Optimizer steps behind its weights."""
 
-    def trained(self) -> TrainedGroups:
-        """What its weights were trained on. Raises CheckpointError."""
+    def snapshot(self) -> Snapshot:
+        """Return the state of the buffer that belongs to the weights. Raises CheckpointError."""
         try:
-            said = json.loads((self.folder / TRAINED).read_text())
-        except OSError as error:
+            return msgspec.json.decode((self.folder / SNAPSHOT).read_bytes(), type=Snapshot)
+        except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
-        steps = [
-            TrainedStep(
-                step=one["step"],
-                groups=tuple((ordinal, task) for ordinal, task in one["groups"]),
-                refused=one["refused"],
-            )
-            for one in said["steps"]
-        ]
-        return TrainedGroups(next_task=said["next_task"], steps=tuple(steps))
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint below `parent` that can be trusted, None where there is none; and what is wrong with newer
-    ones, which are left where they are."""
+    """Return the newest checkpoint below `parent` that can be trusted, or None, and what is wrong with newer ones,
+    which stay as they are."""
     checkpoint, unusable = _search(parent)
     return checkpoint, list(unusable.values())
 
 
 def continue_from_newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """As `newest_checkpoint`, for the one process that goes on from there: it renames the newer ones, so that they
-    neither count among those that are kept nor hide what is missing."""
+    """Return what `newest_checkpoint` returns, and rename the newer ones, so that they neither count among those that
+    are kept nor hide what is missing. Only the process that continues the run may call this."""
     checkpoint, unusable = _search(parent)
     for folder in unusable:
         shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
@@ -130,18 +127,8 @@ def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     return None, unusable
 
 
-def oldest_kept_step(parent: Path) -> int:
-    """The optimizer steps behind the oldest checkpoint that is left; 0 where there is none. One whose manifest cannot
-    be read is of no use, and of no harm."""
-    steps = []
-    for folder in parent.glob("v*"):
-        with suppress(OSError, ValueError, KeyError):
-            steps.append(json.loads((folder / MANIFEST).read_text())["step"])
-    return min(steps, default=0)
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files all match it."""
+    """Return the manifest of a checkpoint whose files all match it. Raises CheckpointError."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, digest in manifest["files"].items():
@@ -156,13 +143,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, **facts: object) -> None:
-    """The hash of every file in `folder`, and the facts given."""
+    """Write the hash of every file in `folder`, and these facts."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=2))
 
 
 def _disk_fault(error: Exception) -> str:
-    """torch says of a full disk only that it wrote less than it meant to."""
+    """Return what is wrong with the disk; torch reports a full disk only as a short write."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"the disk does not take all of it ({reason(error)[:100]})"

@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from learner.types import GrammarSpan, TrainingSample
-from rollout.types import Trajectory, TrajectoryGroup, Turn
+from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def build_samples(
-    group: TrajectoryGroup,
-    turn_advantages: Sequence[Sequence[float] | None],
-    *,
-    temperature: float,
-    version_ages: Mapping[int, int] | None = None,
+def group_samples(
+    group: Group, *, temperature: float, version_ages: Mapping[int, int] | None = None
 ) -> list[TrainingSample]:
-    """One sample for each branch of a trajectory that trains; all tokens of a turn share the turn's advantage.
+    """Return one sample for each branch of the trajectories that train, with the advantages of their turns.
 
-    `turn_advantages` holds one list per trajectory with one number per planner turn, None for one that does not train.
-    A trajectory whose advantages are all 0 gives a sample: it counts in the loss's denominators and in the KL term. So
-    does one whose every token is too old, so that its masked tokens are counted; a batch leaves it out. One without a
-    turn gives none.
+    Trajectories without a total reward give none. A trajectory whose advantages are all 0 gives a sample: it counts in
+    the loss's denominators and in the KL term. So does one whose every token is too old, so that its masked tokens are
+    counted; a batch leaves it out. One without a turn gives none.
     """
     return [
         sample
-        for trajectory, advantages in zip(group.trajectories, turn_advantages, strict=True)
-        if advantages
-        for sample in samples_of(trajectory, advantages, temperature=temperature, version_ages=version_ages)
+        for trajectory in group.trajectories
+        if trajectory.total is not None and trajectory.planner_turns
+        for sample in samples_of(
+            trajectory,
+            [turn.advantage or 0.0 for turn in trajectory.planner_turns],
+            temperature=temperature,
+            version_ages=version_ages,
+        )
     ]
 
 
@@ -68,10 +68,9 @@ def _sample(
     temperature: float,
     version_ages: Mapping[int, int] | None,
 ) -> TrainingSample:
-    """Lay the turns of a branch on one axis."""
+    """Return a branch with its turns on one axis."""
     turns = trajectory.planner_turns
-    last = turns[numbers[-1]]
-    token_ids = np.array(last.prompt_token_ids + last.completion.token_ids, dtype=np.int64)
+    token_ids = ids_of(turns[numbers[-1]].dialogue).astype(np.int64)
     sampled = np.zeros(len(token_ids), dtype=bool)
     ages = np.full(len(token_ids), -1, dtype=np.int64)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
@@ -80,14 +79,14 @@ def _sample(
     spans = []
     for number in numbers:
         turn = turns[number]
-        start = len(turn.prompt_token_ids)
-        end = start + len(turn.completion.token_ids)
+        start = len(turn.prompt) // 4
+        end = start + turn.num_tokens
         turn_ids[start:end] = number
         if turn.trainable:
             sampled[start:end] = True
             ages[start:end] = _ages_of(turn, version_ages)
             advantages[start:end] = turn_advantages[number]
-            logprobs[start:end] = turn.completion.logprobs
+            logprobs[start:end] = floats_of(turn.logprobs)
         if turn.grammar is not None:
             spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
     trained = sampled & (ages >= 0)
@@ -108,7 +107,7 @@ def _sample(
 
 def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
     """Of each token; -1 for those that are too old."""
-    versions = turn.completion.token_versions
+    versions = turn.token_versions
     return [0] * len(versions) if version_ages is None else [version_ages.get(version, -1) for version in versions]
 
 

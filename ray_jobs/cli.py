@@ -76,7 +76,7 @@ def make_app() -> App:
         *(results.solve, checks.plan, results.export, checks.doctor),
     )
     phases = (training.collect, training.label, training.train_prm)
-    others = (results.serve, checks.simulate, checks.run_code, checks.serve_tools)
+    others = (results.serve, checks.run_code, checks.serve_tools)
     for place, command in enumerate((*users, *phases, *others)):
         group = "Commands" if place < len(users) else "More commands"
         if isinstance(command, App):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from configs.errors import UserError
 from configs.wording import reason
@@ -16,6 +16,7 @@ from ray_jobs.run.begun import begun_config, origin_of
 from ray_jobs.run.folder import TRAJECTORIES, write_json
 from ray_jobs.run.provenance import provenance
 from ray_jobs.statistics import PairedComparison, compare_paired
+from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.engine import BASE_VERSION
 from rollout.filters import SOLVED
 from rollout.records import append_record, read_records
@@ -34,8 +35,6 @@ class EvaluationError(UserError):
 
 Place = tuple[str, str]
 """The benchmark and the task id of an item."""
-Record = Mapping[str, Any]
-"""A line of items.jsonl: a trajectory record with `seed`, `f1`, `judge_asked`, `judged`, `attempts` and `seconds`."""
 
 
 class ItemKey(NamedTuple):
@@ -83,7 +82,8 @@ class Item:
 
     @classmethod
     def of(cls, record: Record) -> "Item":
-        """Read a line of items.jsonl, or any trajectory record as one greedy attempt."""
+        """Read a line of items.jsonl: a flat trajectory with `seed`, `f1`, `judge_asked`, `judged` and `attempts`. Any
+        other trajectory is one greedy attempt."""
         planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
         frozen = [turn["policy_version"] for turn in record["turns"] if turn["role"] != "planner"]
         # The error of a tool may quote the question, and retrieved nothing.
@@ -265,8 +265,8 @@ def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
 
 def evaluation_in(folder: Path, phase: str) -> Evaluation:
     """Read a phase of a training run."""
-    records = (record for record in read_records(folder / TRAJECTORIES) if record["phase"] == phase)
-    return Evaluation(items=tuple(map(Item.of, records)))
+    logged = (trajectory for trajectory in read_trajectories(folder / TRAJECTORIES) if trajectory.phase == phase)
+    return Evaluation(items=tuple(Item.of(flat_record(trajectory)) for trajectory in logged))
 
 
 def check_no_run(path: Path) -> None:

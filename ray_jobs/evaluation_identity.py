@@ -3,6 +3,7 @@
 Settings stand for themselves, and files by their digests. The package version stands for the code of this package.
 """
 
+import asyncio
 import hashlib
 import inspect
 import json
@@ -14,14 +15,13 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from configs.backend import OllamaConfig
-from configs.errors import UserError
 from configs.own import load_own
 from configs.rollout import CommandAgentConfig, FunctionAgentConfig, NoMemoryConfig
 from configs.run import RunConfig
 from envs.types import Task
 from rollout.agent.program import Program
+from rollout.engines.served import OllamaEngine
 
-OLLAMA_TIMEOUT_S = 30.0
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -74,7 +74,7 @@ def identity_of(
 ) -> Identity:
     """Return the identity of an evaluation. `model_path` is None if a server holds the model.
 
-    Raises UserError if the server does not answer, or CheckpointError for a corrupt adapter.
+    Raises BackendError if the server does not answer, or CheckpointError for a corrupt adapter.
     """
     backend = config.backend
     if model_path is not None:
@@ -82,8 +82,13 @@ def identity_of(
         quantisation: str | None = config.rollout.engine.precision
     else:
         assert backend.type != "vllm"
-        digest, quantisation = _ollama_model(backend) if isinstance(backend, OllamaConfig) else (None, None)
+        installed = None
+        if isinstance(backend, OllamaConfig):
+            engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+            installed = asyncio.run(engine.installed())
+        digest = installed.digest if installed else None
         policy = {"backend": backend.type, "model": backend.model, "model_digest": digest, "adapter": None}
+        quantisation = installed.details.quantization_level if installed and installed.details else None
     settings = _settings(config, tasks, seeds=num_seeds, temperature=config.evaluation.temperature)
     return _as_json(settings | {"policy": policy, "quantisation": quantisation, "code": _custom_code(config, tasks)})
 
@@ -200,19 +205,6 @@ def _local_policy(config: RunConfig, adapter: Path | None, model_path: Path) -> 
         policy["policy_version"] = manifest["policy_version"]
         policy["lora_alpha"] = config.model.lora_alpha
     return policy
-
-
-def _ollama_model(backend: OllamaConfig) -> tuple[str | None, str | None]:
-    import ollama
-
-    try:
-        models = ollama.Client(host=backend.base_url, timeout=OLLAMA_TIMEOUT_S).list().models
-    except (ConnectionError, ollama.ResponseError) as error:
-        raise UserError(f"backend.base_url = '{backend.base_url}' does not list its models: {error}") from error
-    for model in models:
-        if model.model in (backend.model, f"{backend.model}:latest"):
-            return model.digest, model.details.quantization_level if model.details else None
-    return None, None
 
 
 def _file_digest(path: Path) -> str:

@@ -3,24 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation_folder import Evaluation, Item, Record, evaluation_in, why_unscored
+from ray_jobs.evaluation_folder import Evaluation, Item, evaluation_in, why_unscored
 from ray_jobs.run.summary import POLICIES
 from ray_jobs.statistics import wilson_interval
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
-from rollout.records import trajectory_record
-from rollout.types import Trajectory, is_answer
+from rollout.codec import Record, flat_record
+from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
-    from ray_jobs.run.supervisor import Supervisor
 
 STEP_PHASE = "held_out"
 """Phase of the attempts between two train steps."""
@@ -64,6 +62,8 @@ class Evaluator:
     """Asked about answers that an exact scorer may reject although they are right."""
     step: int | None = None
     """The train step of an evaluation while training."""
+    log: Callable[[Trajectory], None] | None = None
+    """Receives every trajectory with its reward."""
 
     async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[Record], None]) -> None:
         """Attempt all items concurrently and pass each record on. Raises the first error."""
@@ -102,8 +102,12 @@ class Evaluator:
             assert self.judge is not None
             assert answer is not None
             judged = await self.judge.same(task.question, task.answer, answer)
+        trajectory.phase, trajectory.step = self.phase, self.step
+        trajectory.reward = Reward(outcome=reward, total=reward)
+        if self.log is not None:
+            self.log(trajectory)
         return {
-            **trajectory_record(trajectory, reward=reward, phase=self.phase, step=self.step),
+            **flat_record(trajectory),
             "seed": wanted.seed,
             "f1": None if failed else partial_credit(task, answer),
             "judge_asked": asked,
@@ -123,31 +127,29 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
         tasks = _some_of(tasks, settings.num_untouched_tasks)
     with run.phase(phase, total=len(tasks)) as progress:
         evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0, max_attempts=settings.max_attempts)
-        records = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
-        run.folder.log_trajectories(records)
-    evaluation = Evaluation(items=tuple(map(Item.of, records)))
+        evaluation, attempts = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
+        run.folder.log_trajectories(attempts)
     if tasks:
         run.console.note(_note(POLICIES[phase], evaluation))
     return evaluation
 
 
-def evaluate_step(run: "Run", rollouts: "Supervisor", step: int) -> None:
+def evaluate_step(run: "Run", step: int) -> None:
     """Evaluate the policy after a train step greedily on `tasks_while_training`, and log metrics and attempts.
 
     Called after the step's weights are published and before its batch is given up, so that no newer weights appear
     meanwhile. At depth 0 the workers are idle then; at other depths rollouts continue.
     """
-    started, settings, policy = time.perf_counter(), run.config.evaluation, run.pinned_rollouts()
+    started, settings, policy = time.perf_counter(), run.config.evaluation, run.rollouts
     evaluator = Evaluator(
         policy=policy, phase=STEP_PHASE, temperature=0.0, max_attempts=settings.max_attempts, step=step
     )
     tasks = tasks_while_training(run.config)
-    work = partial(_attempted, evaluator, tasks, name=f"{STEP_PHASE}-{step}")
-    records = rollouts.beside(policy, work, f"the evaluation after step {step}")
+    with run.console.waiting(f"the evaluation after step {step}"):
+        evaluation, attempts = _attempted(evaluator, tasks, name=f"{STEP_PHASE}-{step}")
     # Discard the readings: this work must not count as rollouts of the next step.
-    rollouts.readings()
-    evaluation = Evaluation(items=tuple(map(Item.of, records)))
-    run.folder.log_trajectories(records)
+    run.supervisor.readings()
+    run.folder.log_trajectories(attempts)
     facts = {"held_out/policy_version": policy.policy_version, "held_out/wall_s": time.perf_counter() - started}
     run.log_metrics(step, held_out_metrics(evaluation) | facts)
     run.console.note(_note(f"after step {step}", evaluation))
@@ -185,18 +187,14 @@ def _some_of(tasks: Sequence[Task], num: int) -> list[Task]:
 
 def _attempted(
     evaluator: Evaluator, tasks: Sequence[Task], *, name: str, progressed: Callable[[], None] = lambda: None
-) -> list[Record]:
-    # The records in the order of the tasks.
-    records: list[Record] = []
-
-    def keep(record: Record) -> None:
-        records.append(record)
-        progressed()
-
+) -> tuple[Evaluation, list[Trajectory]]:
+    # The results, and the trajectories, in the order of the tasks.
+    attempts: list[Trajectory] = []
     wanted = [Wanted(task=task, seed=0, trajectory_id=f"{name}/{task.id}", group_id=name) for task in tasks]
-    asyncio.run(evaluator.evaluate(wanted, keep))
+    asyncio.run(replace(evaluator, log=attempts.append).evaluate(wanted, lambda record: progressed()))
     places = {(task.dataset, task.id): place for place, task in enumerate(tasks)}
-    return sorted(records, key=lambda record: places[record["dataset"], record["task_id"]])
+    attempts.sort(key=lambda attempt: places[attempt.task.dataset, attempt.task.id])
+    return Evaluation(items=tuple(Item.of(flat_record(attempt)) for attempt in attempts)), attempts
 
 
 def _note(policy: str, evaluation: Evaluation) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from reward.scorers import score_answer
 from reward.types import PrmDataError
-from rollout.records import append_record, read_records, trajectory_of, trajectory_record
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.codec import SchemaError, group_line, group_of
+from rollout.records import append_line, whole_lines
+from rollout.types import Group, Reward, Trajectory
 
-SCHEMA = 1
 GROUPS_PER_SHARD = 200
 
 
@@ -18,36 +18,34 @@ class CollectedGroups:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.group_ids = {str(row["group_id"]) for row in self._rows()}
+        self.group_ids = {group.id for group in self._groups()}
 
-    def add(self, group: TrajectoryGroup) -> None:
-        """Write a group. One that could not be scored at all is left out, to be collected again."""
+    def add(self, group: Group) -> None:
+        """Write a group. One that could not be scored at all is left out, so that it is collected again."""
         if group.id in self.group_ids or all(one.stop_reason == "infrastructure" for one in group.trajectories):
             return
-        shard = self._folder / f"shard-{len(self.group_ids) // GROUPS_PER_SHARD:05d}.jsonl"
-        rows = [
-            trajectory_record(one, reward=outcome_of(one), phase="collect", step=None) for one in group.trajectories
-        ]
-        append_record(shard, {"schema": SCHEMA, "group_id": group.id, "trajectories": rows})
+        for trajectory in group.trajectories:
+            outcome = outcome_of(trajectory)
+            trajectory.phase, trajectory.reward = "collect", Reward(outcome=outcome, total=outcome)
+        append_line(self._folder / f"shard-{len(self.group_ids) // GROUPS_PER_SHARD:05d}.jsonl", group_line(group))
         self.group_ids.add(group.id)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Every trajectory of every group, in the order of the shards. Raises PrmDataError for another schema."""
-        for row in self._rows():
-            yield from map(trajectory_of, row["trajectories"])
+        """Yield every trajectory, in the order of the shards. Raises PrmDataError for another schema."""
+        for group in self._groups():
+            yield from group.trajectories
 
-    def _rows(self) -> Iterator[dict]:
+    def _groups(self) -> Iterator[Group]:
         for shard in sorted(self._folder.glob("shard-*.jsonl")):
-            for row in read_records(shard):
-                if row["schema"] != SCHEMA:
-                    raise PrmDataError(
-                        f"{shard} has schema {row['schema']}, this version reads {SCHEMA}; collect again"
-                    )
-                yield row
+            for line in whole_lines(shard):
+                try:
+                    yield group_of(line)
+                except SchemaError as error:
+                    raise PrmDataError(f"{shard}: {error}; collect again") from error
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:
-    """The raw score; None where the infrastructure failed, or a scorer of one's own cannot tell."""
+    """Return the raw score; None where the infrastructure failed, or a custom scorer cannot judge the answer."""
     if trajectory.stop_reason == "infrastructure":
         return None
     return score_answer(trajectory.task, trajectory.answer, trajectory.turns)

@@ -134,7 +134,7 @@ class ChatClient:
                         temperature=config.temperature,
                         max_tokens=config.max_output_tokens,
                         # A server without a key gets no header, not even one of a variable that the client knows.
-                        extra_headers={} if self._key else {"Authorization": Omit()},  # type: ignore[dict-item]
+                        extra_headers={} if self._key else {"Authorization": Omit()},
                     )
                 retried = bound * response.retries_taken
                 bill = retried + bound
@@ -167,7 +167,7 @@ class ChatClient:
 
     @asynccontextmanager
     async def _reservation(self, bound: Bill) -> AsyncIterator[None]:
-        """Hold the bound of a request that is being sent, so that parallel requests cannot exceed the budget together."""
+        """Hold the bound of a request while it is sent, so that parallel requests cannot exceed the budget."""
         spent, reserved, budget = self.spent.cost_usd, self._reserved_usd, self._config.max_cost_usd
         # The slack absorbs rounding of floating-point sums; it is far below any price.
         if spent + reserved + bound.cost_usd > budget + 1e-9:

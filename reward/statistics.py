@@ -1,4 +1,4 @@
-"""What the rollouts since the last batch looked like, over all drawn groups and not only the kept ones."""
+"""Statistics of the rollouts since the last batch, over all drawn groups and not only the kept ones."""
 
 import math
 from collections import Counter
@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from reward.types import ScoredGroup
-from rollout.types import Trajectory
+from rollout.types import Group, Trajectory
 
 SATURATED = 0.02
 
@@ -48,7 +47,7 @@ class RolloutStatistics:
         return RolloutStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self) -> Mapping[str, float]:
-        """No mean of nothing: a resumed run's first batch may have been rolled out before the cut."""
+        """Return the metrics; there are no means without trajectories."""
         count = {"rollout/trajectories": float(self.trajectories)}
         if not self.trajectories:
             return count
@@ -67,7 +66,7 @@ class RolloutStatistics:
         }
 
     def _prm_metrics(self) -> Mapping[str, float]:
-        """Nothing where no PRM was asked; no means where it answered nothing."""
+        """Return nothing without a PRM, and no means where it scored nothing."""
         asked = self.prm_steps + self.prm_unscored
         unscored = {"prm/unscored_share": self.prm_unscored / asked} if asked else {}
         if not self.prm_steps:
@@ -80,7 +79,7 @@ class RolloutStatistics:
         }
 
     def _ranking(self) -> Mapping[str, float]:
-        """Mann-Whitney's U within each group, added up; nothing where no attempt has a sibling with another outcome."""
+        """Return Mann-Whitney's U within each group, added up; nothing where no siblings differ in outcome."""
         if not self.prm_pairs:
             return {}
         return {
@@ -98,14 +97,15 @@ class RolloutStatistics:
 
 
 def statistics_of(facts: Mapping[str, float]) -> RolloutStatistics:
-    """From facts that were added up; what is not counted here is left out."""
+    """Return the statistics in facts that were added up over groups; other facts are left out."""
     known: dict[str, Any] = {f.name: facts[f.name] for f in fields(RolloutStatistics) if f.name in facts}
     return RolloutStatistics(**known)
 
 
-def group_statistics(scored: ScoredGroup) -> RolloutStatistics:
-    trajectories = scored.group.trajectories
-    outcomes = [outcome for outcome in scored.outcomes if outcome is not None]
+def group_statistics(group: Group) -> RolloutStatistics:
+    """Return the counts of a judged group."""
+    trajectories = group.trajectories
+    outcomes = [outcome for outcome in group.outcomes if outcome is not None]
     turns = [turn for trajectory in trajectories for turn in trajectory.planner_turns]
     return RolloutStatistics(
         trajectories=len(trajectories),
@@ -118,37 +118,35 @@ def group_statistics(scored: ScoredGroup) -> RolloutStatistics:
         tool_errors=sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
         repeats=sum(map(_num_repeats, trajectories)),
         infrastructure=sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
-    ) + step_statistics(scored)
+    ) + step_statistics(group)
 
 
-def step_statistics(scored: ScoredGroup) -> RolloutStatistics:
-    """Return the `prm_*` counts of a group."""
-    if scored.step_scores is None:
+def step_statistics(group: Group) -> RolloutStatistics:
+    """Return the `prm_*` counts of a group; all are 0 where no steps were to be scored."""
+    if all(trajectory.prm_digest is None for trajectory in group.trajectories):
         return RolloutStatistics()
-    turns = [turn for trajectory in scored.group.trajectories for turn in trajectory.planner_turns]
-    step_scores = scored.step_scores.raw
-    raw = [score for scores in step_scores for score in scores]
-    pairs = [
-        (score, float(len(turn.completion.text))) for turn, score in zip(turns, raw, strict=True) if score is not None
-    ]
+    turns = [turn for trajectory in group.trajectories for turn in trajectory.planner_turns]
+    pairs = [(turn.score, float(len(turn.text))) for turn in turns if turn.score is not None]
     return RolloutStatistics(
         prm_steps=len(pairs),
-        prm_unscored=len(raw) - len(pairs),
+        prm_unscored=len(turns) - len(pairs),
         prm_saturated=sum(not SATURATED <= score <= 1 - SATURATED for score, _ in pairs),
         prm_score=sum(score for score, _ in pairs),
         prm_score_squared=sum(score**2 for score, _ in pairs),
         prm_length=sum(length for _, length in pairs),
         prm_length_squared=sum(length**2 for _, length in pairs),
         prm_score_length=sum(score * length for score, length in pairs),
-    ) + ranking_statistics(scored.outcomes, step_scores)
+    ) + ranking_statistics(group.outcomes, [[turn.score for turn in one.planner_turns] for one in group.trajectories])
 
 
 def ranking_statistics(
     outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]]
 ) -> RolloutStatistics:
-    """`prm_pairs` and what belongs to them, of one group. A trajectory without an outcome, or with a step that has no
-    score, is in no pair. Over more than two outcomes, which a scorer of one's own may give, it is Jonckheere's and
-    Terpstra's statistic in the place of Mann and Whitney's."""
+    """Return the counts of pairs in one group.
+
+    A trajectory without an outcome, or with a step that has no score, is in no pair. With more than two outcomes, which
+    a custom scorer may give, this is Jonckheere's and Terpstra's statistic instead of Mann and Whitney's.
+    """
     # Rounded, for the mean of equal scores depends on how many there are.
     means = [
         (round(outcome, 12), round(fmean(known), 12))
@@ -167,11 +165,11 @@ def ranking_statistics(
 
 
 def _spread(num: int) -> int:
-    """What so many attempts add to the variance of pairs in the right order (Terpstra, Indag. Math. 14, 1952)."""
+    """Return what `num` attempts add to the variance of pairs in the right order (Terpstra, Indag. Math. 14, 1952)."""
     return num**2 * (2 * num + 3)
 
 
 def _num_repeats(trajectory: Trajectory) -> int:
-    """Tool calls that an earlier turn of the trajectory made already."""
+    """Count tool calls that an earlier turn of the trajectory made already."""
     calls = [turn.tool_call for turn in trajectory.planner_turns if turn.tool_call is not None]
     return len(calls) - len(set(calls))

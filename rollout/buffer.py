@@ -1,388 +1,523 @@
-"""The buffer between rollouts and learner: admits groups, keeps those with signal, cuts batches.
+"""The buffer between rollouts and learner: it admits groups, drops those without signal and cuts batches.
 
-It adds waiting to the ledger: who may run a group now, when a batch is full, when training has starved. A dropped
-group gives its place back at once; otherwise rollouts would wait for a batch that can never fill.
+Everything is in memory and runs on one event loop. A group is admitted when fewer than (D + 1) batches are live, runs
+on one worker, and ends `ready` or without signal. A dropped group frees its place at once, so that a batch always
+fills. What the process holds is lost with it: a run that is cut off continues from the `Snapshot` in its newest
+checkpoint.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import heapq
+from bisect import insort
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rollout.filters import StarvationGuard, StarvedError
-from rollout.store.admission import Admission, AdmissionQueue, Admitter, BufferSettings, WorkerStatus
-from rollout.store.admission import admission_capacity as admission_capacity
-from rollout.store.casualties import Loss
-from rollout.store.choice import TaskChoice
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts, GroupResult, Lease, State, TrainedGroups
-from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
+from rollout.lifecycle import (
+    LIVE,
+    Admission,
+    Batch,
+    BufferSettings,
+    GroupCounts,
+    LiveGroup,
+    Permit,
+    Ref,
+    Snapshot,
+    State,
+    Totals,
+    WorkerStatus,
+)
+from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
+from rollout.task_choice import NUM_RECENT, Draw, DrawOf, Outcome, TaskChoice, draw_by_number
+from rollout.types import GroupSummary
 
 BIAS_WINDOW = 1000
-LATELY = 8
-"""Groups of a family: fewer scatter, more lag behind."""
-
-MOST_TOGETHER = 64
-"""Results that are written down before other calls have their turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The batch of one train step: its scored groups as bytes. `version_ages` tells how many train steps the weights of
-    each version lie behind; tokens of a version that it lacks are not to be trained on. `untrained` are state, reason
-    and bytes of some groups that ended without signal since the batch before, to be looked at; `facts` are added up
-    over all groups that ended since then, and `families` says how many of these there were of each family that there
-    is; `solved` is the solve rate of each family's last LATELY groups; `warning` says where too few groups carry
-    signal."""
-
-    step: int
-    payloads: tuple[bytes, ...]
-    untrained: tuple[tuple[State, str, bytes], ...] = ()
-    version_ages: Mapping[int, int]
-    facts: dict[str, float]
-    families: Mapping[str, int] = field(default_factory=dict)
-    solved: Mapping[str, float] = field(default_factory=dict)
-    bias: dict[str, float]
-    counts: GroupCounts
-    warning: str | None
+"""Groups that ended last, over which the bias metrics are computed."""
+SOLVED_WINDOW = 8
+"""Groups of a family over which its solve rate is shown."""
+SHOWN_UNTRAINED = 4
+"""Groups without signal per batch whose trajectories are kept for reading."""
 
 
 class BufferClosedError(RuntimeError):
-    """The buffer was closed while somebody waited on it."""
+    """The buffer was closed during a wait for a batch."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    status: WorkerStatus
+    answer: "asyncio.Future[Admission]"
+
+
+def admission_capacity(*, pipeline_depth: int, batch_groups: int, live: int) -> int:
+    """Return how many groups may be admitted: (D + 1) batches, less the live groups.
+
+    Live groups are counted, never derived from running totals, which would drift for good after one lost group.
+    """
+    return max(0, (pipeline_depth + 1) * batch_groups - live)
 
 
 class GroupBuffer:
-    """Plain asyncio, used from one event loop. `clock` tells the time at which groups end, in seconds. `gather_s`: for
-    so long results that come back are gathered, to be written down in one transaction. `choice`: which task a
-    new group is of; with None nobody chooses one."""
+    """Admission, filtering and batching of groups. `put` stores an encoded group and returns its reference."""
 
     def __init__(
         self,
         settings: BufferSettings,
-        ledger: Ledger,
         *,
-        policy_version: int = 0,
-        clock: Callable[[], float] = time.time,
-        gather_s: float = 0.0,
         choice: TaskChoice | None = None,
+        put: Callable[[bytes], Ref] = lambda payload: payload,
     ) -> None:
         self._settings = settings
-        self._ledger = ledger
-        self._clock = clock
-        self._gather_s = gather_s
-        self._families = choice.names if choice else ()
-        self._came_back: list[_Completion] = []
-        self._changed = asyncio.Event()
-        self._admitter = Admitter(settings, ledger, policy_version=policy_version, choice=choice)
-        self._queue = AdmissionQueue(self._admitter)
-        self._guard = self._fresh_guard()
-        if not ledger.published():
-            ledger.publish(policy_version, 0)
-        self._look_at_versions()
+        self._choice = choice
+        self._put = put
         self._closed = False
+        self._changed = asyncio.Event()
+        self._waiters: list[_Waiter] = []
+        self._published: dict[int, int] = {}
+        self._next_lease = 0
+        self.proven: dict[int, int] = {}
+        """Newest version that each worker has proven to sample with."""
+        self.restore(Snapshot(), step=0, policy_version=0)
 
-    @property
-    def counts(self) -> GroupCounts:
-        return self._ledger.counts
-
-    @property
-    def num_workers(self) -> int:
-        """Those that roll out."""
-        return len(self._admitter.proven)
-
-    # --- called for workers ----------------------------------------------------------------------
+    # --- calls of workers ------------------------------------------------------------------------
 
     async def admit(self, status: WorkerStatus, *, patience_s: float | None = None) -> Admission:
-        """Permits for the capacity there is, at most for the worker's free places and those that become free.
+        """Return permits for free capacity, at most for the worker's free places.
 
-        Work that the worker does not know of, because the answer to an earlier call was lost, is given out first. A
-        worker whose proven version is too old gets nothing. Waits for capacity; woken by a group that ended, a trained
-        batch, a newer proven version, or `close`.
+        Waits for capacity, woken by a group that ended, a trained batch, a newer proven version or `close`. A worker
+        whose weights are too old gets nothing.
         """
         if self._closed:
             return Admission(closed=True)
-        tried = self._admitter.tries
-        self._admitter.meet(status)
-        self._pass_suspects_on(tried)
-        if lost := self._admitter.lost(status):
-            return Admission(permits=tuple(lost))
-        waiter = self._queue.join(status)
+        self.proven[status.worker] = max(status.policy_version, self.proven.get(status.worker, -1))
+        waiter = _Waiter(status, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
         try:
-            self._queue.serve()
+            self._serve()
             async with asyncio.timeout(patience_s):
                 return await waiter.answer
         except TimeoutError:
-            # It may have been given work in the very moment in which its patience ended.
+            # The answer may have come at the moment in which the patience ended.
             return Admission() if waiter.answer.cancelled() else waiter.answer.result()
         finally:
-            self._queue.leave(waiter)
+            waiter.answer.cancel()
+            self._waiters.remove(waiter)
 
-    async def prove(self, worker: int, policy_version: int) -> None:
-        """The worker samples with this version, and it was checked."""
-        tried = self._admitter.tries
-        self._admitter.proven[worker] = policy_version
-        self._pass_suspects_on(tried)
-        self._queue.look_again(worker)
-        self._queue.serve()
+    def prove(self, worker: int, policy_version: int) -> None:
+        """Record that the worker samples with this version."""
+        self.proven[worker] = policy_version
+        self._serve()
 
-    def unproven(self, policy_version: int) -> list[int]:
-        """The workers that roll out and have not proven this version."""
-        return [worker for worker, proven in self._admitter.proven.items() if proven < policy_version]
+    def complete(self, lease: int, payload: bytes, summary: GroupSummary) -> bool:
+        """Take in a finished group and return whether it can be trained. A lease that is not open changes nothing.
 
-    async def complete(self, lease: Lease, result: GroupResult) -> bool:
-        """A group came back; True if it will be trained. A second answer to one lease changes nothing. A group with
-        fewer than two scored trajectories is tried again, and fails in the end. Returns once that is written down,
-        together with what else comes back within `gather_s`, up to MOST_TOGETHER."""
-        completion = _Completion(lease, result, asyncio.get_running_loop().create_future())
-        self._came_back.append(completion)
-        if len(self._came_back) == 1:
-            asyncio.get_running_loop().call_later(self._gather_s, self._write_some)
-        return await completion.kept
+        A group with fewer than two scored trajectories is tried again, and fails in the end.
+        """
+        ordinal = self._leases.pop(lease, None)
+        if ordinal is None:
+            return False
+        group = self._groups[ordinal]
+        self._running_by_worker[group.worker] -= 1
+        if summary.ending is None and group.attempt < self._settings.max_attempts:
+            self._retry(group, counted=True)
+        else:
+            self._settle(group, payload, summary)
+        self._notify()
+        return group.state is State.READY
 
-    async def release(self, worker: int | None, reason: str) -> Loss:
-        """The worker is gone, with None all are: what they ran is queued again, and calls of theirs that wait are sent
-        away, so that none of them takes work. An attempt that ended in the death of a worker counts only where the
-        group ran alone. At depth 0 their rounds are played again as a whole, as if they had not been cut off."""
-        self._write_down()
-        lost = self._admitter.runs_of(worker)
-        with self._ledger.together():
-            if worker is None:
-                for lease in lost:
-                    self._ledger.run_again(lease)
-                loss = Loss(num_groups=len(lost))
+    def release(self, worker: int, reason: str) -> int:
+        """Queue the groups of a worker that is gone again, and return how many it ran.
+
+        At depth 0 its rounds are played again as a whole: groups of a round are sampled together, and only together do
+        they come out the same.
+        """
+        lost = [self._groups[ordinal] for ordinal in self._leases.values() if self._groups[ordinal].worker == worker]
+        rounds = {group.round for group in lost}
+        for group in lost:
+            del self._leases[group.lease]
+            if self._synchronous or group.attempt < self._settings.max_attempts:
+                self._retry(group, counted=not self._synchronous)
             else:
-                loss = self._lose(worker, lost, reason)
-            if self._in_rounds and (lost or worker is None):
-                self._ledger.undo_open_rounds(None if worker is None else [ordinal for ordinal, _ in lost])
-                self._guard = self._fresh_guard()
-        self._queue.send_away(worker, Admission())
-        self._admitter.part_from(worker)
-        self._queue.look_at_all()
-        self._tell()
-        return loss
+                self._settle(group, b"", GroupSummary(ending=None, reason=reason))
+        if self._synchronous:
+            self._undo([group for group in self._ended if group.round in rounds])
+        self._running_by_worker.pop(worker, None)
+        self.proven.pop(worker, None)
+        self._dismiss([waiter for waiter in self._waiters if waiter.status.worker == worker], Admission())
+        self._notify()
+        return len(lost)
 
-    async def roll_call(self, workers: Collection[int]) -> None:
-        """These workers are there. Whoever else has a share of the places or a group is gone: it asked too late."""
-        for stranger in self._admitter.known() - set(workers):
-            await self.release(stranger, "its worker is gone")
-
-    # --- called for the learner ------------------------------------------------------------------
+    # --- calls of the training loop --------------------------------------------------------------
 
     async def next_batch(self, step: int) -> Batch | None:
-        """The B kept groups with the oldest weights; the same again when it is asked for the same step again.
+        """Return the B ready groups with the oldest weights.
 
-        Waits until there are B; woken by `complete`. At depth 0 it also waits until nothing runs, so that the batch
-        does not depend on who finished first. Fewer than B when signal has become rare, or at the end of the tasks;
-        None when there is nothing left. Raises StarvedError, or BufferClosedError after `close`.
+        Waits until there are B, woken by `complete`; at depth 0 also until nothing runs, so that the batch does not
+        depend on the order of finishing. Fewer than B when signal has become rare or tasks have run out; None when
+        nothing is left. Raises StarvedError, and BufferClosedError after `close`.
         """
-        while not (self._is_cut(step) or self._closed or self._can_cut() or self._starved() or self._ended()):
+        while not (self._closed or self._can_cut() or self._starved() or self._exhausted()):
             await self._changed.wait()
-        if not self._is_cut(step):
-            if self._closed:
-                raise BufferClosedError("the buffer was closed while the learner waited for a batch")
-            if not self._can_cut():
-                if self._ended():
-                    return None
-                raise StarvedError(self._diagnosis())
-            oldest = self._ledger.ready()[: self._settings.batch_groups]
-            self._ledger.cut([ordinal for (ordinal, _), _ in oldest], step)
-        return await self._read(step)
+        if self._closed:
+            raise BufferClosedError("the buffer was closed during the wait for a batch")
+        if not self._can_cut():
+            if self._exhausted():
+                return None
+            raise StarvedError(self._guard.diagnosis(self.counts, self._reasons))
+        return self._cut(step)
 
-    async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
-        """The step's batch is trained, or refused for the reason given, and its weights are published: its places are
-        free, the version moves on, and ready groups that are too stale now are drawn again."""
-        self._write_down()
-        self._ledger.mark_trained(step, refused=refused)
+    def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
+        """End the groups of the step's batch as trained, or as refused for this reason; its weights are published as
+        `policy_version`. Ready groups that are too old now expire."""
+        for group in self._in_state(State.IN_BATCH):
+            self._move(group, State.TRAINED if refused is None else State.REFUSED)
+            del self._groups[group.ordinal]
         self._guard.begin_batch()
-        self._move_on(step, policy_version)
+        self._publish(step, policy_version)
+        for group in self._in_state(State.READY):
+            self._expire_if_stale(group)
+        self.snapshot = self._snapshot()
+        self._notify()
 
-    async def rewind(self, step: int, policy_version: int, trained: TrainedGroups) -> list[str]:
-        """The policy is that of a checkpoint after `step`, published as `policy_version`, and was `trained` on that.
-        Returns what the ledger had lost of it, in sentences."""
-        self._write_down()
-        mended = self._ledger.follow(trained, step)
-        # What the ledger believed to run may be what the weights were trained on.
-        for lease in self._admitter.runs.keys() - {permit.lease for _, permit in self._ledger.leases()}:
-            self._admitter.end(lease)
-        self._ledger.rewind(step)
-        self._move_on(step, policy_version)
-        return mended
+    def restore(self, snapshot: Snapshot, *, step: int, policy_version: int) -> None:
+        """Continue after train step `step`, whose weights are published as `policy_version`. Leases of before become
+        invalid: their results are ignored."""
+        self._groups: dict[int, LiveGroup] = {}
+        """Live groups, and those that ended since the last batch was cut."""
+        self._leases: dict[int, int] = {}
+        self._running_by_worker: Counter[int | None] = Counter()
+        self._ended: list[LiveGroup] = []
+        """Groups that ended since the last batch was cut, in that order; ready ones included."""
+        self._expired: list[LiveGroup] = []
+        self._recent: deque[LiveGroup] = deque(maxlen=BIAS_WINDOW)
+        self._num_shown = 0
+        self._num_rounds = 0
+        self._left_in_round = 0
+        self._draw_of: DrawOf = draw_by_number
+        self._counts = Counter({State(name): num for name, num in snapshot.counts.items()})
+        self._next_task, self._next_ordinal = snapshot.next_task, snapshot.next_ordinal
+        self._outcomes = defaultdict(list, {family: list(rows) for family, rows in snapshot.outcomes.items()})
+        self._facts, self._reasons = Counter(snapshot.facts), Counter(snapshot.reasons)
+        self._num_retries = snapshot.num_retries
+        self._signal_row = snapshot.without_signal
+        """Groups without signal in a row when the last batch was cut."""
+        self._guard = self._new_guard()
+        if not self._next_lease:
+            # No token was sampled yet, so that earlier versions do not matter.
+            self._published.clear()
+        self._publish(step, policy_version)
+        self.snapshot = snapshot
+        for task, family, repeats, attempt in snapshot.redraw:
+            self._add(task, Draw(family, repeats) if family else None, attempt)
+        self._notify()
 
-    async def close(self) -> None:
-        self._write_down()
+    def close(self) -> None:
+        """End all waiting calls; there is no more work."""
         self._closed = True
-        self._queue.send_away(None, Admission(closed=True))
-        self._tell()
-
-    async def _read(self, step: int) -> Batch | None:
-        """The batch that was cut for this step. While its bytes are read other calls go on."""
-        ages, counts = self._version_ages, self._ledger.verify_live()
-        warning = self._diagnosis() if self._guard.warns else None
-
-        def read() -> Batch:
-            with self._ledger.reading() as ledger:
-                return Batch(
-                    step=step,
-                    payloads=tuple(ledger.batch(step)),
-                    untrained=tuple(ledger.untrained(step)),
-                    version_ages=ages,
-                    facts=ledger.reported(step),
-                    families=dict.fromkeys(self._families, 0) | ledger.families(step),
-                    solved=ledger.solved(step, LATELY),
-                    bias=bias_metrics(ledger.durations(BIAS_WINDOW)),
-                    counts=counts,
-                    warning=warning,
-                )
-
-        batch = await self._ledger.aside(read)
-        # Without bytes where a rewind took it back meanwhile.
-        return batch if batch.payloads else await self.next_batch(step)
-
-    # --- rules -----------------------------------------------------------------------------------
+        self._dismiss(self._waiters, Admission(closed=True))
+        self._notify()
 
     @property
-    def _in_rounds(self) -> bool:
-        """The run is synchronous: it plays round after round, and trains between them."""
+    def counts(self) -> GroupCounts:
+        return GroupCounts(drawn=self._counts.total(), **{str(state): num for state, num in self._counts.items()})
+
+    def totals(self) -> Totals:
+        """Return the numbers over the whole run, after checking the counts."""
+        self._check_counts()
+        facts = self._facts.copy()
+        facts.update(_sum_of_facts(self._ended))
+        return Totals(
+            counts=self.counts,
+            facts=dict(facts),
+            reasons=dict(self._reasons),
+            num_retries=self._num_retries,
+        )
+
+    # --- admission -------------------------------------------------------------------------------
+
+    @property
+    def _synchronous(self) -> bool:
         return self._settings.pipeline_depth == 0
 
-    def _fresh_guard(self) -> StarvationGuard:
-        """Of the groups that the ledger says have ended."""
-        bound = self._settings.max_empty_batches * self._settings.batch_groups
-        return StarvationGuard(bound, self._ledger.num_without_signal())
+    def _serve(self) -> None:
+        """Give out free capacity one group at a time: to the worker that runs the fewest, then to the one that has
+        waited longest. Each worker gets at most its share of all live groups, so that none runs everything."""
+        available = self._num_available()
+        if not available or not self._waiters or not self.proven:
+            return
+        share = -(-(self._settings.pipeline_depth + 1) * self._settings.batch_groups // len(self.proven))
+        min_version = max(0, self._policy_version - self._settings.pipeline_depth)
+        order = [
+            (self._running_by_worker[waiter.status.worker], number, waiter)
+            for number, waiter in enumerate(self._waiters)
+            if not waiter.answer.done() and self.proven.get(waiter.status.worker, -1) >= min_version
+        ]
+        heapq.heapify(order)
+        granted: Counter[_Waiter] = Counter()
+        while available and order:
+            running, number, waiter = heapq.heappop(order)
+            if running < min(share, waiter.status.places):
+                granted[waiter] += 1
+                available -= 1
+                heapq.heappush(order, (running + 1, number, waiter))
+        if not granted:
+            return
+        # A synchronous round is chosen from the outcomes at its beginning.
+        if self._choice and not (self._synchronous and self._counts[State.RUNNING]):
+            self._draw_of = self._choice.by(self._outcomes_of, self._open_tasks)
+        self._left_in_round = available
+        queued = self._in_state(State.QUEUED) if self._counts[State.QUEUED] else []
+        waiting = iter(sorted(queued, key=lambda group: group.task))
+        for waiter, num in granted.items():
+            self._num_rounds += 1
+            permits = tuple(self._start(next(waiting, None), waiter.status.worker) for _ in range(num))
+            waiter.answer.set_result(Admission(permits=permits))
 
-    def _max_attempts(self, lease: Lease) -> int:
-        """Without those that do not count."""
-        return self._settings.max_attempts + self._admitter.casualties.excused(lease[0])
+    def _num_available(self) -> int:
+        """Groups that may start: queued ones, and new ones where places are left. A synchronous run plays round after
+        round: in one that has started only the rest of it, and none during a train step."""
+        queued = self._counts[State.QUEUED]
+        if self._synchronous and self._counts[State.RUNNING]:
+            return self._left_in_round
+        if self._synchronous and self._counts[State.IN_BATCH]:
+            return 0
+        places = admission_capacity(
+            pipeline_depth=self._settings.pipeline_depth,
+            batch_groups=self._settings.batch_groups,
+            live=sum(self._counts[state] for state in LIVE) - queued,
+        )
+        again = min(queued, places)
+        new = places - again
+        if self._settings.max_tasks is not None:
+            new = max(0, min(new, self._settings.max_tasks - self._next_task))
+        return again + new
 
-    def _pass_suspects_on(self, tried: int | None) -> None:
-        """Who was to try the suspects may run other groups, if another worker came that is to try them now."""
-        if tried is not None and tried != self._admitter.tries:
-            self._queue.look_again(tried)
+    def _start(self, group: LiveGroup | None, worker: int) -> Permit:
+        """Run a queued group, or a new one of the next task. A task's family is chosen once."""
+        group = group or self._add(self._next_task)
+        if group.draw is None:
+            group.draw = self._draw_of(group.task)
+        self._move(group, State.RUNNING)
+        group.worker, group.round, group.lease = worker, self._num_rounds, self._next_lease
+        self._next_lease += 1
+        self._leases[group.lease] = group.ordinal
+        self._running_by_worker[worker] += 1
+        return Permit(
+            lease=group.lease,
+            ordinal=group.ordinal,
+            task=group.task,
+            family=group.draw.family,
+            repeats=group.draw.repeats,
+            attempt=group.attempt,
+        )
 
-    def _lose(self, worker: int, lost: Sequence[Lease], reason: str) -> Loss:
-        casualties = self._admitter.casualties
-        fruitless = casualties.is_fruitless(worker)
-        explained = casualties.died(worker, [ordinal for ordinal, _ in lost])
-        for lease in lost:
-            if self._ledger.give_back(lease, reason, max_attempts=self._max_attempts(lease)) == "failed":
-                casualties.forget(lease[0])
-                explained = True
-        return Loss(num_groups=len(lost), fruitless=fruitless, explained=explained)
+    def _dismiss(self, waiters: Iterable[_Waiter], answer: Admission) -> None:
+        for waiter in waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_result(answer)
 
-    def _is_cut(self, step: int) -> bool:
-        """Another call for this step may have cut the batch while this one waited."""
-        return self.counts.in_batch > 0 and self._ledger.is_cut(step)
+    def _outcomes_of(self, family: str, last: int) -> Sequence[Outcome]:
+        return [outcome for _, outcome in reversed(self._outcomes[family][-last:])]
+
+    def _open_tasks(self) -> set[int]:
+        playing = (State.QUEUED, State.RUNNING)
+        return {group.asked for group in self._groups.values() if group.state in playing}
+
+    # --- the life of a group ---------------------------------------------------------------------
+
+    def _in_state(self, state: State) -> list[LiveGroup]:
+        return [group for group in self._groups.values() if group.state is state]
+
+    def _add(self, task: int, draw: Draw | None = None, attempt: int = 1) -> LiveGroup:
+        group = LiveGroup(ordinal=self._next_ordinal, task=task, draw=draw, attempt=attempt)
+        self._groups[group.ordinal] = group
+        self._counts[State.QUEUED] += 1
+        self._next_ordinal += 1
+        self._next_task = max(self._next_task, task + 1)
+        return group
+
+    def _move(self, group: LiveGroup, state: State) -> None:
+        self._counts[group.state] -= 1
+        self._counts[state] += 1
+        group.state = state
+
+    def _retry(self, group: LiveGroup, *, counted: bool) -> None:
+        self._move(group, State.QUEUED)
+        group.worker = None
+        group.attempt += counted
+        self._num_retries += counted
+
+    def _settle(self, group: LiveGroup, payload: bytes, summary: GroupSummary) -> None:
+        """End a running group. Its content is kept for training, or for reading where few are kept so far."""
+        self._move(group, State(summary.ending or State.FAILED))
+        group.summary, group.worker = summary, None
+        if group.state is State.FAILED:
+            group.reason = summary.reason
+            self._reasons[summary.reason] += 1
+        if group.state is State.READY:
+            group.ref = self._put(payload)
+        elif payload and self._num_shown < SHOWN_UNTRAINED:
+            self._num_shown += 1
+            group.ref = self._put(payload)
+        self._ended.append(group)
+        self._recent.append(group)
+        if group.family is not None and summary.scored:
+            differed = group.state in (State.READY, State.OVERLONG)
+            outcome = Outcome(group.asked, summary.right, summary.scored, differed)
+            insort(self._outcomes[group.family], (group.ordinal, outcome))
+            del self._outcomes[group.family][:-NUM_RECENT]
+        self._guard.observe(signal=group.state is State.READY)
+        if group.state is State.READY:
+            self._expire_if_stale(group)
+
+    def _undo(self, groups: Sequence[LiveGroup]) -> None:
+        """Queue groups that ended again, as if they had not run."""
+        for group in groups:
+            self._move(group, State.QUEUED)
+            self._ended.remove(group)
+            self._recent.remove(group)
+            if group.family is not None:
+                rows = self._outcomes[group.family]
+                self._outcomes[group.family] = [row for row in rows if row[0] != group.ordinal]
+            self._num_shown -= group.ref is not None and group.summary is not None and group.summary.ending != "ready"
+            group.ref, group.summary = None, None
+        self._guard = self._new_guard()
+
+    def _expire_if_stale(self, group: LiveGroup) -> None:
+        """Draw the task again where too few tokens are young enough. A task whose attempts always take longer than the
+        bound is trained on the rest of its tokens in the end."""
+        assert group.summary is not None
+        stale = fresh_share(group.summary.versions, ages=self._version_ages) < LEAST_FRESH_SHARE
+        if not stale or group.attempt >= self._settings.max_attempts:
+            return
+        self._move(group, State.EXPIRED)
+        group.reason = f"older than version {self._oldest_version}"
+        self._reasons[group.reason] += 1
+        self._expired.append(group)
+        self._add(group.task, group.draw, group.attempt + 1)
+        self._num_retries += 1
+        group.ref = None
+
+    # --- batches ---------------------------------------------------------------------------------
 
     def _can_cut(self) -> bool:
-        """A batch is full, or what there is must do."""
-        counts = self.counts
-        if counts.in_batch or not counts.ready or (self._in_rounds and counts.running):
+        """Return whether a batch is full, or what is ready must do."""
+        ready, queued = self._counts[State.READY], self._counts[State.QUEUED]
+        if self._counts[State.IN_BATCH] or not ready or (self._synchronous and self._counts[State.RUNNING]):
             return False
-        if counts.ready >= self._settings.batch_groups:
-            return True
-        # What is queued belongs to a round that was cut off.
-        relaxes = self._guard.relaxes and not (self._in_rounds and counts.queued)
-        return relaxes or self._no_more_will_come()
+        # Queued groups of a synchronous run belong to a round that was cut off.
+        relaxes = self._guard.relaxes and not (self._synchronous and queued)
+        return ready >= self._settings.batch_groups or relaxes or self._no_more_will_come()
 
     def _starved(self) -> bool:
-        """Not while a group with signal waits for the end of its round."""
-        return self._guard.gives_up and not self.counts.ready
+        return self._guard.gives_up and not self._counts[State.READY]
 
-    def _ended(self) -> bool:
-        return self._no_more_will_come() and self.counts.ready == 0
+    def _exhausted(self) -> bool:
+        return self._no_more_will_come() and not self._counts[State.READY]
 
     def _no_more_will_come(self) -> bool:
-        max_tasks, counts = self._settings.max_tasks, self.counts
-        return max_tasks is not None and self._ledger.next_task >= max_tasks and not counts.running + counts.queued
+        max_tasks, unfinished = self._settings.max_tasks, self._counts[State.RUNNING] + self._counts[State.QUEUED]
+        return max_tasks is not None and self._next_task >= max_tasks and not unfinished
 
-    def _diagnosis(self) -> str:
-        return self._guard.diagnosis(self.counts, self._ledger.reasons())
+    def _cut(self, step: int) -> Batch:
+        ready = sorted(self._in_state(State.READY), key=lambda group: group.age_key)
+        chosen = sorted(ready[: self._settings.batch_groups], key=lambda one: one.ordinal)
+        for group in chosen:
+            self._move(group, State.IN_BATCH)
+        self._check_counts()
+        ended = self._ended
+        dropped = [group for group in ended if group.state not in (State.READY, State.IN_BATCH, State.EXPIRED)]
+        facts = _sum_of_facts(ended)
+        drawn = Counter(group.family for group in ended if group.family is not None)
+        batch = Batch(
+            step=step,
+            refs=tuple(group.ref for group in chosen),
+            untrained=tuple((group.state, group.reason, group.ref) for group in dropped if group.ref is not None),
+            rows=tuple(group.row(step) for group in (*dropped, *self._expired, *chosen)),
+            version_ages=self._version_ages,
+            facts=facts,
+            families=dict.fromkeys(self._choice.names if self._choice else (), 0) | dict(drawn),
+            solved=self._solved(),
+            bias=bias_metrics(
+                [(one.state, one.summary.duration_s, one.num_tokens) for one in self._recent if one.summary]
+            ),
+            counts=self.counts,
+            warning=self._guard.diagnosis(self.counts, self._reasons) if self._guard.warns else None,
+        )
+        for group in (*dropped, *self._expired):
+            self._groups.pop(group.ordinal, None)
+            group.ref = None
+        self._facts.update(facts)
+        self._ended, self._expired, self._num_shown = [], [], 0
+        self._signal_row = self._guard.num_without_signal
+        return batch
 
-    def _look_at_versions(self) -> None:
-        published = self._ledger.published()
-        self._oldest_version = oldest_trained_version(published, max_staleness=self._settings.max_staleness)
-        self._version_ages = version_ages(published, oldest_version=self._oldest_version, same_again=self._in_rounds)
+    def _solved(self) -> dict[str, float]:
+        rates = {}
+        for family in self._outcomes:
+            if rows := self._outcomes_of(family, SOLVED_WINDOW):
+                rates[family] = sum(row.right for row in rows) / sum(row.scored for row in rows)
+        return rates
 
-    def _tell(self) -> None:
-        """Groups ended or were drawn again, or places are free: workers and the learner that wait go on."""
-        self._queue.serve()
+    def _snapshot(self) -> Snapshot:
+        """Return what a checkpoint keeps. Groups that ended since the last batch are not in any log yet, so they count
+        as lost as well."""
+        unreported = {group.ordinal: group for group in (*self._ended, *self._expired)}
+        unreported |= {group.ordinal: group for group in self._groups.values() if group.state in LIVE}
+        counts = self._counts.copy()
+        for group in unreported.values():
+            counts[group.state] -= 1
+            counts[State.LOST] += 1
+        redraw = (group for group in unreported.values() if group.state is not State.EXPIRED)
+        return Snapshot(
+            next_task=self._next_task,
+            next_ordinal=self._next_ordinal,
+            counts={str(state): num for state, num in counts.items() if num},
+            redraw=tuple(
+                (group.task, group.family, group.draw.repeats if group.draw else None, group.attempt)
+                for group in sorted(redraw, key=lambda group: group.task)
+            ),
+            outcomes={
+                family: [row for row in rows if row[0] not in unreported] for family, rows in self._outcomes.items()
+            },
+            without_signal=self._signal_row,
+            facts=dict(self._facts),
+            reasons=dict(self._reasons),
+            num_retries=self._num_retries,
+        )
+
+    def _check_counts(self) -> None:
+        """Raise RuntimeError unless the law of counts holds and the groups are as many as the counts say."""
+        live = Counter(group.state for group in self._groups.values() if group.state in LIVE)
+        if not self.counts.balanced or any(live[state] != self._counts[state] for state in LIVE):
+            raise RuntimeError(f"the counts of groups do not add up: {self.counts}, live {dict(live)}")
+
+    def _new_guard(self) -> StarvationGuard:
+        bound = self._settings.max_empty_batches * self._settings.batch_groups
+        guard = StarvationGuard(bound, self._signal_row)
+        for group in self._ended:
+            guard.observe(signal=group.summary is not None and group.summary.ending == "ready")
+        return guard
+
+    def _publish(self, step: int, policy_version: int) -> None:
+        self._published[policy_version] = step
+        self._policy_version = max(self._published)
+        self._oldest_version = oldest_trained_version(self._published, max_staleness=self._settings.max_staleness)
+        self._version_ages = version_ages(
+            self._published, oldest_version=self._oldest_version, same_again=self._synchronous
+        )
+
+    def _notify(self) -> None:
+        """Wake the calls that wait for groups or places."""
+        self._serve()
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _move_on(self, step: int, policy_version: int) -> None:
-        self._ledger.publish(policy_version, step)
-        self._look_at_versions()
-        self._admitter.policy_version = max(policy_version, self._admitter.policy_version)
-        with self._ledger.together():
-            for lease, versions in self._ledger.ready():
-                self._expire_if_stale(lease, versions)
-        self._tell()
 
-    def _write_some(self) -> None:
-        """What came back lately; of very much, the rest after others had their turn."""
-        self._write_down(MOST_TOGETHER)
-        if self._came_back:
-            asyncio.get_running_loop().call_soon(self._write_some)
-
-    def _write_down(self, at_most: int | None = None) -> None:
-        """What came back first, or all of it, in one transaction; only then is it answered, and counted."""
-        came_back = self._came_back[:at_most]
-        del self._came_back[:at_most]
-        first: dict[Lease, _Completion] = {}
-        for one in came_back:
-            if one.lease in self._admitter.runs:
-                first.setdefault(one.lease, one)
-        ended: set[Lease] = set()
-        try:
-            with self._ledger.together():
-                ended.update(one.lease for one in first.values() if self._settle(one.lease, one.result))
-        except Exception as error:
-            for one in came_back:
-                one.answer(error)
-            return
-        for one in first.values():
-            worker = self._admitter.end(one.lease)
-            if self._admitter.casualties.survived(worker, one.lease[0]):
-                self._queue.look_at_all()
-            self._queue.look_again(worker)
-            if one.lease in ended:
-                self._guard.observe(signal=one.result.ending == "ready")
-        for one in came_back:
-            one.answer(first.get(one.lease) is one and one.result.ending == "ready")
-        if first:
-            self._tell()
-
-    def _settle(self, lease: Lease, result: GroupResult) -> bool:
-        """Returns whether the group has ended; else another attempt at it follows."""
-        if result.ending is None and lease[1] < self._max_attempts(lease):
-            self._ledger.give_back(lease, result.reason, max_attempts=self._max_attempts(lease))
-            return False
-        self._ledger.settle(lease, result.ending, result, now=self._clock())
-        if result.ending == "ready":
-            self._expire_if_stale(lease, result.versions)
-        return True
-
-    def _expire_if_stale(self, lease: Lease, versions: Mapping[int, int]) -> None:
-        """Asked when a group becomes ready, and of all that are when the policy moves on: between, none gets older."""
-        ordinal, attempt = lease
-        stale = fresh_share(versions, ages=self._version_ages) < LEAST_FRESH_SHARE
-        # A task that takes longer than S versions each time is trained on what is left of it in the end.
-        if stale and attempt < self._settings.max_attempts:
-            self._ledger.expire(ordinal, f"older than version {self._oldest_version}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Completion:
-    """A group that came back and is not written down yet. `kept`: whether it will be trained."""
-
-    lease: Lease
-    result: GroupResult
-    kept: asyncio.Future[bool]
-
-    def answer(self, kept: bool | Exception) -> None:
-        if self.kept.done():  # whoever asked is gone
-            return
-        if isinstance(kept, Exception):
-            self.kept.set_exception(kept)
-        else:
-            self.kept.set_result(kept)
+def _sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
+    totals: Counter[str] = Counter()
+    for group in groups:
+        if group.summary:
+            totals.update(group.summary.facts)
+    return dict(totals)

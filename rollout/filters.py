@@ -1,10 +1,11 @@
 """Which groups have signal to learn from, and when too few of them have."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import pstdev
 
 from configs.errors import UserError
-from rollout.store.lifecycle import Ending, GroupCounts
+from rollout.lifecycle import GroupCounts
+from rollout.types import Ending
 
 SOLVED = 1.0
 """The outcome of an attempt that is right. A scorer of one's own may give less for a part of it."""
@@ -49,16 +50,16 @@ class StarvationGuard:
 
     def __init__(self, max_groups: int, num_without_signal: int) -> None:
         self._max_groups = max_groups
-        self._num_without_signal = num_without_signal
+        self.num_without_signal = num_without_signal
         self._most = num_without_signal
 
     def observe(self, *, signal: bool) -> None:
-        self._num_without_signal = 0 if signal else self._num_without_signal + 1
-        self._most = max(self._most, self._num_without_signal)
+        self.num_without_signal = 0 if signal else self.num_without_signal + 1
+        self._most = max(self._most, self.num_without_signal)
 
     def begin_batch(self) -> None:
         """Rows that are over have been warned of."""
-        self._most = self._num_without_signal
+        self._most = self.num_without_signal
 
     @property
     def warns(self) -> bool:
@@ -67,13 +68,13 @@ class StarvationGuard:
 
     @property
     def relaxes(self) -> bool:
-        return self._num_without_signal >= max(1, 2 * self._max_groups // 3)
+        return self.num_without_signal >= max(1, 2 * self._max_groups // 3)
 
     @property
     def gives_up(self) -> bool:
-        return self._num_without_signal >= self._max_groups
+        return self.num_without_signal >= self._max_groups
 
-    def diagnosis(self, counts: GroupCounts, reasons: dict[str, int]) -> str:
+    def diagnosis(self, counts: GroupCounts, reasons: Mapping[str, int]) -> str:
         """What happened to the groups, and what to do. `reasons`: why groups failed or expired, with how many each."""
         named = ", ".join(f"{num} x {reason}" for reason, num in reasons.items())
         return (

@@ -1,8 +1,8 @@
 """Memory across episodes: solved tasks in Qdrant, found by the similarity of their questions and shown as hints.
 
 A hint shows the steps that led to an answer, without the answer. An entry is written by a model, and a shared server
-may hold entries of anybody, so all of it is data: a hint is one line of printable characters, of bounded length, between
-marks that it cannot contain.
+may hold entries of anybody, so all of it is data: a hint is one line of printable characters, of bounded length,
+between marks that it cannot contain.
 """
 
 import asyncio
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 COLLECTION = "agentflow_experience"
 MAX_ENTRY_CHARS = 300
 """Length limit of one hint."""
+MAX_HINTS = 3
+MIN_SIMILARITY = 0.5
+"""Cosine similarity that two questions have at least if one is a hint for the other."""
+MAX_ENTRIES = 10_000
 MAX_STEPS = 6
 MAX_ACTION_CHARS = 40
 MAX_STEP_CHARS = 200
@@ -187,7 +191,7 @@ class EpisodicMemory:
     def __init__(self, config: InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
         self._config = config
         self.in_evaluation = config.in_evaluation
-        self._collection = COLLECTION if isinstance(config, InProcessMemoryConfig) else config.collection
+        self._collection = config.collection if isinstance(config, ServerMemoryConfig) else COLLECTION
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")
         self._opened: QdrantClient | None = None
 
@@ -268,8 +272,8 @@ class EpisodicMemory:
             self._collection,
             query=shared_embedder().embed(task.question).tolist(),
             query_filter=models.Filter(must_not=same_task),
-            score_threshold=self._config.min_similarity,
-            limit=3 * self._config.top_k,
+            score_threshold=MIN_SIMILARITY,
+            limit=3 * MAX_HINTS,
             with_payload=True,
         ).points
         by_steps: dict[tuple[tuple[str, str], ...], Experience] = {}
@@ -278,7 +282,7 @@ class EpisodicMemory:
             # A shared server's fields need not match its filter.
             if entry is not None and not is_about(entry, task.question):
                 by_steps.setdefault(entry.steps, entry)
-        return list(by_steps.values())[: self._config.top_k]
+        return list(by_steps.values())[:MAX_HINTS]
 
     def _add(self, experience: Experience) -> bool:
         from qdrant_client import models
@@ -288,7 +292,7 @@ class EpisodicMemory:
         earlier = read_experience(known[0].payload or {}) if known else None
         if earlier is not None and len(earlier.steps) <= len(experience.steps):
             return False
-        if not known and self._count() >= self._config.max_entries:
+        if not known and self._count() >= MAX_ENTRIES:
             return False
         vector = shared_embedder().embed(experience.question).tolist()
         point = models.PointStruct(id=point_id, vector=vector, payload=experience.payload())

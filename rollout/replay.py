@@ -1,17 +1,18 @@
 """Replays of a recorded attempt: the first turns come from the record, the rest is sampled."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from rollout.types import Trajectory, Turn
 
 
 def as_replay(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:
     """Return the trajectory with the recorded planner turns first, in the order of the record, and not trainable."""
-    places = {id(turn.completion): place for place, turn in enumerate(recorded)}
+    places = {(turn.prompt, turn.tokens, turn.logprobs): place for place, turn in enumerate(recorded)}
 
     def place(turn: Turn) -> int:
-        return places.get(id(turn.completion), len(recorded))
+        return places.get((turn.prompt, turn.tokens, turn.logprobs), len(recorded))
 
     ordered = sorted(trajectory.planner_turns, key=place)
     planned = (replace(turn, trainable=turn.trainable and place(turn) == len(recorded)) for turn in ordered)
@@ -29,10 +30,10 @@ def repeats(replay: Trajectory, original: Trajectory, num_turns: int) -> bool:
     """
     turns, recorded = replay.planner_turns, original.planner_turns
     if any(
-        turn.prompt_token_ids != other.prompt_token_ids or turn.tool_result != other.tool_result
+        turn.prompt != other.prompt or turn.tool_result != other.tool_result
         for turn, other in zip(turns[:num_turns], recorded, strict=False)
     ):
         return False
     if len(turns) <= num_turns:
         return replay.stop_reason == "infrastructure" and replay.failure is None
-    return turns[num_turns].prompt_token_ids in {turn.prompt_token_ids for turn in recorded[num_turns:]}
+    return turns[num_turns].prompt in {turn.prompt for turn in recorded[num_turns:]}

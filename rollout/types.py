@@ -1,16 +1,30 @@
-"""The record of acting: completions, turns, trajectories, groups. Each is made once and never changed."""
+"""The records of a rollout: a group holds trajectories, a trajectory holds turns.
 
-from collections.abc import Iterable, Sequence
+The same objects travel from the worker that samples them to the loss and to the viewer. Rewards, step scores and
+advantages are fields that are None until they are known. Token ids and log-probs are stored as bytes (little-endian
+int32 and float32), so that encoding and decoding copies them as they are; `rollout.codec` does both.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+from msgspec import Struct
 
 from envs.types import Task, ToolCall, ToolResult
 
 Role = Literal["planner", "verifier", "generator"]
 FinishReason = Literal["stop", "length"]
 StopReason = Literal["answered", "verified", "format", "context", "infrastructure"]
+Ending = Literal["ready", "all_right", "all_wrong", "overlong"]
+"""How a group ended: with a difference to learn from, or one of the ways to be filtered."""
+
+SCHEMA = 4
+"""Schema of every stored trajectory. Files with another number are rejected."""
 SERVED_VERSION = -2
-"""The policy version of what a server samples with: whatever it serves under the model's name."""
+"""Policy version of completions from a model server, which serves whatever it has under the model's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,53 +37,57 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSwitch:
-    """From token `index` of a completion on, this version sampled."""
+    """A change of weights in the middle of a completion."""
 
     index: int
+    """First token that the newer weights sampled."""
     policy_version: int
 
 
 def is_answer(text: str | None) -> TypeGuard[str]:
-    """False also for a blank text, which an agent of one's own returns where it has no answer."""
+    """Return whether a text is an answer: blank texts, which custom agents may return, are not."""
     return text is not None and bool(text.strip())
 
 
-def versions_by_token(num_tokens: int, first: int, switches: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """`first`, and from each switch's index on the version that stands with it."""
-    versions = [first] * num_tokens
-    for index, version in switches:
-        versions[index:] = [version] * (num_tokens - index)
-    return tuple(versions)
+def packed_ids(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as little-endian int32."""
+    return np.asarray(token_ids, dtype="<i4").tobytes()
+
+
+def packed_floats(values: Sequence[float] | np.ndarray) -> bytes:
+    """Return numbers as little-endian float32."""
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def ids_of(data: bytes) -> np.ndarray:
+    """Return the int32 array `[n]` that `packed_ids` packed."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+def floats_of(data: bytes) -> np.ndarray:
+    """Return the float32 array `[n]` that `packed_floats` packed."""
+    return np.frombuffer(data, dtype="<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Everything the sampler knew of one model call. The text is never tokenised again for training.
-
-    `logprobs` are the engine's processed log-probabilities of `token_ids`: after temperature and grammar,
-    exactly the distribution that was sampled from. `policy_version` sampled the first token; `switches` says where
-    newer weights took over before the last one.
-    """
+    """The result of one model call, as an engine returns it. The text is never tokenized again for training."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    """Log-probabilities of `token_ids` after temperature and grammar: the distribution that was sampled from."""
     text: str
     finish_reason: FinishReason
     policy_version: int
+    """Version that sampled the first token."""
     switches: tuple[VersionSwitch, ...] = ()
-
-    @property
-    def token_versions(self) -> tuple[int, ...]:
-        """The version that sampled each token."""
-        switches = ((switch.index, switch.policy_version) for switch in self.switches)
-        return versions_by_token(len(self.token_ids), self.policy_version, switches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCompletion(Completion):
-    """What a server that speaks chat messages tells of one model call: the text, and how many tokens it counted.
+    """The result of a model call to a server that speaks chat messages: text and token counts.
 
-    Without token ids and the log-probs they were sampled with nothing can be trained on it, ever.
+    Without token ids and their log-probs nothing can be trained on it.
     """
 
     token_ids: tuple[int, ...] = field(default=(), init=False)
@@ -79,79 +97,227 @@ class TextCompletion(Completion):
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One model call and the tool result it led to.
-
-    `grammar` is the grammar that constrained the sampling (None: free text, or a server's own way); `tool_call` is
-    None for a malformed turn, `format_error` then says why, and for words that an agent of one's own is told. `heard`
-    is what such an agent said since the reply that its prompt goes on from, as text; it is None for the planner, who
-    hears nothing but its task and results. Seconds are wall time, waiting for a place included; `tool_s` of such an
-    agent is what it took from the reply until it asked again, or ended.
-    """
+class Turn(Struct, kw_only=True, omit_defaults=True):
+    """One model call and the tool result that it led to."""
 
     role: Role
-    prompt_token_ids: tuple[int, ...]
-    completion: Completion
+    prompt: bytes = b""
+    """Token ids of the whole prompt."""
+    prompt_start: int = 0
+    """Leading tokens that an encoded turn leaves out of `prompt`, because they repeat the planner turn before it and
+    that turn's completion. Always 0 in memory."""
+    tokens: bytes = b""
+    """Sampled token ids."""
+    logprobs: bytes = b""
+    """Log-probs of `tokens` under the distribution that was sampled from."""
+    learner_logprobs: bytes | None = None
+    """Log-probs of `tokens` under the learner before its update; nan for tokens that were too old to be trained. None
+    for turns that were not trained."""
+    text: str
+    """The completion as text."""
+    finish_reason: FinishReason
+    policy_version: int
+    """Version that sampled the first token."""
+    switches: tuple[tuple[int, int], ...] = ()
+    """Changes of weights during the completion: index of the first token, and the version from there on."""
+    served: tuple[int, int] | None = None
+    """Prompt and completion tokens as a model server counted them; None for an engine of the run."""
     trainable: bool
     grammar: str | None = None
+    """Grammar that constrained the sampling (EBNF); None for free text."""
     thought: str = ""
     tool_call: ToolCall | None = None
+    """None for a malformed planner turn and for a plain message of a custom agent."""
     tool_result: ToolResult | None = None
     format_error: str | None = None
+    """Why the planner's reply could not be parsed."""
     heard: str | None = None
+    """Messages that a custom agent added since the reply that its prompt continues; None for the planner."""
     generate_s: float = 0.0
+    """Wall time of the model call, including the wait for a place."""
     tool_s: float = 0.0
+    """Wall time of the tool call; for a custom agent, the time from the reply to its next call or its end."""
+    score: float | None = None
+    """Raw score of a process reward model or turn scorer; None where there is none."""
+    step_reward: float | None = None
+    """Score mapped to a reward (`learner.credit.map_score`); None without a score."""
+    advantage: float | None = None
+    outcome_part: float | None = None
+    """Share of the advantage that comes from the trajectory's outcome."""
+    process_part: float | None = None
+    """Share of the advantage that comes from step scores."""
+    same_steps: tuple[float, ...] = ()
+    """Advantages of all attempts of the group that made this decision after the same prompt, this one included."""
+
+    @classmethod
+    def of(cls, *, role: Role, prompt_token_ids: Sequence[int], completion: Completion, **known: Any) -> "Turn":
+        """Return the turn of one model call; `known` are its other fields."""
+        served = None
+        if isinstance(completion, TextCompletion):
+            served = (completion.num_prompt_tokens, completion.num_tokens)
+        return cls(
+            role=role,
+            prompt=packed_ids(prompt_token_ids),
+            tokens=packed_ids(completion.token_ids),
+            logprobs=packed_floats(completion.logprobs),
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            policy_version=completion.policy_version,
+            switches=tuple((switch.index, switch.policy_version) for switch in completion.switches),
+            served=served,
+            **known,
+        )
+
+    @property
+    def completion(self) -> Completion:
+        """The completion as an engine returns it."""
+        if self.served is not None:
+            num_prompt_tokens, num_tokens = self.served
+            return TextCompletion(
+                text=self.text,
+                finish_reason=self.finish_reason,
+                num_prompt_tokens=num_prompt_tokens,
+                num_tokens=num_tokens,
+            )
+        return Completion(
+            token_ids=tuple(ids_of(self.tokens).tolist()),
+            logprobs=tuple(floats_of(self.logprobs).tolist()),
+            text=self.text,
+            finish_reason=self.finish_reason,
+            policy_version=self.policy_version,
+            switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in self.switches),
+        )
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return tuple(ids_of(self.prompt).tolist())
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(ids_of(self.tokens).tolist())
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.tokens) // 4
+
+    @property
+    def dialogue(self) -> bytes:
+        """Token ids of prompt and completion."""
+        return self.prompt + self.tokens
+
+    @property
+    def token_versions(self) -> list[int]:
+        """The version that sampled each token."""
+        versions = [self.policy_version] * self.num_tokens
+        for index, version in self.switches:
+            versions[index:] = [version] * (self.num_tokens - index)
+        return versions
 
     @property
     def truncated(self) -> bool:
-        """Cut by the token limit: by the finish reason, never by a missing EOS."""
-        return self.completion.finish_reason == "length"
+        """Whether the token limit cut the completion: by its finish reason, never by a missing EOS."""
+        return self.finish_reason == "length"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """The record of one rollout. `answer` is None where the agent gave none. `failure` says in a sentence why it could
-    not be scored, where somebody knows."""
+class Reward(Struct, kw_only=True, frozen=True):
+    """The judgement of one trajectory."""
+
+    outcome: float | None
+    """Raw accuracy, which filters and reports use. None where the trajectory could not be scored."""
+    total: float | None
+    """Shaped reward, which training uses: the sum of `parts`. None also where a rule keeps it out of training."""
+    parts: dict[str, float] = {}
+
+
+class Spread(Struct, kw_only=True, frozen=True):
+    """Mean and sample standard deviation (n - 1) of `num` numbers; 0 where there are too few."""
+
+    num: int
+    mean: float
+    std: float
+
+
+class GroupCredit(Struct, kw_only=True, frozen=True):
+    """How a group's advantages were computed."""
+
+    scheme: str
+    """Credit in force: an outcome scheme where no step had a score and the recipe asks for scores."""
+    weight: float
+    """Weight of step scores."""
+    totals: Spread
+    """Over the total rewards of the group's trajectories."""
+    scores: Spread
+    """Over the step rewards of the group."""
+    by_action: dict[str, Spread]
+    """Over the step rewards of the valid steps, by action."""
+
+
+class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
+    """One attempt at a task."""
 
     id: str
     group_id: str
     task: Task
     turns: tuple[Turn, ...]
     answer: str | None
+    """None where the agent gave no answer."""
     stop_reason: StopReason
     failure: str | None = None
+    """Why it could not be scored, where that is known."""
+    reward: Reward | None = None
+    prm_digest: str | None = None
+    """Weights of the process reward model that scored its turns; empty where none could be reached."""
+    credit: GroupCredit | None = None
+    phase: str = "train"
+    step: int | None = None
+    """Train step in whose log it stands; None outside of training."""
+    verdict: str | None = None
+    """State of its group in the log of the step (`rollout.lifecycle.State`)."""
+    reason: str = ""
+    """Why its group was not trained."""
+    trained_as: int | None = None
+    """Policy version whose update used it."""
 
     @property
     def planner_turns(self) -> tuple[Turn, ...]:
         return tuple(turn for turn in self.turns if turn.role == "planner")
 
     @property
+    def outcome(self) -> float | None:
+        return self.reward.outcome if self.reward else None
+
+    @property
+    def total(self) -> float | None:
+        return self.reward.total if self.reward else None
+
+    @property
     def branches(self) -> tuple[tuple[int, ...], ...]:
-        """The planner turns by number, each in one branch: one whose prompt continues all that was said in a branch so
-        far goes on with it, the longest where there are several; any other begins one. A dialogue that only grows has
-        one branch."""
+        """The planner turns by number, each in one branch.
+
+        A turn continues the branch whose dialogue its prompt begins with, the longest where there are several; any
+        other turn begins a new branch. A dialogue that only grows has one branch.
+        """
         branches: list[list[int]] = []
-        ends: list[tuple[int, ...]] = []
+        ends: list[bytes] = []
         for number, turn in enumerate(self.planner_turns):
-            prompt = turn.prompt_token_ids
-            continued = [at for at, end in enumerate(ends) if prompt[: len(end)] == end]
+            continued = [at for at, end in enumerate(ends) if turn.prompt.startswith(end)]
             at = max(continued, key=lambda at: len(ends[at]), default=len(branches))
             if at == len(branches):
                 branches.append([])
-                ends.append(())
+                ends.append(b"")
             branches[at].append(number)
-            ends[at] = prompt + turn.completion.token_ids
+            ends[at] = turn.dialogue
         return tuple(map(tuple, branches))
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(len(turn.completion.token_ids) for turn in self.turns)
+        return sum(turn.num_tokens for turn in self.turns)
 
     @property
     def served(self) -> bool:
-        """A server answered, so there are no token ids and no log-probs to train on."""
-        return any(isinstance(turn.completion, TextCompletion) for turn in self.planner_turns)
+        """Whether a model server answered, so that there are no token ids and log-probs to train on."""
+        return any(turn.served is not None for turn in self.planner_turns)
 
     @property
     def num_format_errors(self) -> int:
@@ -159,14 +325,65 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """A planner turn was cut by the token limit."""
+        """Whether the token limit cut a planner turn."""
         return any(turn.truncated for turn in self.planner_turns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryGroup:
-    """Siblings: G trajectories of one task."""
+class Group(Struct, kw_only=True):
+    """All attempts at one task that are compared with each other."""
 
     id: str
-    task: Task
     trajectories: tuple[Trajectory, ...]
+
+    @property
+    def task(self) -> Task:
+        return self.trajectories[0].task
+
+    @property
+    def outcomes(self) -> list[float | None]:
+        return [trajectory.outcome for trajectory in self.trajectories]
+
+    @property
+    def totals(self) -> list[float | None]:
+        return [trajectory.total for trajectory in self.trajectories]
+
+    @property
+    def token_versions(self) -> dict[int, int]:
+        """Numbers of trainable planner tokens, by the policy version that sampled them."""
+        turns = (turn for trajectory in self.trajectories for turn in trajectory.planner_turns if turn.trainable)
+        return dict(Counter(version for turn in turns for version in turn.token_versions))
+
+
+class StepScores(Struct, kw_only=True, frozen=True):
+    """The scores of a group's planner turns."""
+
+    raw: tuple[tuple[float | None, ...], ...]
+    """`raw[i][j]` belongs to planner turn j of trajectory i; None where the scorer gave none."""
+    prm_digest: str
+    """Weights of the process reward model; empty for a turn scorer, or where no model could be reached."""
+
+    def write_to(self, group: Group) -> None:
+        """Fill in the scores of the group's turns."""
+        for trajectory, scores in zip(group.trajectories, self.raw, strict=True):
+            trajectory.prm_digest = self.prm_digest
+            for turn, score in zip(trajectory.planner_turns, scores, strict=True):
+                turn.score = score
+
+
+class GroupSummary(Struct, kw_only=True, frozen=True):
+    """The facts of a finished group that the buffer needs, so that it never decodes the group itself."""
+
+    ending: Ending | None
+    """None where fewer than two trajectories could be scored: the group is tried again."""
+    versions: Mapping[int, int] = {}
+    """Numbers of trainable tokens by policy version."""
+    duration_s: float = 0.0
+    """Seconds from the permit to the judgement."""
+    right: float = 0.0
+    """Sum of the outcomes."""
+    scored: int = 0
+    """Number of trajectories with an outcome."""
+    facts: Mapping[str, float] = {}
+    """Counts that are added up over groups (`reward.statistics`)."""
+    reason: str = ""
+    """Why trajectories could not be scored."""

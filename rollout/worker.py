@@ -40,7 +40,7 @@ from rollout.engines.wrappers import (
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
 from rollout.replay import as_replay, repeats
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> TrajectoryGroup:
+async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
     """Run `group_size` trajectories of `task`, all with the same hints: only then can they be compared. Every one comes
     back, failed ones as failed."""
     trajectories = await asyncio.gather(
@@ -58,7 +58,7 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
             for index in range(group_size)
         )
     )
-    return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
+    return Group(id=group_id, trajectories=tuple(trajectories))
 
 
 class Solver:
@@ -170,7 +170,7 @@ class Worker(Solver):
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         hints = ""
         if self._memory is not None:
             try:
@@ -190,7 +190,7 @@ class Worker(Solver):
             except MemoryUnavailableError as error:
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
         """A group outside of training, at the temperature of collecting."""
         agent = self._build_agent(self.engine, self._config.collect.temperature)
         return await run_group(agent, task, group_id=group_id, group_size=group_size)

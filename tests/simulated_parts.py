@@ -19,7 +19,7 @@ from configs.processor import Precision
 from envs.types import Task, ToolCall, ToolResult
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 if TYPE_CHECKING:
     # A worker's process has no use for numpy and torch, which these would bring.
@@ -130,7 +130,7 @@ class SimulatedWorker:
     def end_group(self, group_id: str) -> None:
         """Nor one to end."""
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         rng = random.Random(task.id)
         drawn = self._shape.tasks.draw(rng)
         num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(drawn.fate, 0)
@@ -147,7 +147,7 @@ class SimulatedWorker:
                 for index, pace in enumerate(paces)
             )
         )
-        return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(trajectories))
+        return Group(id=group_id, trajectories=tuple(trajectories))
 
     async def demonstrate(self, tasks: Sequence[Any], wrong_share: float) -> list[Trajectory]:
         """Without a model there is nothing to imitate."""
@@ -165,7 +165,7 @@ class SimulatedWorker:
             last = number == shape.num_turns - 1
             call = ToolCall(name="answer", arguments=answer or "") if last else ToolCall(name="search", arguments="it")
             turn = _turn(prompt, call, rng, shape.turn_tokens, version, seconds / shape.num_turns)
-            prompt = prompt + turn.completion.token_ids + _tokens(trajectory_id, shape.result_tokens)
+            prompt = prompt + turn.token_ids + _tokens(trajectory_id, shape.result_tokens)
             turns.append(turn)
         return Trajectory(
             id=trajectory_id,
@@ -253,7 +253,7 @@ def _turn(
     tokens, logprobs = _pool()
     start = rng.randrange(len(tokens) - num_tokens)
     thought = "I look up what one of them weighs. " * 3
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=prompt,
         completion=Completion(
@@ -280,7 +280,7 @@ def _tokens(name: str, num: int) -> tuple[int, ...]:
 
 @cache
 def _pool() -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Tokens and their log-probs, drawn once: drawing them anew would be most of what a simulated worker does."""
+    """Return tokens and their log-probs, drawn once: drawing would take most of a simulated worker's time."""
     rng = random.Random(0)
     tokens = tuple(rng.randrange(VOCABULARY) for _ in range(20_000))
     # An engine's are float32: as JSON they have some eighteen digits.

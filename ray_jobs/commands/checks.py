@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ray_jobs.commands.given import File, Given, Seconds, run_config
-from ray_jobs.simulate.request import USUAL, SimulationRequest
 
 
 def plan(
@@ -22,17 +21,6 @@ def plan(
     from ray_jobs.plan.plan import run_plan
 
     return run_plan(config, card=card, model_config=model_config, as_json=json)
-
-
-def simulate(
-    *given: Given,
-    request: Annotated[SimulationRequest, Parameter(name="*")] = USUAL,
-) -> None:
-    """Choose D, S and the number of workers in virtual time."""
-    config = run_config(given)
-    from ray_jobs.simulate.simulate import run_simulate
-
-    run_simulate(config, request)
 
 
 def doctor() -> int:

@@ -86,7 +86,7 @@ def _run(config: "RunConfig") -> None:
     from ray_jobs.run.preflight import check_before_start
 
     if summary := finished_summary(config):
-        from ray_jobs.run.console import print_summary
+        from ray_jobs.run.summary import print_summary
         from ray_jobs.viewer.report import write_report
 
         print(f"the run in '{config.run_path}' has ended, and this is what it brought; for a new one: another name=...")

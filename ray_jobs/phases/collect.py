@@ -16,7 +16,7 @@ from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked, write_json
 from reward.collected import CollectedGroups, outcome_of
 from rollout.filters import SOLVED
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
@@ -28,7 +28,7 @@ class OtherPolicyError(UserError):
     """Trajectories of two policies would be mixed; the message says in what they differ."""
 
 
-CollectGroup = Callable[[Task, str, int], Awaitable[TrajectoryGroup]]
+CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
 MAX_OPEN_GROUPS = 24
 
 
@@ -125,7 +125,7 @@ def _keep_policy(folder: Path, policy: Mapping[str, object]) -> None:
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes. Raises
     OtherPolicyError, and RunLockError where somebody else works on the run."""
-    with local_run(config, adapter) as run, locked(run.folder.path, run.console.note):
+    with local_run(config, adapter) as run, locked(run.folder.path):
         tasks = prm_tasks(config, leak_report=run.folder.leaks)
         _keep_policy(run.folder.collected, _sampled_with(run))
         _collect_all(run, tasks)

@@ -182,7 +182,7 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     with local_run(config, adapter) as run:
         collected = read_collected(run.folder.path)
         _check_same_policy(run)
-        with nullcontext() if dry_run else locked(run.folder.path, run.console.note):
+        with nullcontext() if dry_run else locked(run.folder.path):
             label(run, collected, dry_run=dry_run)
 
 

@@ -19,13 +19,13 @@ from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import prm_base, resolve_model
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
-from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
+from rollout.engines.served import OllamaEngine, OpenAiEngine
 from rollout.worker import Solver, Worker
 
 if TYPE_CHECKING:
     from envs.types import Task
     from reward.prm.training import LabelledStep
-    from rollout.types import Trajectory, TrajectoryGroup
+    from rollout.types import Group, Trajectory
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def quiet_loading() -> Iterator[None]:
 class Rollouts(Attempts, Protocol):
     """A policy whose trajectories can be labelled and trained on: a `Worker` in this process, or `RayRollouts`."""
 
-    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "TrajectoryGroup":
+    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "Group":
         """Siblings of one task, at `collect.temperature`."""
         ...
 
@@ -204,12 +204,10 @@ def _served(config: RunConfig, adapter: Path | None) -> Solver:
             f"agent.verifier/generator.type = 'model' asks the frozen base model, which backend.type = "
             f"'{backend.type}' does not serve; set them to 'rule'"
         )
-    server = ChatServer(backend)
+    engine: OllamaEngine | OpenAiEngine
     if isinstance(backend, OllamaConfig):
-        engine: OllamaEngine | OpenAiEngine = OllamaEngine(
-            server, backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed
-        )
+        engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     else:
-        engine = OpenAiEngine(server, backend, seed=config.seed)
+        engine = OpenAiEngine(backend, seed=config.seed)
     asyncio.run(engine.check())
     return Solver(config, engine, ServedChat(), max_open=backend.max_concurrency)

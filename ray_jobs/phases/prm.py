@@ -1,7 +1,6 @@
 """The process reward model of a run: trained on labelled steps, measured on tasks it never saw, and watched while the
 loop asks it, for whether it still sees through junk."""
 
-import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
@@ -19,9 +18,7 @@ from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
-from reward.stored import StoredGroup
-from rollout.records import trajectory_of
-from rollout.types import Trajectory
+from rollout.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
@@ -63,33 +60,32 @@ def run_train_prm(config: RunConfig) -> None:
                 f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
                 "same label settings first"
             )
-        with locked(folder.path, run.console.note):
+        with locked(folder.path):
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
     run.console.note(f"quality: {folder.quality}")
 
 
-def watch_prm(run: "Run", payloads: Iterable[bytes], step: int, prm_weight: float) -> dict[str, float]:
+def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
     """Metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk decisions
     in a context of each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
-    if run.actors.prm is None or run.config.reward.prm is None:
+    if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
-        scored = (group for group in map(StoredGroup.of, payloads) if group.step_scores is not None)
-        firsts = [first for group in scored if (first := _first_step(group))]
-        # A PRM that died is being started again; its canaries wait for the next window.
+        firsts = [first for group in groups if (first := _first_step(group))]
+        # A PRM that was lost is being restarted; its canaries wait for the next window.
         with suppress(*PART_LOST):
-            found = ray.get([run.actors.prm.score_canaries.remote(first) for first in firsts])
+            found = ray.get([prm.score_canaries.remote(first) for first in firsts])
             worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}
     return metrics
 
 
-def _first_step(group: StoredGroup) -> StepText | None:
-    """Of the first attempt that made one: a tool or an agent may fail before the first step is recorded."""
-    attempts = (step_texts(trajectory_of(json.loads(line))) for line in group.lines)
+def _first_step(group: Group) -> StepText | None:
+    """Return the first step of the first attempt that has one, in a group that the PRM scored."""
+    attempts = (step_texts(trajectory) for trajectory in group.trajectories if trajectory.prm_digest is not None)
     return next((steps[0] for steps in attempts if steps), None)
 
 

@@ -16,7 +16,8 @@ from envs.sandbox import Sandbox
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError
 from ray_jobs.phases.local import open_worker
-from rollout.records import append_record, trajectory_record
+from rollout.codec import trajectory_line
+from rollout.records import append_line
 from rollout.types import StopReason, Trajectory, Turn, is_answer
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def _plain(text: str) -> str:
 
 def _append(trace: Path, trajectory: Trajectory) -> None:
     try:
-        append_record(trace, trajectory_record(trajectory, reward=None, phase="solve", step=None))
+        trajectory.phase = "solve"
+        append_line(trace, trajectory_line(trajectory))
     except OSError as error:
         raise TraceError(f"--trace '{trace}' cannot be written: {error.strerror}; name another file") from error

@@ -1,6 +1,5 @@
 """The folder of a run: configuration, provenance, metrics, trajectories, checkpoints, summary, and its lock."""
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -17,96 +16,58 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import msgspec
+
 from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
 from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, StepTexts, Trackers
-from rollout.records import TOKENIZER, RecordLine, line_of, read_heads, read_json, read_records
-from rollout.store.disk import FileSystem, file_system_of, sync, sync_tree, write_whole
-
-LEASE_S = 120.0
-"""A file server holds the locks of a machine that went down for so long at most: NFSv4 grants leases of 90 s."""
-RETRY_S = 2.0
+from rollout.codec import trajectory_line
+from rollout.files import network_file_system, sync, sync_tree, write_whole
+from rollout.lifecycle import GroupRow
+from rollout.records import TOKENIZER, read_json, read_records, whole_lines
+from rollout.types import Trajectory
 
 
 class RunLockError(UserError):
-    """The run's folder cannot be locked; the message says who holds it, or why."""
+    """The run's folder cannot be locked; the message says which process holds it, or why."""
 
 
-class RunLock:
-    """Held from the moment it is made until `release`. The system lets go of it when the process ends, however it
-    ends."""
+def lock(folder: Path) -> TextIO:
+    """Lock a run folder until the returned file is closed or this process ends.
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] = print) -> None:
-        """Raises RunLockError when another process has it. On a network file system that may be a machine which is
-        gone: there the lock is waited for as long as a file server keeps it, and `tell` hears of it. Raises OSError
-        when the folder is not writable."""
-        self._file = (folder / ".lock").open("a+")
-        try:
-            _take(self._file, folder, tell)
-            self._file.truncate(0)
-            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            self._file.flush()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def release(self) -> None:
-        self._file.close()
+    Raises RunLockError where another process holds it, and OSError where the folder is not writable.
+    """
+    file = (folder / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise RunLockError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
+    except OSError as error:
+        file.close()
+        raise RunLockError(
+            f"'{folder}' cannot be locked: {error.strerror}; its file system must support flock: mount it with locks, "
+            "or set output_dir=... to another one"
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
 
 
 @contextmanager
-def locked(folder: Path, tell: Callable[[str], None] = print) -> Iterator[None]:
-    """Nobody else works on this run meanwhile; its folder is made where there is none. Raises what `RunLock` raises."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a run folder during the body; it is made where there is none. Raises RunLockError."""
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(folder, tell)
-    try:
+        held = lock(folder)
+    with held:
         yield
-    finally:
-        lock.release()
-
-
-def _take(file: TextIO, folder: Path, tell: Callable[[str], None]) -> None:
-    place = file_system_of(folder)
-    patience_s = LEASE_S if place.networked else 0.0
-    deadline, told = time.monotonic() + patience_s, False
-    while not _locked(file, folder, place):
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        if time.monotonic() >= deadline:
-            waited = f" ({patience_s:.0f} s of waiting were not enough)" if patience_s else ""
-            raise RunLockError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first{waited}")
-        if not told:
-            told = True
-            tell(
-                f"{holder} has the lock of '{folder}'; waiting up to {patience_s:.0f} s, because the file server "
-                f"({place.kind}) keeps the locks of a machine that is gone for so long"
-            )
-        time.sleep(RETRY_S)
-    if option := place.locks_here_only:
-        tell(
-            f"'{folder}' is mounted with {option}: its lock is this machine's alone, and a run that another machine "
-            "starts in it would spoil this one; mount it with locks"
-        )
-
-
-def _locked(file: TextIO, folder: Path, place: FileSystem) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        # Some file servers say that a lock is held in this way.
-        if error.errno == errno.EACCES:
-            return False
-        raise RunLockError(
-            f"'{folder}' cannot be locked: {error.strerror}; its file system ({place.kind or 'unknown'}) must support "
-            "flock: mount it with locks, or set output_dir=... to another one"
-        ) from error
-    return True
 
 
 Result = TypeVar("Result")
@@ -142,11 +103,22 @@ class Backlog:
 PHASES = "phases.json"
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
+GROUPS = "groups.jsonl"
 TENSORBOARD = "tb"
 
 
 STEPS_BEHIND = 2
 """The trajectories of so many train steps may wait to be written."""
+
+
+class _Place(msgspec.Struct):
+    """The part of a logged line that says where in the run it belongs."""
+
+    phase: str = "train"
+    step: int | None = None
+
+
+_decode_place = msgspec.json.Decoder(_Place).decode
 
 
 class RunPaths:
@@ -173,24 +145,23 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
     ) -> None:
-        """Raises RunLockError where another process works on the run; `tell` hears of a lock that is waited for, and of
-        a tracker that fails."""
+        """Lock and open the folder. Raises RunLockError where another process works on the run. `tell` reports trackers
+        that fail."""
         super().__init__(path.absolute())
         path = self.path
         self._started = time.monotonic()
         self._opened_s = 0.0
         """`_elapsed_s` when the folder was opened: what processes that were cut off had logged."""
         with _writing(path):
-            self._lock = RunLock(path, tell)
+            self._lock = lock(path)
         self._files = ExitStack()
         try:
-            # Now: whoever had the lock may have finished some while it was waited for.
             phases = path / PHASES
             self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
             self._trackers = Trackers(path, trackers, tell)
             self._open_files()
         except BaseException:
-            self._lock.release()
+            self._lock.close()
             raise
 
     @classmethod
@@ -209,8 +180,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         folder = cls(path, tell, trackers=config.trackers)
         walls = asdict(sandbox) if sandbox else None
         try:
-            facts = {"with_prm": with_prm, "sandbox": walls, "file_system": file_system_of(path).kind}
-            write_json(path / "provenance.json", provenance(seed=config.seed, **facts))
+            write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
             write_json(path / "config.json", config.model_dump(mode="json"))
         except BaseException:
             folder.close()
@@ -229,9 +199,15 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """A new folder, or the one of an unfinished run, which `tell` hears of."""
         path = config.run_path
         if not (path / "config.json").exists():
-            return cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
+            folder = cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
+            if kind := network_file_system(path):
+                tell(
+                    f"the run folder is on a network file system ({kind}); its lock may not keep other machines "
+                    "out, so start no second run in it"
+                )
+            return folder
         folder = cls(path, tell, trackers=config.trackers)
-        tell(f"goes on with the unfinished run in '{path}'")
+        tell(f"continuing the unfinished run in '{path}'")
         folder.rewind(sys.maxsize)
         folder._opened_s = folder._elapsed_s
         return folder
@@ -246,12 +222,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._close_files()
         finally:
             self._trackers.close()
-            self._lock.release()
+            self._lock.close()
 
     def _open_files(self, *, purge_step: int | None = None) -> None:
         with _writing(self.path), ExitStack() as opened:
             self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
             self._trajectories = opened.enter_context((self.path / TRAJECTORIES).open("ab"))
+            self._groups = opened.enter_context((self.path / GROUPS).open("ab"))
             self._board = Board(self.path / TENSORBOARD, purge_step=purge_step)
             opened.callback(self._board.close)
             self._backlog = Backlog(STEPS_BEHIND)
@@ -288,36 +265,51 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._board.add_scalars(step, metrics)
 
     def log_step(
-        self, step: int, lines: Iterable[RecordLine], *, version_ages: Mapping[int, int], num_trained: int = 0
+        self,
+        step: int,
+        trajectories: Iterable[Trajectory],
+        groups: Iterable[GroupRow],
+        *,
+        version_ages: Mapping[int, int],
+        num_trained: int,
     ) -> None:
-        """The records of a train step, and what TensorBoard shows of them. `version_ages` are its batch's; for
-        `num_trained` see `StepDistributions`. Returns at once: the records are made and written in a thread. What fails
-        there is raised by the next call, by `catch_up`, or when the folder is closed."""
-        self._backlog.add(partial(self._log_step, step, lines, StepDistributions(version_ages, num_trained)))
+        """Log the groups of a train step and their trajectories, and show some of them in TensorBoard.
+
+        Returns at once: a thread consumes the iterables and writes. What fails there is raised by the next call, by
+        `catch_up`, or when the folder is closed. `num_trained` trajectories were trained.
+        """
+        distributions = StepDistributions(version_ages, num_trained)
+        self._backlog.add(partial(self._log_step, step, trajectories, list(groups), distributions))
 
     def catch_up(self) -> None:
         """Returns when everything that was logged is written."""
         self._backlog.finish()
 
-    def _log_step(self, step: int, lines: Iterable[RecordLine], distributions: StepDistributions) -> None:
+    def _log_step(
+        self,
+        step: int,
+        trajectories: Iterable[Trajectory],
+        groups: Iterable[GroupRow],
+        distributions: StepDistributions,
+    ) -> None:
         texts = StepTexts()
         with _writing(self.path / TRAJECTORIES):
-            for line in lines:
-                self._trajectories.write(line.line())
-                for looking in (distributions, texts):
-                    if looking.wants(line.head):
-                        looking.add(line.record())
+            for trajectory in trajectories:
+                self._trajectories.write(trajectory_line(trajectory))
+                distributions.add(trajectory)
+                texts.add(trajectory)
             self._trajectories.flush()
+            self._groups.writelines(msgspec.json.encode(row) + b"\n" for row in groups)
+            self._groups.flush()
         with _writing(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())
             self._board.add_texts(step, texts.texts())
 
-    def log_trajectories(self, records: Iterable[Mapping[str, object]]) -> None:
-        """After what was logged before."""
+    def log_trajectories(self, trajectories: Iterable[Trajectory]) -> None:
+        """Log trajectories after what was logged before."""
         self.catch_up()
         with _writing(self.path / TRAJECTORIES):
-            for record in records:
-                self._trajectories.write(line_of(record))
+            self._trajectories.writelines(map(trajectory_line, trajectories))
             self._trajectories.flush()
 
     def sync(self) -> None:
@@ -327,6 +319,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._board.flush()
             sync(self.path / METRICS)
             sync(self.path / TRAJECTORIES)
+            sync(self.path / GROUPS)
             sync_tree(self.path / TENSORBOARD)
             sync(self.path)
 
@@ -375,11 +368,12 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         again, and must not stand there twice. The folder stays locked. Returns the metrics that stay of the train
         steps."""
         self._close_files()
-        metrics, trajectories = self.path / METRICS, self.path / TRAJECTORIES
+        metrics = self.path / METRICS
         kept = [row for row in read_records(metrics) if self._metrics_stay(row, step)]
         with _writing(self.path):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
-            _rewrite(trajectories, (line for line, head in read_heads(trajectories) if self._stays(head, step)))
+            for log in (self.path / TRAJECTORIES, self.path / GROUPS):
+                _rewrite(log, (line for line in whole_lines(log) if self._stays(line, step)))
         self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
@@ -394,8 +388,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         phase = name.partition("/")[0]
         return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
-    def _stays(self, row: Mapping[str, Any], step: int) -> bool:
-        return row["phase"] in self.finished_phases if row["step"] is None else row["step"] <= step
+    def _stays(self, line: bytes, step: int) -> bool:
+        """Return whether a line of trajectories or groups stays when the run goes back to `step`."""
+        try:
+            place = _decode_place(line)
+        except msgspec.DecodeError:
+            return False
+        return place.phase in self.finished_phases if place.step is None else place.step <= step
 
     def num_restarts(self) -> int:
         """Parts of the run that died and were replaced so far, in all its processes."""

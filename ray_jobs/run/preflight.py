@@ -238,7 +238,7 @@ def _check_nothing_collected(config: RunConfig) -> None:
 
 def _check_own_code(config: RunConfig) -> None:
     """Whether there is what the recipe names, as module:name or command, and can be called. Raises OwnCodeError and
-    ProgramError."""
+    UserError."""
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:

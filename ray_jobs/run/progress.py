@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass, field
 
 import ray
 
+from actors.cluster import Handle
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from ray_jobs.run.actors import RunActors
+from learner.types import StepResult
 from ray_jobs.run.bottleneck import (
     Limit,
     StepTimes,
@@ -18,20 +19,19 @@ from ray_jobs.run.bottleneck import (
     verdict,
     verdict_metrics,
 )
-from reward.credit import CreditedStep
 from reward.prm.alarms import Alarm, HackingMonitor
 from reward.statistics import RolloutStatistics, statistics_of
-from rollout.buffer import Batch
 from rollout.concurrency import WorkerReading
+from rollout.lifecycle import Batch, Totals
 
 VERDICT_WINDOW = 3
 """Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""
 
 
 def step_metrics(
-    batch: Batch, result: CreditedStep, times: StepTimes, readings: Sequence[WorkerReading]
+    batch: Batch, result: StepResult, times: StepTimes, readings: Sequence[WorkerReading]
 ) -> dict[str, float]:
-    """A train step's metrics under their stable names."""
+    """Return the metrics of a train step by name."""
     counts, facts = batch.counts, batch.facts
     shares = shares_of_step(times, facts, readings)
     return {
@@ -125,17 +125,18 @@ class Training:
         self.told = limit
         return f"speed: {verdict(now)}"
 
-    def facts(self, actors: RunActors, num_restarts: int) -> dict[str, object]:
-        """The RL phase in numbers, with what only the store knows."""
-        counts, totals, troubles = ray.get(actors.store.totals.remote())
-        acknowledged = ray.get(actors.store.acknowledgements.remote())
-        rollouts: RolloutStatistics = statistics_of(totals)
+    def facts(self, store: Handle, num_restarts: int) -> dict[str, object]:
+        """Return the numbers of the RL phase."""
+        totals: Totals = ray.get(store.totals.remote())
+        counts = totals.counts
+        acknowledged = ray.get(store.acknowledgements.remote())
+        rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)
         return {
             "num_steps": self.num_steps,
             "num_trajectories": rollouts.trajectories,
-            "sampled_tokens": int(totals.get("sampled_tokens", 0.0)),
+            "sampled_tokens": rollouts.sampled_tokens,
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
@@ -150,8 +151,10 @@ class Training:
                 "filtered": counts.filtered,
                 "failed": counts.failed,
                 "expired": counts.expired,
-                "live_at_end": counts.outstanding,
-                **troubles,
+                "lost": counts.lost,
+                "live_at_end": counts.live,
+                "requeued": totals.num_retries,
+                "reasons": totals.reasons,
             },
             "versions_published": acknowledged.num_published,
             "versions_acked": acknowledged.num_acknowledged,

@@ -1,32 +1,34 @@
-"""A run: its configuration, folder, console and actors; and which of its phases are done."""
+"""A run: its configuration, folder, console and actors, and which of its phases are done."""
 
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from actors.cluster import PART_LOST, reason_of, set_gauges, start_ray, stop_ray, unmade
+import ray
+
+from actors.cluster import PART_LOST, Handle, PartLostError, reason_of, set_gauges, start_ray, stop_ray
+from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
-from configs.errors import UserError
+from actors.supervisor import Supervisor
+from actors.worker_pool import WorkerPool
 from configs.run import RunConfig
+from learner.learner import Learner
+from learner.optim import Ranks
 from ray_jobs.checks.tasks import notes_before_start
-from ray_jobs.run.actors import RunActors, start_actors
 from ray_jobs.run.console import Console, PhaseProgress
-from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.metrics import DESCRIPTIONS
-from ray_jobs.run.model_folder import prm_base
+from ray_jobs.run.model_folder import prm_base, resolve_model
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
-from ray_jobs.run.rollouts import PinnedRollouts, RayRollouts
-from ray_jobs.run.watch import Watch
 from reward.prm.alarms import Alarm
-from reward.prm.model import prm_in_use
-from rollout.store.disk import file_system_of
-
-
-class RunCutOffError(UserError):
-    """The run ended before its time and can be resumed; the message says how."""
+from reward.prm.model import WEIGHTS, prm_in_use, read_prm_manifest
+from rollout.engines.base_weights import BaseWeights, ExportedBase
+from rollout.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,48 +36,60 @@ class Run:
     config: RunConfig
     console: Console
     folder: RunFolder
-    actors: RunActors
+    supervisor: Supervisor
+    rollouts: WorkerPool
+    """The workers as one policy, outside of training rollouts."""
 
     @property
-    def rollouts(self) -> RayRollouts:
-        """The workers, for one phase outside of the RL loop."""
-        return RayRollouts(self.actors, open_each=self._open_each, note=self.console.note)
+    def store(self) -> Handle:
+        return self.supervisor.store
 
     @property
     def policy(self) -> dict[str, object]:
-        """Which one samples `rollouts`: versions of the run's own, on this model."""
+        """What samples in `rollouts`: versions of this run, on this model."""
         return {"model": self.config.model.path}
-
-    def pinned_rollouts(self) -> PinnedRollouts:
-        """The workers, between two steps of the RL loop, all with the version that is the newest now."""
-        version = self.actors.newest_version()
-        return PinnedRollouts(self.actors, open_each=self._open_each, note=self.console.note, policy_version=version)
-
-    @property
-    def _open_each(self) -> int:
-        return 2 * self.config.rollout.engine.max_num_seqs
 
     @property
     def prm(self) -> RemotePrm:
         """The process reward model that the run trains."""
-        assert self.actors.prm is not None
-        return RemotePrm(self.actors.prm)
+        return RemotePrm(self.supervisor.prm)
+
+    @property
+    def uses_prm(self) -> bool:
+        """True if the recipe's credit uses a process reward model."""
+        return self.supervisor.prm is not None and self.config.reward.prm is not None
+
+    @property
+    def prm_digest(self) -> str | None:
+        """The digest of the weights that the process reward model must have; None without one."""
+        if not self.uses_prm:
+            return None
+        path = self.config.reward.prm_path
+        return str(read_prm_manifest(Path(path) if path else self.folder.prm)["files"][WEIGHTS])
+
+    def publish(self, *, renumber: bool = False) -> int:
+        """Publish the learner's weights; return their version. `renumber` gives them a number that was never used."""
+        if renumber:
+            self.supervisor.learn("renumber", ray.get(self.store.next_version.remote()))
+        self.rollouts.policy_version = self.supervisor.learn("publish", self.store)
+        return self.rollouts.policy_version
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
-        """A phase with its progress on the console. What the body puts into `facts` stands in the run folder once
-        the body has ended, and marks the phase as done."""
+        """Show the progress of a phase. What the body puts into `facts` is written when the body ends, and marks the
+        phase as done."""
         with self.console.phase(name, total) as progress:
             yield progress
         self.folder.finish_phase(name, self.console.phase_seconds[name] + progress.seconds_before, progress.facts)
+        self.supervisor.progressed()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Into the run folder, and to whoever watches the cluster."""
+        """Write metrics into the run folder, and set their gauges on the cluster."""
         self.folder.log_metrics(step, metrics)
         set_gauges(metrics, DESCRIPTIONS, run=self.config.name)
 
     def tell(self, *messages: str | Alarm | None) -> None:
-        """What a person who watches should know; None is nothing."""
+        """Print messages on the console; None is skipped."""
         for message in messages:
             if isinstance(message, Alarm):
                 self.console.note(f"alarm: {message.message}; prm_weight is now {message.prm_weight:.3g}")
@@ -83,58 +97,106 @@ class Run:
                 self.console.note(message)
 
     def finished(self, phase: str) -> Mapping[str, Any] | None:
-        """The facts of a phase that is done; None while it is not."""
+        """Return the facts of a phase that is done; None if it is not."""
         return self.folder.finished_phases.get(phase, {}).get("facts")
 
 
 @contextmanager
 def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run]:
-    """Open the folder, start the actors; end them in order. An unfinished run in the folder is continued."""
-    prm_path = prm_base(prm_in_use(config).model_path) if with_prm or config.reward.prm_path else None
+    """Open the run folder and start the actors; end them in order. An unfinished run in the folder is resumed."""
     console = Console()
     with console.waiting("training questions to be compared with held-out ones"):
-        notes = notes_before_start(config)
-    for note in notes:
-        console.note(note)
+        for note in notes_before_start(config):
+            console.note(note)
     with console.waiting("the run folder's lock"):
         opened = RunFolder.open(config, with_prm=with_prm, sandbox=ready.sandbox, tell=console.note)
     with opened as folder:
         folder.keep_tokenizer(ready.model_path)
-        if (place := file_system_of(folder.path)).networked:
-            console.note(
-                f"the run folder is on a network file system ({place.kind}): the store has the ledger for itself, and "
-                "`agentflow view` reads a copy of it, at most every 30 s"
-            )
-        resume_it = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
-        watch = Watch(
-            config.liveness,
-            resume=resume_it,
-            note=console.note,
-            deaths_before=folder.num_restarts(),
-            counted=folder.keep_num_restarts,
-        )
-        console.late = watch.late
+        resume = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
         config = with_absolute_paths(config)
         with console.waiting("Ray to start"):
             start_ray(config.cluster)
         try:
-            with watch:
-                with console.phase("start"):
-                    actors = start_actors(config, folder, ready.model_path, prm_path, watch)
-                for sandbox in actors.sandboxes():
+            with start_parts(config, folder, console, builders_of(config, ready, with_prm=with_prm), resume) as run:
+                states = ray.get([worker.sandbox.remote() for worker in run.supervisor.workers.values()])
+                for sandbox in sorted({str(state) for state in states if state is not None}):
                     console.note(f"code sandbox: {sandbox}")
-                yield Run(config=config, console=console, folder=folder, actors=actors)
-            with console.waiting("the engines to end"):
-                actors.close()
+                yield run
         except PART_LOST as error:
-            if why := unmade(error):
-                raise RunCutOffError(
-                    f"a part of the run could not be made: {why}; once that is mended, {resume_it} goes on"
-                ) from error
-            raise RunCutOffError(
-                f"a part of the run died where it is not replaced: {reason_of(error)} ... {resume_it} goes on from here"
-            ) from error
+            raise PartLostError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{resume_it} goes on from here") from None
+            raise KeyboardInterrupt(f"resume with {resume}") from None
         finally:
             stop_ray()
+
+
+@contextmanager
+def start_parts(
+    config: RunConfig, folder: RunFolder, console: Console, builders: Builders, resume: str
+) -> Iterator[Run]:
+    """Launch the actors of a run and supervise them while the body runs."""
+    sees_folder = partial(_sees, folder.path, folder.fingerprint)
+    launcher = Launcher(config, folder.path, builders, sees_folder=sees_folder)
+    with console.phase("start"):
+        cluster = launcher.launch()
+    supervisor = Supervisor(
+        config,
+        folder.path,
+        launcher,
+        cluster,
+        note=console.note,
+        waiting=console.waiting,
+        resume=resume,
+        restarts_before=folder.num_restarts(),
+        on_restart=folder.keep_num_restarts,
+    )
+    console.late = supervisor.late
+    pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
+    try:
+        with supervisor:
+            yield Run(config=config, console=console, folder=folder, supervisor=supervisor, rollouts=pool)
+        with console.waiting("the engines to end"):
+            close([*supervisor.workers.values(), *filter(None, [cluster.base])])
+    finally:
+        launcher.free_all()
+
+
+def builders_of(config: RunConfig, ready: Ready, *, with_prm: bool) -> Builders:
+    """Return the functions that build the parts of a run."""
+    return Builders(
+        learner=partial(_build_learner, config, ready.model_path),
+        worker=partial(_build_worker, config, ready.model_path),
+        base=partial(_build_base, config, ready.model_path) if config.shares_base else None,
+        prm_base=prm_base(prm_in_use(config).model_path) if with_prm or config.reward.prm_path else None,
+    )
+
+
+def _build_learner(
+    config: RunConfig, model_path: Path, ranks: Ranks | None = None, base: Handle | None = None
+) -> Learner:
+    weights = exported.parts() if (exported := _exported(base)) else None
+    model = _model_here(config.model.path, model_path)
+    return Learner(model, config.model, config.learner, seed=config.seed, ranks=ranks, base_weights=weights)
+
+
+def _build_worker(config: RunConfig, model_path: Path, index: int, base: Handle | None = None) -> Worker:
+    return Worker(config, _model_here(config.model.path, model_path), index=index, base=_exported(base))
+
+
+def _build_base(config: RunConfig, model_path: Path) -> BaseWeights:
+    model, learner = _model_here(config.model.path, model_path), config.learner
+    return BaseWeights(model, device=learner.device, precision=learner.precision)
+
+
+def _exported(base: Handle | None) -> ExportedBase | None:
+    return ray.get(base.export.remote()) if base else None
+
+
+def _sees(folder: Path, fingerprint: str) -> bool:
+    """Return whether this process sees the driver's run folder; another node may have one of the same name."""
+    return fingerprint_of(folder) == fingerprint
+
+
+def _model_here(name: str, drivers: Path) -> Path:
+    """Return the model's folder on this node, where it may have to be downloaded as well."""
+    return drivers if drivers.exists() else resolve_model(name)

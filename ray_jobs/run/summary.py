@@ -1,13 +1,22 @@
 """The summary of a run: the measured rates, their comparison, and the work that was done."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console as RichConsole
+from rich.table import Table
+
 from configs.run import RunConfig
+from ray_jobs.run.console import duration, print_plain
 from ray_jobs.statistics import PairedComparison, wilson_interval
+from ray_jobs.viewer.pages import percent, points
+from rollout.codec import read_trajectories
+from rollout.filters import SOLVED
 
 if TYPE_CHECKING:
     # Readers of a summary need neither of them, and they import much.
@@ -137,3 +146,79 @@ def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, flo
                 "trained": mix.get(name, 0.0) > 0,
             }
     return rows
+
+
+def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole | None = None) -> None:
+    """Print solve rates, the verdict, the work done, and the next commands."""
+    console = output or RichConsole()
+    table = Table(title="Held-out tasks solved", title_justify="left")
+    for column in ("policy", "solved", "95% interval", "tasks"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    measured = {f"eval_{rate.policy}": rate for rate in held_out_rates(summary)}
+    for phase, policy in POLICIES.items():
+        table.add_row(policy, *_rate_cells(measured.get(phase), _planned(summary, phase)))
+    console.print(table)
+    if means := summary.get("mean_scores"):
+        scores = ", ".join(f"{value:.3f} {name} RL" for name, value in means.items())
+        print_plain(console, f"mean score: {scores}; solved is a score of 1")
+    print_plain(console, f"after RL against before: {summary.get('verdict', 'not measured')}")
+    print_plain(console, _work_line(summary))
+    if limit := summary.get("bottleneck"):
+        print_plain(console, f"speed: {limit}")
+    print_plain(console, f"report: {report}")
+    for command, does in next_commands(report.parent):
+        print_plain(console, f"{does}: {command}")
+
+
+def _rate_cells(measured: HeldOut | None, planned: int) -> tuple[str, str, str]:
+    if measured is None:
+        return "not measured", "", f"0 of {planned}" if planned else "0"
+    return percent(measured.rate), f"{points((measured.low, measured.high))}%", str(measured.num_tasks)
+
+
+def _planned(summary: Mapping[str, Any], phase: str) -> int:
+    # The tasks that a policy attempted. Unscored ones are not recorded for the untouched model.
+    if phase == "eval_untouched":
+        return int(summary.get("num_untouched_tasks", 0))
+    return int(summary.get("num_eval_tasks", 0)) + len(summary.get("left_out_eval_tasks", ()))
+
+
+def _work_line(summary: Mapping[str, Any]) -> str:
+    groups, staleness = summary.get("groups", {}), summary.get("staleness", {})
+    kinds = ("trained", *(("refused",) if groups.get("refused") else ()), "filtered", "failed")
+    counts = ", ".join(f"{groups[kind]} {kind}" for kind in kinds if kind in groups)
+    parts = [f"{summary.get('num_steps', '?')} train steps", f"{summary.get('num_trajectories', '?')} trajectories"]
+    if "trajectories_per_s" in summary:
+        parts[-1] += f" ({summary['trajectories_per_s']:.2f}/s)"
+    if counts:
+        parts.append(f"groups {counts}")
+    if staleness:
+        parts.append(f"staleness {staleness['mean']:.2f} mean, {staleness['max']:.0f} max")
+    if "wall_s" in summary:
+        parts.append(f"{duration(summary['wall_s'])} in all")
+    return "; ".join(parts)
+
+
+def next_commands(run: Path) -> list[tuple[str, str]]:
+    """Return commands for a finished run, with their purpose."""
+    folder = shlex.quote(str(run))
+    commands = [(f"agentflow view {folder}", "show the reasons of every advantage")]
+    question = _solved_question(run / "trajectories.jsonl")
+    if question:
+        policy = ["--recipe", str(run / "config.json"), "--adapter", str(run)]
+        # A question that begins with a dash must follow --.
+        words = [*policy, "--", question] if question.startswith("-") else [question, *policy]
+        commands.append((shlex.join(["agentflow", "solve", *words]), "ask the trained planner"))
+    return commands
+
+
+def _solved_question(trajectories: Path) -> str | None:
+    # The first held-out question that the trained planner solved.
+    if not trajectories.exists():
+        return None
+    solved = (
+        trajectory.task.question
+        for trajectory in read_trajectories(trajectories)
+        if trajectory.phase == "eval_after" and trajectory.outcome == SOLVED
+    )
+    return next(solved, None)

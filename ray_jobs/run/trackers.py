@@ -7,7 +7,6 @@ import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,9 @@ from configs.api_keys import exposed_key, written_secret
 from configs.errors import UserError
 from configs.run import TrackerName
 from rollout.filters import SOLVED
-from rollout.numbers import unpacked
-from rollout.records import StepHead, StepRecord, TurnRecord, read_records
-from rollout.types import is_answer, versions_by_token
+from rollout.lifecycle import State
+from rollout.records import read_records
+from rollout.types import Trajectory, floats_of, is_answer
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -102,53 +101,43 @@ class StepTexts:
     """The first right and the first wrong trajectory of the first trained group of a train step."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, StepRecord] = {}
+        self._kept: dict[str, Trajectory] = {}
 
-    def wants(self, head: StepHead) -> bool:
-        """Return whether the record with this head is one of the two."""
-        groups = {record["group_id"] for record in self._kept.values()}
-        return (
-            head.get("verdict") == "trained"
-            and head["outcome"] is not None
-            and groups <= {head["group_id"]}
-            and _text_of(head) not in self._kept
-        )
-
-    def add(self, record: StepRecord) -> None:
-        """Keep a record that `wants` accepted."""
-        self._kept[_text_of(record)] = record
+    def add(self, trajectory: Trajectory) -> None:
+        """Keep a trajectory of the step, if it is one of the two."""
+        if trajectory.verdict != State.TRAINED or trajectory.outcome is None:
+            return
+        name = "trajectories/right" if trajectory.outcome == SOLVED else "trajectories/wrong"
+        if all(kept.group_id == trajectory.group_id for kept in self._kept.values()):
+            self._kept.setdefault(name, trajectory)
 
     def texts(self) -> dict[str, str]:
         """Return Markdown by the names of `TEXTS`."""
-        return {name: markdown_of(record) for name, record in self._kept.items()}
+        return {name: markdown_of(trajectory) for name, trajectory in self._kept.items()}
 
 
-def _text_of(head: StepHead) -> str:
-    return "trajectories/right" if head["outcome"] == SOLVED else "trajectories/wrong"
-
-
-def markdown_of(record: StepRecord) -> str:
+def markdown_of(trajectory: Trajectory) -> str:
     """Render a trajectory as a Markdown table with a row for each planner turn."""
-    turns = [turn for turn in record["turns"] if turn["role"] == "planner"]
-    scores = record.get("prm_scores") or [None] * len(turns)
     rows = []
-    for number, (turn, score, advantage) in enumerate(zip(turns, scores, record["advantages"], strict=True), 1):
-        if turn["format_error"]:
-            decision = f"malformed: {plain(turn['format_error'])}<br>{plain(turn['text'])}"
+    for number, turn in enumerate(trajectory.planner_turns, 1):
+        call, result = turn.tool_call, turn.tool_result
+        if turn.format_error:
+            decision = f"malformed: {plain(turn.format_error)}<br>{plain(turn.text)}"
         else:
-            thought = f"{plain(turn['thought'])}<br>" if turn["thought"] else ""
-            decision = f"{thought}**{plain(turn['action'] or 'nothing')}** {plain(turn['action_input'] or '')}"
-        result = f"error: {plain(turn['tool_error'])}" if turn["tool_error"] else plain(turn["result"] or "")
-        shown = "" if score is None else f"{score:.2f}", "" if advantage is None else f"{advantage:+.2f}"
-        rows.append(f"| {number} | {decision} | {result} | {shown[0]} | {shown[1]} |")
+            thought = f"{plain(turn.thought)}<br>" if turn.thought else ""
+            decision = f"{thought}**{plain(call.name if call else 'nothing')}** {plain(call.arguments if call else '')}"
+        answered = "" if result is None else f"error: {plain(result.error)}" if result.error else plain(result.text)
+        score = "" if turn.score is None else f"{turn.score:.2f}"
+        advantage = "" if turn.advantage is None else f"{turn.advantage:+.2f}"
+        rows.append(f"| {number} | {decision} | {answered} | {score} | {advantage} |")
     if len(rows) > MAX_TURNS:
         rows[MAX_TURNS:] = [f"| ... | {len(rows) - MAX_TURNS} more steps | | | |"]
-    answer = plain(record["answer"]) if is_answer(record["answer"]) else "none"
-    reward = "" if record["reward"] is None else f"{record['reward']:.2f}"
+    answer = plain(trajectory.answer) if is_answer(trajectory.answer) else "none"
+    reward = "" if trajectory.total is None else f"{trajectory.total:.2f}"
     return "\n".join(
         (
-            f"**Task** {plain(record['question'])}\n",
-            f"**Answer** {answer} ({plain(record['stop_reason'])}); the reference is {plain(record['gold'])}; "
+            f"**Task** {plain(trajectory.task.question)}\n",
+            f"**Answer** {answer} ({plain(trajectory.stop_reason)}); the reference is {plain(trajectory.task.answer)}; "
             f"reward {reward}\n",
             "| step | decision | result | PRM score | advantage |",
             "| --- | --- | --- | --- | --- |",
@@ -184,43 +173,34 @@ class StepDistributions:
         self._num_seen = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
-    def wants(self, head: StepHead) -> bool:
-        """Return whether the next record of the step, with this head, is counted."""
-        if head.get("verdict") != "trained" or head["reward"] is None:
-            return False
+    def add(self, trajectory: Trajectory) -> None:
+        """Count the next trajectory of the step."""
+        if trajectory.verdict != State.TRAINED or trajectory.total is None:
+            return
         self._num_seen += 1
-        return (self._num_seen - 1) % self._every == 0
-
-    def add(self, record: StepRecord) -> None:
-        """Count a record that `wants` accepted."""
-        planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
+        if (self._num_seen - 1) % self._every:
+            return
+        planned = trajectory.planner_turns
+        turns = [turn for turn in planned if turn.trainable]
         self._count("trajectories/steps", [len(planned)])
-        trained = [turn["trainable"] for turn in planned]
-        self._count("steps/advantage", list(compress(record["advantages"], trained)))
-        self._count("steps/prm_score", list(compress(record.get("prm_scores", ()), trained)))
-        for turn in compress(planned, trained):
-            self._count("steps/tokens", [len(unpacked(turn["token_ids"]))])
-            self._count("steps/generate_s", [turn["generate_s"]])
-            self._count("steps/tool_s", [turn["tool_s"]] if turn["action"] is not None else [])
-            learner = unpacked(turn.get("learner_logprobs", ()))
-            if learner.size:
-                # Untrained tokens have a log-prob of nan, and an age of nan if they are too old.
-                gaps = learner - unpacked(turn["logprobs"])[: len(learner)]
-                self._count("tokens/ratio", np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO)))
-                self._count("tokens/staleness", self._ages(turn))
+        self._count("steps/advantage", [turn.advantage for turn in turns])
+        self._count("steps/prm_score", [turn.score for turn in turns])
+        self._count("steps/tokens", [turn.num_tokens for turn in turns])
+        self._count("steps/generate_s", [turn.generate_s for turn in turns])
+        self._count("steps/tool_s", [turn.tool_s for turn in turns if turn.tool_call is not None])
+        for turn in turns:
+            if turn.learner_logprobs is None:
+                continue
+            # Untrained tokens have a log-prob of nan, and no age if they are too old.
+            gaps = floats_of(turn.learner_logprobs) - floats_of(turn.logprobs)
+            self._count("tokens/ratio", np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO)))
+            self._count("tokens/staleness", [self._version_ages.get(version) for version in turn.token_versions])
 
     def histograms(self) -> dict[str, np.ndarray]:
         """Return the finite values by the names of `HISTOGRAMS`, without empty ones."""
         arrays = {name: np.concatenate([np.zeros(0), *parts]) for name, parts in self._values.items()}
         finite = {name: numbers[np.isfinite(numbers)] for name, numbers in arrays.items()}
         return {name: numbers for name, numbers in finite.items() if numbers.size}
-
-    def _ages(self, turn: TurnRecord) -> np.ndarray:
-        num, ages = len(unpacked(turn["token_ids"])), self._version_ages
-        if not turn["switches"]:
-            return np.full(num, ages.get(turn["policy_version"], math.nan))
-        versions = versions_by_token(num, turn["policy_version"], turn["switches"])
-        return np.array([ages.get(version, math.nan) for version in versions])
 
     def _count(self, name: str, values: Sequence[float | None] | np.ndarray) -> None:
         # None becomes nan.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rollout.store.disk import write_whole
+from rollout.files import write_whole
 from rollout.types import is_answer
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -12,6 +12,7 @@ from envs.sandbox import SandboxState
 from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import Bar, LineChart, Mark, write_page
+from rollout.codec import Record, flat_record, read_trajectories
 from rollout.filters import SOLVED
 from rollout.records import read_records
 from rollout.types import is_answer
@@ -114,10 +115,10 @@ def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
 def _outcomes(trajectories: Path) -> Iterator[tuple[object, ...]]:
     """Count for each policy its tasks, right, wrong, missing and unscored answers, failed tool calls and mean turns.
     Wrong and missing answers have different causes."""
-    attempts: dict[str, dict[str, Mapping[str, Any]]] = {phase: {} for phase in POLICIES}
-    for record in read_records(trajectories) if trajectories.exists() else ():
-        if record["phase"] in attempts:
-            attempts[record["phase"]][record["task_id"]] = record
+    attempts: dict[str, dict[str, Record]] = {phase: {} for phase in POLICIES}
+    for trajectory in read_trajectories(trajectories) if trajectories.exists() else ():
+        if trajectory.phase in attempts:
+            attempts[trajectory.phase][trajectory.task.id] = flat_record(trajectory)
     for phase, by_task in attempts.items():
         records = list(by_task.values())
         if not records:

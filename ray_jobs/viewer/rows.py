@@ -1,18 +1,18 @@
-"""What a run writes, read beside it as it grows: metrics, the heads of trajectories, and what became of every group."""
+"""The logs of a run, read while they grow: metrics, the heads of trajectories, and what became of every group."""
 
 import json
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rollout.records import head_of, readable
-from rollout.store.ledger_file import LedgerMovedOnError, is_read_from_copy, readable_ledger
-from rollout.store.lifecycle import group_id
+import msgspec
+
+from envs.types import Task
+from rollout.codec import SchemaError, flat_record, trajectory_of
+from rollout.types import SCHEMA, Reward
 
 Row = dict[str, Any]
 
@@ -21,6 +21,37 @@ CHUNK_LINES = 500
 
 _SHORT = 300
 """A list or a cell shows so many characters of a text at most."""
+
+
+class _TurnHead(msgspec.Struct):
+    role: str
+    policy_version: int
+    switches: tuple[tuple[int, int], ...] = ()
+    advantage: float | None = None
+
+
+class TrajectoryHead(msgspec.Struct, tag_field="schema", tag=SCHEMA):
+    """The part of a logged trajectory that lists show; the rest of the line is skipped."""
+
+    id: str
+    group_id: str
+    task: Task
+    turns: tuple[_TurnHead, ...]
+    answer: str | None
+    stop_reason: str
+    reward: Reward | None = None
+    credit: dict[str, Any] | None = None
+    phase: str = "train"
+    step: int | None = None
+    verdict: str | None = None
+    reason: str = ""
+
+    @property
+    def has_credit(self) -> bool:
+        return self.credit is not None
+
+
+_decode_head = msgspec.json.Decoder(TrajectoryHead).decode
 
 
 class GrowingLines:
@@ -124,13 +155,17 @@ class TrajectoryIndex:
             offset = self._offsets[number]
         with self.lines.path.open("rb") as file:
             file.seek(offset)
-            record = _readable(lambda line: readable(json.loads(line)), file.readline(), "turns")
+            try:
+                trajectory = trajectory_of(file.readline())
+            except SchemaError:
+                return None
         # Between index and file a run may have been rewound.
-        return record if record is not None and record.get("id") == trajectory_id else None
+        return flat_record(trajectory) if trajectory.id == trajectory_id else None
 
     def _add(self, offset: int, line: bytes) -> None:
-        head = _readable(head_of, line, "id")
-        if head is None:
+        try:
+            head = _decode_head(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self.num_unreadable += 1
             return
         row = _row(head)
@@ -152,23 +187,25 @@ def _readable(parse: Callable[[bytes], object], line: bytes, key: str) -> Row | 
     return value if isinstance(value, dict) and key in value else None
 
 
-def _row(head: Mapping[str, Any]) -> Row:
-    """What a list shows of a trajectory. A line of another program may lack some of it."""
+def _row(head: TrajectoryHead) -> Row:
+    """Return what a list shows of a trajectory."""
+    planned = [turn for turn in head.turns if turn.role == "planner"]
+    versions = {version for turn in planned for version in (turn.policy_version, *(at for _, at in turn.switches))}
     return {
-        "id": str(head.get("id")),
-        "group": str(head.get("group_id")),
-        "phase": str(head.get("phase")),
-        "step": head.get("step"),
-        "task": str(head.get("task_id")),
-        "dataset": head.get("dataset"),
-        "question": shortened(head.get("question")),
-        "answer": shortened(head.get("answer")),
-        "gold": shortened(head.get("gold")),
-        "outcome": head.get("outcome", head.get("reward")),
-        "verdict": head.get("verdict", "trained" if head.get("phase") == "train" else None),
-        "turns": head.get("num_turns"),
-        "versions": head.get("versions"),
-        "advantages": head.get("advantages"),
+        "id": head.id,
+        "group": head.group_id,
+        "phase": head.phase,
+        "step": head.step,
+        "task": head.task.id,
+        "dataset": head.task.dataset,
+        "question": shortened(head.task.question),
+        "answer": shortened(head.answer),
+        "gold": shortened(head.task.answer),
+        "outcome": head.reward.outcome if head.reward else None,
+        "verdict": head.verdict,
+        "turns": len(planned),
+        "versions": [min(versions), max(versions)] if versions else None,
+        "advantages": [turn.advantage for turn in planned] if head.has_credit else None,
     }
 
 
@@ -178,79 +215,29 @@ def shortened(text: object) -> str | None:
     return said if said is None or len(said) <= _SHORT else f"{said[: _SHORT - 1]}…"
 
 
-def _searched(head: Mapping[str, Any]) -> str:
-    names = ("id", "task_id", "dataset", "question", "answer", "gold", "stop_reason", "reason")
-    return "\n".join(str(head.get(name) or "")[:2000] for name in names).lower()
+def _searched(head: TrajectoryHead) -> str:
+    task = head.task
+    texts = (head.id, task.id, task.dataset, task.question, head.answer, task.answer, head.stop_reason, head.reason)
+    return "\n".join(str(text or "")[:2000] for text in texts).lower()
 
 
-COPY_EVERY_S = 30.0
-"""Where the whole ledger is copied to be read, this is not done at every look."""
-
-_COLUMNS = (
-    "ordinal, task, family, repeats, state, attempt, step, reported_step, duration_s, num_tokens, versions, "
-    "facts, reason"
-)
-
-
-class LedgerRows:
-    """The groups in the order they were drawn; none where the run keeps no ledger. `version` counts readings, `error`
-    says why the last one failed."""
+class GroupRows:
+    """The rows of groups.jsonl, in the order in which the groups were reported. `num_unreadable` counts bad lines."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, ...] = ()
-        self._copied_at = float("-inf")
+        self.lines = GrowingLines(path)
+        self._forget()
+
+    def _forget(self) -> None:
         self.rows: list[Row] = []
-        self.version = 0
-        self.error: str | None = None
+        self.num_unreadable = 0
 
     def refresh(self) -> None:
-        stamp = tuple(
-            file.stat().st_mtime_ns
-            for file in (self._path, self._path.with_name(f"{self._path.name}-wal"))
-            if file.exists()
-        )
-        if not stamp or stamp == self._seen:
-            return
-        if is_read_from_copy(self._path) and time.monotonic() - self._copied_at < COPY_EVERY_S:
-            return
-        try:
-            with readable_ledger(self._path) as path:
-                self.rows = [_group(row) for row in _read(path)]
-        except LedgerMovedOnError:
-            return
-        except (sqlite3.DatabaseError, ValueError) as error:
-            # What the run holds at this moment is read the next time, and so is what may be mended.
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                self.error = str(error)
-            return
-        self._seen, self._copied_at, self.error = stamp, time.monotonic(), None
-        self.version += 1
-
-
-def _read(path: Path) -> list[sqlite3.Row]:
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
-        db.row_factory = sqlite3.Row
-        return list(db.execute(f"SELECT {_COLUMNS} FROM groups ORDER BY ordinal"))
-
-
-def _group(row: sqlite3.Row) -> Row:
-    facts = json.loads(row["facts"] or "{}")
-    versions = sorted(map(int, json.loads(row["versions"] or "{}")))
-    return {
-        "id": group_id(row["ordinal"]),
-        "task_number": row["task"],
-        "family": row["family"],
-        "repeats": row["repeats"],
-        "state": row["state"],
-        "attempt": row["attempt"],
-        "step": row["step"] if row["step"] is not None else row["reported_step"],
-        "duration_s": row["duration_s"],
-        "tokens": row["num_tokens"],
-        "versions": [versions[0], versions[-1]] if versions else None,
-        "right": facts.get("right"),
-        "scored": facts.get("scored"),
-        "size": facts.get("trajectories"),
-        # Of any other group it would tell why an earlier attempt came to nothing.
-        "reason": row["reason"] if row["state"] in ("failed", "expired", "refused") else None,
-    }
+        if self.lines.replaced():
+            self._forget()
+        for _, line in self.lines.new():
+            row = _readable(json.loads, line, "id")
+            if row is None:
+                self.num_unreadable += 1
+            else:
+                self.rows.append(row)

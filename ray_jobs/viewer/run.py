@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.errors import UserError
 from ray_jobs.run.summary import rates_by_step
-from ray_jobs.viewer.rows import LedgerRows, MetricRows, Row, TrajectoryIndex
+from ray_jobs.viewer.rows import GroupRows, MetricRows, Row, TrajectoryIndex
 from ray_jobs.viewer.tree import prefix_tree
 from rollout.filters import SOLVED
 from rollout.records import TOKENIZER
@@ -53,12 +53,12 @@ class ViewedRun:
         self.folder = folder
         self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
         self.metrics = MetricRows(folder / "metrics.jsonl")
-        self.ledger = LedgerRows(folder / "ledger.sqlite")
+        self.group_rows = GroupRows(folder / "groups.jsonl")
         self._tokens = TokenTexts(folder)
 
     def refresh(self) -> None:
         self.metrics.refresh()
-        self.ledger.refresh()
+        self.group_rows.refresh()
         self.trajectories.refresh()
 
     def state(self) -> Row:
@@ -70,11 +70,10 @@ class ViewedRun:
             "trajectories": len(index.rows),
             "metrics": len(self.metrics.rows),
             "steps": max((row["step"] for row in self.metrics.rows if "policy/loss" in row), default=0),
-            "ledger": self.ledger.version,
-            "ledger_error": self.ledger.error,
-            "groups": dict(Counter(row["state"] for row in self.ledger.rows)),
+            "num_groups": len(self.group_rows.rows),
+            "groups": dict(Counter(row["state"] for row in self.group_rows.rows)),
             "read": read / there if there else 1.0,
-            "unreadable": index.num_unreadable + self.metrics.num_unreadable,
+            "unreadable": index.num_unreadable + self.metrics.num_unreadable + self.group_rows.num_unreadable,
             "live": self._is_live(),
         }
 
@@ -143,7 +142,7 @@ class ViewedRun:
             return {row["task"]: row for row in self.trajectories.rows if row["phase"] == phase}
 
     def groups(self, wanted: Wanted, offset: int, limit: int) -> Row:
-        """Groups from the ledger, or where there is none those of the trajectories; with the siblings' rows at hand."""
+        """Return the groups that are wanted, with the outcomes of their trajectories."""
         with self.trajectories.lock:
             found = [group for group in self._all_groups() if _group_fits(group, wanted)]
         if wanted.newest_first:
@@ -164,13 +163,13 @@ class ViewedRun:
 
     def _all_groups(self) -> Iterator[Row]:
         index = self.trajectories
-        known = {group["id"] for group in self.ledger.rows}
+        known = {group["id"] for group in self.group_rows.rows}
         others = (
             {"id": group_id, "state": index.rows[numbers[0]]["verdict"], "step": index.rows[numbers[0]]["step"]}
             for group_id, numbers in index.by_group.items()
             if group_id not in known
         )
-        for group in chain(self.ledger.rows, others):
+        for group in chain(self.group_rows.rows, others):
             rows = [index.rows[number] for number in index.by_group.get(group["id"], [])]
             yield group | {
                 "family": group.get("family") or (rows[0]["dataset"] if rows else None),
@@ -209,7 +208,7 @@ class ViewedRun:
     def _is_live(self) -> bool:
         if (self.folder / "summary.json").exists():
             return False
-        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "ledger.sqlite-wal")]
+        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "groups.jsonl")]
         changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
         return time.time() - changed < FRESH_S
 

@@ -126,7 +126,7 @@ class MonteCarloLabeller:
             raise LabelError(f"{len(ends) - len(votes)} of {len(ends)} continuations of {trajectory.id} have no score")
         # Replayed turns are not trainable; only the new ones identify the policy that continued.
         new_turns = (turn for end in ends for turn in end.planner_turns if turn.trainable)
-        versions = sorted({version for turn in new_turns for version in turn.completion.token_versions})
+        versions = sorted({version for turn in new_turns for version in turn.token_versions})
         score = sum(votes) / len(votes)
         return StepLabel.of(
             step,

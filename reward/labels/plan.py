@@ -10,9 +10,8 @@ from envs.types import Task, ToolCall
 from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
-from reward.types import ScoredGroup
 from rollout.filters import SOLVED
-from rollout.types import Trajectory, Turn
+from rollout.types import Group, Trajectory, Turn
 
 RIGHT = 1.0
 """A right next step."""
@@ -139,19 +138,20 @@ class _Progress:
         return RIGHT if value in self.values else PART
 
 
-def fresh_error(groups: Iterable[ScoredGroup]) -> Mapping[str, float]:
+def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
     """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over a batch's steps.
 
     Steps without either are left out, such as those of tasks without a plan; nothing is returned if none is left.
     """
     errors: list[float] = []
-    for scored in groups:
-        if scored.step_scores is None:
+    for group in groups:
+        if all(trajectory.prm_digest is None for trajectory in group.trajectories):
             continue
         try:
-            truths = [plan_scores(trajectory) for trajectory in scored.group.trajectories]
+            truths = [plan_scores(trajectory) for trajectory in group.trajectories]
         except LabelError:
             continue
-        for scores, known in zip(scored.step_scores.raw, truths, strict=True):
-            errors += [score - truth for score, truth in zip(scores, known, strict=True) if score is not None]
+        for trajectory, known in zip(group.trajectories, truths, strict=True):
+            turns = zip(trajectory.planner_turns, known, strict=True)
+            errors += [turn.score - truth for turn, truth in turns if turn.score is not None]
     return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}

@@ -38,8 +38,8 @@ class HackingMonitor:
     """A monitor of the metrics of every train step, over the last window of steps.
 
     An alarm multiplies `prm_weight` by the configured factor. The same alarm then pauses for a window, so that one
-    cause does not silence the PRM at once. After steps without any sign the weight recovers by one alarm, never above its
-    initial value: after two windows at first, and after twice as many with every further alarm.
+    cause does not silence the PRM at once. After steps without any sign the weight recovers by one alarm, never above
+    its initial value: after two windows at first, and after twice as many with every further alarm.
     """
 
     def __init__(self, config: AlarmConfig, prm_weight: float) -> None:

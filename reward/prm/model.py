@@ -22,7 +22,7 @@ from learner.checkpoint import CheckpointError, read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
 from reward.prm.step_text import RENDERER_VERSION, StepText, encode_step
 from reward.types import PrmError
-from rollout.store.disk import whole_folder
+from rollout.files import whole_folder
 
 WEIGHTS = "prm.safetensors"
 

@@ -6,9 +6,8 @@ from itertools import islice
 from typing import Protocol
 
 from reward.prm.step_text import StepText, step_texts
-from reward.types import StepScores
 from rollout.engines.engine import Pulse
-from rollout.types import TrajectoryGroup
+from rollout.types import Group, StepScores
 
 MAX_CACHED = 100_000
 SCORED_AT_ONCE = 64
@@ -42,7 +41,7 @@ class PrmScorer:
         """Return the number of steps scored so far, and of those that are being scored."""
         return Pulse(done=self.num_scored, num_open=len(self._in_work))
 
-    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+    async def score_group(self, group: Group) -> StepScores:
         """Return raw scores of every planner turn. Raise PrmError if the model is broken."""
         steps = [step_texts(trajectory) for trajectory in group.trajectories]
         scores = iter(await self.score([step for trajectory in steps for step in trajectory]))

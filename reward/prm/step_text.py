@@ -136,7 +136,7 @@ def _decisions(turns: Sequence[Turn]) -> Iterator[Texts]:
     for index, turn in enumerate(turns):
         call = turn.tool_call
         if call is None:
-            decision = MALFORMED.format(number=index + 1, text=turn.completion.text)
+            decision = MALFORMED.format(number=index + 1, text=turn.text)
         else:
             decision = DECISION.format(
                 number=index + 1, thought=turn.thought, action=call.name, action_input=call.arguments
@@ -156,13 +156,13 @@ def _replies(turns: Sequence[Turn]) -> list[Texts]:
         heard = HEARD.format(text=shown(ToolResult(text=turn.heard or "", foreign=True)))
         before: tuple[str, ...] = ()
         # The turn that this one continues: the longest dialogue that its prompt starts with.
-        prompt = turns[index].prompt_token_ids
-        ends = [turn.prompt_token_ids + turn.completion.token_ids for turn in turns[:index]]
-        continued = [at for at, end in enumerate(ends) if prompt[: len(end)] == end]
+        prompt = turns[index].prompt
+        ends = [turn.dialogue for turn in turns[:index]]
+        continued = [at for at, end in enumerate(ends) if prompt.startswith(end)]
         parent = max(continued, key=lambda at: len(ends[at]), default=None)
         if parent is not None:
             context, reply, result = texts[parent]
             before = (*context, reply)
             texts[parent] = context, reply, result or heard
-        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.completion.text), ""))
+        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.text), ""))
     return texts

@@ -13,8 +13,7 @@ import numpy as np
 
 from configs.own import OwnCodeError, check_call, failure, load_own, own_function
 from envs.types import Task
-from reward.types import StepScores
-from rollout.types import Trajectory, TrajectoryGroup, Turn
+from rollout.types import Group, StepScores, Trajectory, Turn
 
 Scorer = Callable[[Task, str, Sequence[Turn]], object]
 
@@ -40,7 +39,7 @@ class CustomTurnScorer:
         self._limit_s = limit_s
         self._call = own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns")
 
-    async def score_group(self, group: TrajectoryGroup) -> StepScores:
+    async def score_group(self, group: Group) -> StepScores:
         """Return a number from 0 to 1, or None, for each planner turn. Raise OwnCodeError.
 
         An attempt that failed for lack of infrastructure has None everywhere.

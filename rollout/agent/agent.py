@@ -116,7 +116,7 @@ class FrozenModule:
                 use_adapter=False,
             )
         )
-        return Turn(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
+        return Turn.of(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class _Episode:
             with self.limit.paused():
                 turn = await self.agent.generator.answer(self.task, self.memory, self.trajectory_id)
             self._record(turn)
-            answer = turn.completion.text.strip() or None
+            answer = turn.text.strip() or None
         if self.memory.answer is not None:
             return answer, "answered"
         return answer, "verified" if answer is not None else "format"
@@ -249,7 +249,7 @@ class _Episode:
             with self.limit.paused():
                 turn = await self.agent.verifier.verify(self.task, self.memory, self.trajectory_id)
             self._record(turn)
-            stops = turn.completion.text == "stop"
+            stops = turn.text == "stop"
         if not stops:
             self.dialogue.observe(reply, result, step + 1)
         return stops
@@ -268,7 +268,7 @@ def _planner_turn(
     tool_s: float = 0.0,
 ) -> Turn:
     served = isinstance(reply.completion, TextCompletion)
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=reply.prompt_token_ids,
         completion=reply.completion,

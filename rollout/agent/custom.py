@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from configs.errors import UserError
 from configs.own import failure, in_a_thread, own_function
 from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.types import Task
 from rollout.agent.agent import TurnListener
-from rollout.agent.program import Program, ProgramError
+from rollout.agent.program import Program
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
@@ -51,7 +52,7 @@ class Solving(Protocol):
     """A function or a program that solves tasks."""
 
     async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
-        """Raises AgentError."""
+        """Solve a task. Raises AgentError."""
         ...
 
 
@@ -59,7 +60,7 @@ class FunctionSolving:
     """Calls an `async def solve(task, client) -> str`, or a plain function in a thread."""
 
     def __init__(self, config: FunctionAgentConfig) -> None:
-        """Raises OwnCodeError."""
+        """Load the function. Raises OwnCodeError."""
         self._function = own_function(config.function, key="agent.function", takes="task, client")
         self._is_async = inspect.iscoroutinefunction(self._function)
         self._name = config.function
@@ -91,6 +92,7 @@ class FunctionSolving:
 
 
 def _is_caused_by(error: BaseException | None, message: str) -> bool:
+    """Return whether the message is in the error, or in one of the errors that caused it."""
     seen = list[BaseException]()
     while error is not None and error not in seen:
         if message in str(error):
@@ -149,7 +151,7 @@ class CommandSolving:
         printed, wrong = None, "the agent printed nothing and posted no answer"
         try:
             printed = None if running.cancelled() else running.result()
-        except ProgramError as error:
+        except UserError as error:
             wrong = str(error)
         except OSError as error:
             wrong = f"the agent could not be started: {error.strerror or error}"
@@ -224,7 +226,7 @@ class CustomAgent:
 
 
 def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
-    """Load a custom agent. Raises OwnCodeError and ProgramError."""
+    """Load a custom agent. Raises UserError."""
     assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
         return CommandSolving(Program(config.command, code_path), config.model)

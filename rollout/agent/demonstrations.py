@@ -3,9 +3,11 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from configs.errors import UserError
 from configs.learner import ColdStartConfig, FileConfig, TeacherConfig
@@ -21,10 +23,6 @@ from rollout.types import Trajectory
 
 OWN_ID = "demonstration/{}"
 GROUP_ID = "demonstrations"
-
-
-class RecordingError(UserError):
-    """A file of conversations that cannot be imitated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +53,16 @@ def load_teacher(config: TeacherConfig) -> Teach:
 
 
 def read_conversations(path: str) -> list[Conversation]:
-    """Read a file with one conversation per line, as JSON. Raises RecordingError."""
+    """Read a file with one conversation per line, as JSON. Raises UserError."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordingError(f"cold_start.path = '{path}' cannot be read: {error}") from None
+        raise UserError(f"cold_start.path = '{path}' cannot be read: {error}") from None
     conversations = [
         _conversation(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
     ]
     if not conversations:
-        raise RecordingError(f"cold_start.path = '{path}' contains no conversation; write one JSON object per line")
+        raise UserError(f"cold_start.path = '{path}' contains no conversation; write one JSON object per line")
     return conversations
 
 
@@ -74,13 +72,13 @@ def _conversation(line: str, place: str) -> Conversation:
         messages, tools = row["messages"], row.get("tools") or []
         said = read_messages(messages)
     except (ValueError, TypeError, KeyError, AttributeError, RequestError) as error:
-        raise RecordingError(f"{place}: must be an object with 'messages': {error}") from None
+        raise UserError(f"{place}: must be an object with 'messages': {error}") from None
     if not any(_is_imitated(one) for one in messages):
-        raise RecordingError(
+        raise UserError(
             f"{place}: has no message of the assistant with a weight other than 0, so there is nothing to imitate"
         )
     if not tools and any(one.calls for one in said):
-        raise RecordingError(f"{place}: has function calls but no 'tools'")
+        raise UserError(f"{place}: has function calls but no 'tools'")
     return Conversation(place=place, messages=messages, tools=tools)
 
 
@@ -90,7 +88,7 @@ def _is_imitated(message: Mapping[str, Any]) -> bool:
 
 
 def check_demonstrations(config: ColdStartConfig) -> None:
-    """Check that a recipe's demonstrations can be loaded. Raises OwnCodeError and RecordingError."""
+    """Check that a recipe's demonstrations can be loaded. Raises UserError."""
     if isinstance(config, TeacherConfig):
         load_teacher(config)
     elif isinstance(config, FileConfig):
@@ -98,7 +96,7 @@ def check_demonstrations(config: ColdStartConfig) -> None:
 
 
 async def recorded_trajectory(conversation: Conversation, number: int, chat: ChatFormat, rules: Rules) -> Trajectory:
-    """Return a conversation as if the policy had written the assistant's messages. Raises RecordingError."""
+    """Return a conversation as if the policy had written the assistant's messages. Raises UserError."""
     messages = conversation.messages
     places = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
     attempt = Attempt(RecordedWriter([messages[index] for index in places], chat), chat, rules)
@@ -109,17 +107,17 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
             await call.reply()
             call.delivered = True
     except RequestError as error:
-        raise RecordingError(f"{conversation.place}: {error}") from None
+        raise UserError(f"{conversation.place}: {error}") from None
     finally:
         turns = await attempt.end()
     imitated = [_is_imitated(messages[index]) for index in places]
-    answer = turns[-1].completion.text
+    answer = turns[-1].text
     question = next((str(one["content"]) for one in messages if one["role"] == "user"), "")
     return Trajectory(
         id=OWN_ID.format(number),
         group_id=GROUP_ID,
         task=Task(id=conversation.place, dataset="recorded", question=question, answer=answer),
-        turns=tuple(replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
+        turns=tuple(structs.replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
         answer=answer,
         stop_reason="answered",
     )

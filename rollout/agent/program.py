@@ -26,19 +26,15 @@ ENDING_S = 5.0
 _INTERPRETER = re.compile(r"python[0-9.]*|bash|sh|node|ruby|perl")
 
 
-class ProgramError(UserError):
-    """A program that could not be started or did not end with success."""
-
-
 class Program:
     """A command. Its words that name files beside the recipe or in the current folder become absolute paths."""
 
     def __init__(self, command: str, code_path: str | None) -> None:
-        """Raises ProgramError."""
+        """Find the program. Raises UserError."""
         try:
             words = shlex.split(command)
         except ValueError as error:
-            raise ProgramError(f"agent.command: '{command}' cannot be parsed: {error}") from None
+            raise UserError(f"agent.command: '{command}' cannot be parsed: {error}") from None
         places = [*([Path(code_path)] if code_path else []), Path.cwd()]
         self._words = [
             next((str((place / word).absolute()) for place in places if (place / word).is_file()), word)
@@ -48,22 +44,22 @@ class Program:
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         if not words or shutil.which(self._words[0], path=self._path) is None:
             if words and Path(self._words[0]).is_file():
-                raise ProgramError(
+                raise UserError(
                     f"agent.command: '{words[0]}' is not executable; run `chmod +x` on it, or name its interpreter, as "
                     f"in `python {words[0]}`"
                 )
-            raise ProgramError(f"agent.command: there is no program '{words[0] if words else ''}'")
+            raise UserError(f"agent.command: there is no program '{words[0] if words else ''}'")
         script = self._words[1] if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name) else "-"
         if not script.startswith("-") and not Path(script).is_absolute():
-            raise ProgramError(
-                f"agent.command: there is no file '{script}', neither beside the recipe nor in the current folder"
+            raise UserError(
+                f"agent.command: the file '{script}' is neither beside the recipe nor in the current folder"
             )
 
     async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, mark: str) -> str:
         """Run the program with `task` as JSON on its input, and return the last line that it prints.
 
         Its environment holds `variables` and what is in INHERITED. At the end its process group is killed, and every
-        process that has `mark` in its environment. Raises ProgramError.
+        process that has `mark` in its environment. Raises UserError.
         """
         with tempfile.TemporaryDirectory(prefix="agentflow-attempt-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
@@ -92,12 +88,12 @@ class Program:
                 await asyncio.shield(asyncio.to_thread(end_all, process.pid, mark))
             if status != 0:
                 line, _ = _last_line(folder / "err")
-                raise ProgramError(
+                raise UserError(
                     f"the agent {_ending(status)}{f': {without_secrets(line)[:MAX_ERROR_CHARS]}' if line else ''}"
                 )
             line, is_whole = _last_line(folder / "out")
             if not is_whole:
-                raise ProgramError(
+                raise UserError(
                     f"the last line that the agent printed has more than {MAX_READ} bytes; post such an answer to "
                     "$OPENAI_BASE_URL/answer"
                 )

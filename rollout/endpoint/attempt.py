@@ -105,7 +105,7 @@ class Call:
             arguments = "\n".join(one.arguments for one in calls)
             call = ToolCall(name=", ".join(one.name for one in calls), arguments=arguments)
         tools = self.request.tools if self.prompt.parent is None else ()
-        return Turn(
+        return Turn.of(
             role="planner",
             prompt_token_ids=self.prompt.token_ids,
             completion=reply.completion,

@@ -32,7 +32,7 @@ class Dialect(Protocol):
     PATH: str
 
     def read(self, body: object, attempt: Attempt) -> ModelRequest:
-        """Raises RequestError."""
+        """Read a request. Raises RequestError."""
         ...
 
     def whole(self, reply: Reply, request: ModelRequest, model: str) -> Mapping[str, object]: ...

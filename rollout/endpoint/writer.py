@@ -39,11 +39,11 @@ class Writer(Protocol):
 
     @property
     def by_engine(self) -> bool:
-        """Whether an engine writes, whose time does not count as the agent's."""
+        """True if an engine writes, whose time does not count as the agent's."""
         ...
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        """Raises WriterError, and ValueError for an invalid request."""
+        """Write a reply. Raises WriterError, and ValueError for an invalid request."""
         ...
 
     def release(self) -> None:

@@ -152,7 +152,7 @@ class FrozenModel:
         self._numbers = count()
 
     async def ask(self, prompt: str) -> str:
-        """Raises EngineError."""
+        """Answer a question. Raises EngineError."""
         trajectory_id = f"base_generator/{next(self._numbers)}"
         request = GenerationRequest(
             trajectory_id=trajectory_id,

@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from faults import RememberingLearner, RoundWorker, WatchedWorker
+from doubles import RememberingLearner, RoundWorker, WatchedWorker
 from stage import local_ray, make_config, open_stage
 
 from ray_jobs.train import reinforce

@@ -1,12 +1,11 @@
-"""A run whose worker and learner are simulated. Its loop goes on in a thread while the test kills its processes."""
+"""A run whose worker and learner are simulated. Its loop runs in a thread while the test kills its processes."""
 
 import io
 import os
-import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,25 +17,22 @@ import ray
 from rich.console import Console as RichConsole
 
 from actors.cluster import start_ray, stop_ray
+from actors.launch import Builders
 from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
+from learner.checkpoint import newest_checkpoint
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.run.actors import RunActors
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.run import Run
-from ray_jobs.run.watch import Watch
+from ray_jobs.run.run import Run, start_parts
 from ray_jobs.train import reinforce
 from rollout.records import read_records
-from rollout.store.adapters import AdapterStore
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts
 from tests.faults.job import PARTS, part_of
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300.0
+WAIT_S = 300.0
 """A loaded machine takes long to start processes."""
 
 SMALL = (
@@ -58,7 +54,7 @@ SMALL = (
 
 @contextmanager
 def doubles_found() -> Iterator[None]:
-    """Processes that are started meanwhile find the doubles of these tests."""
+    """Let processes that are started meanwhile import the doubles of these tests."""
     before = os.environ.get("PYTHONPATH")
     rooms = (ROOT / "tests" / room for room in ("actors", "rollout", "learner"))
     os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT, *rooms)))
@@ -72,7 +68,7 @@ def doubles_found() -> Iterator[None]:
 
 @contextmanager
 def local_ray(num_cpus: int = 4) -> Iterator[None]:
-    """Ray as a run starts it on a machine with so many cores, in the place of one that is up."""
+    """Start Ray as a run does on a machine with this many cores, instead of one that is up."""
     stop_ray()
     cpu_count, os.cpu_count = os.cpu_count, lambda: num_cpus
     with doubles_found():
@@ -90,7 +86,7 @@ def make_config(folder: Path, *overrides: str) -> RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A run after its cold start, and what it said on its console."""
+    """A run after its cold start, and the text on its console."""
 
     run: Run
     console: io.StringIO
@@ -104,7 +100,7 @@ class Stage:
         return self.console.getvalue()
 
     def reinforce(self) -> "Future[Any]":
-        """The RL phase, begun in a thread of its own."""
+        """Start the RL phase in a thread."""
         done: Future[Any] = Future()
 
         def work() -> None:
@@ -117,17 +113,11 @@ class Stage:
         return done
 
     def finish(self, training: "Future[Any]") -> Any:
-        """The facts of the RL phase, once it has ended. Raises what it raises."""
+        """Return the facts of the RL phase, once it has ended. Raises what it raises."""
         try:
-            return training.result(PATIENCE_S)
+            return training.result(WAIT_S)
         except TimeoutError:
-            states = Counter(row["state"] for row in self.groups())
-            raise AssertionError(
-                f"it goes on and on, at step {len(steps_of(self.folder))}, {states}: {self.said}"
-            ) from None
-
-    def groups(self, *states: str) -> list[sqlite3.Row]:
-        return groups_of(self.folder, *states)
+            raise AssertionError(f"it does not end, at step {len(steps_of(self.folder))}: {self.said}") from None
 
 
 @contextmanager
@@ -138,50 +128,29 @@ def open_stage(
     build_learner: Callable[..., Any] = SimulatedLearner,
     build_base: Callable[[], Any] | None = None,
 ) -> Iterator[Stage]:
-    """The actors of a run, up and in step with its newest version; none of them is left afterwards."""
+    """Start the actors of a run, up to the end of its cold start; none of them is left afterwards."""
     console = io.StringIO()
+    builders = Builders(learner=build_learner, worker=build_worker, base=build_base)
     with RunFolder.open(config, with_prm=False) as folder:
-        said = Console(RichConsole(file=console))
-        watch = Watch(
-            config.liveness,
-            resume=f"`agentflow resume {folder.path}`",
-            note=said.note,
-            deaths_before=folder.num_restarts(),
-            counted=folder.keep_num_restarts,
-        )
-        said.late = watch.late
-        actors = RunActors(
-            config,
-            folder,
-            build_learner=build_learner,
-            build_worker=build_worker,
-            build_base=build_base,
-            watch=watch,
-        )
+        resume = f"`agentflow resume {folder.path}`"
         try:
-            with watch:
-                for index in range(config.rollout.num_workers):
-                    actors.start_worker(index)
-                actors.wait_until_ready()
-                run = Run(config=config, console=said, folder=folder, actors=actors)
+            with start_parts(config, folder, Console(RichConsole(file=console)), builders, resume) as run:
                 cold_start(run)
                 yield Stage(run=run, console=console)
         finally:
-            dismiss(actors)
+            end_actors()
 
 
-def dismiss(actors: RunActors) -> None:
-    """End all actors; the next test looks for its own by the names of their processes."""
-    for index in actors.worker_indices:
-        actors.stop_worker(index)
-    for actor in (actors.learner, actors.store, *([actors.base] if actors.base else [])):
-        ray.kill(actor)
-    actors.release()
+def end_actors() -> None:
+    """Kill all actors; the next test looks for its own by the names of their processes."""
+    for name in ray.util.list_named_actors():
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(name))
     wait_until(lambda: not any(map(processes, PARTS)))
 
 
 def processes(part: str) -> list[psutil.Process]:
-    """The processes of an actor, among the descendants of this one."""
+    """Return the processes of a part, among the descendants of this one."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -191,7 +160,7 @@ def processes(part: str) -> list[psutil.Process]:
 
 
 def kill(part: str) -> list[int]:
-    """SIGKILL every process of an actor; returns their ids."""
+    """Kill every process of a part with SIGKILL; return their ids."""
     victims = processes(part)
     assert victims, f"no {part} is alive"
     for process in victims:
@@ -200,8 +169,8 @@ def kill(part: str) -> list[int]:
     return [process.pid for process in victims]
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """What the condition says once it is true."""
+def wait_until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """Return the value of the condition once it is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"nothing happened within {timeout_s:.0f} s"
@@ -209,50 +178,39 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> A
     return value
 
 
-def groups_of(folder: Path, *states: str) -> list[sqlite3.Row]:
-    """The ledger's rows in the order of drawing, those in one of these states where some are given."""
-    connection = sqlite3.connect(f"file:{folder}/ledger.sqlite?mode=ro", uri=True)
-    connection.row_factory = sqlite3.Row
-    try:
-        rows = connection.execute(
-            "SELECT ordinal, task, family, state, attempt, worker, step, reason, versions FROM groups"
-        ).fetchall()
-    finally:
-        connection.close()
+def steps_of(folder: Path) -> list[int]:
+    """Return the train steps in metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    return [row["step"] for row in read_records(path) if "policy/loss" in row] if path.exists() else []
+
+
+def groups_of(folder: Path, *states: str) -> list[dict[str, Any]]:
+    """Return the rows of groups.jsonl in the order of drawing, those in one of these states if some are given."""
+    rows = sorted(read_records(folder / "groups.jsonl"), key=lambda row: row["id"])
     return [row for row in rows if not states or row["state"] in states]
 
 
-def steps_of(folder: Path) -> list[int]:
-    """The train steps in metrics.jsonl."""
-    return [row["step"] for row in read_records(folder / "metrics.jsonl") if "policy/loss" in row]
+def newest_adapter(folder: Path) -> bytes:
+    """Return the weights of the newest checkpoint."""
+    checkpoint, _ = newest_checkpoint(folder / "checkpoints")
+    assert checkpoint is not None
+    return (checkpoint.folder / "adapter.safetensors").read_bytes()
 
 
-def versions_of(folder: Path) -> list[int]:
-    """The versions that were ever published."""
-    return [row["policy_version"] for row in read_records(folder / "adapters" / "index.jsonl")]
+def check_law(folder: Path, facts: Any) -> dict[str, int]:
+    """Check what holds after any run, whatever was killed; return the counts of groups.
 
-
-def begun_with_again(folder: Path) -> set[int]:
-    """The versions under which the policy that RL began with was published again, as each resume does."""
-    rows = list(read_records(folder / "adapters" / "index.jsonl"))
-    return {row["policy_version"] for row in rows[1:] if row["digest"] == rows[0]["digest"]}
-
-
-def check_nothing_lost(folder: Path) -> GroupCounts:
-    """Everything that holds after any run, whatever was killed; returns where the groups are.
-
-    The strongest of it: the weights of the newest version were trained once on every group that the ledger calls
-    trained, and on no other.
+    Every group has one end, every step happened once, and the weights of the newest checkpoint were trained once on
+    every trained group and on no other.
     """
-    counts = Ledger(folder / "ledger.sqlite").verify()
-    steps, versions = steps_of(folder), versions_of(folder)
+    groups: dict[str, int] = facts["groups"]
+    ends = ("trained", "refused", "filtered", "failed", "expired", "lost", "live_at_end")
+    assert groups["drawn"] == sum(groups[name] for name in ends), groups
+    steps = steps_of(folder)
     assert steps == list(range(1, len(steps) + 1))
-    assert versions == sorted(set(versions))
-    adapters = AdapterStore(folder / "adapters")
-    trained = [row["ordinal"] for row in groups_of(folder, "trained")]
-    assert trained_counts(adapters.read(adapters.newest)) == dict.fromkeys(trained, 1)
-    return counts
-
-
-def tasks_of(rows: Sequence[sqlite3.Row]) -> Counter[int]:
-    return Counter(row["task"] for row in rows)
+    rows = groups_of(folder)
+    assert max(Counter(row["id"] for row in rows).values()) == 1
+    trained = [int(row["id"][1:]) for row in rows if row["state"] == "trained"]
+    assert len(trained) == groups["trained"]
+    assert trained_counts(newest_adapter(folder)) == dict.fromkeys(trained, 1)
+    return groups

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import ray
 import torch
-from faults import GatedWorker, events, open_gate
-from stage import check_nothing_lost, kill, make_config, open_stage, wait_until
+from doubles import GatedWorker, events, open_gate
+from stage import check_law, kill, make_config, open_stage, wait_until
 from tiny import save_tiny_model
 
-from ray_jobs.run.actors import BaseLostError
+from actors.cluster import PartLostError
 from rollout.engines.base_weights import BaseWeights
 from tests.simulated_parts import SimulatedLearner
 
@@ -57,8 +57,8 @@ def test_a_worker_and_a_learner_that_were_killed_read_the_same_weights_again(tmp
         kill("learner")
         open_gate(tmp_path)
         facts = stage.finish(training)
-        counts = check_nothing_lost(stage.folder)
-    assert (counts.trained + counts.filtered, counts.outstanding) == (12, 0)
+        groups = check_law(stage.folder, facts)
+    assert groups["trained"] + groups["filtered"] == 12
     assert facts["restarts"] >= 2
 
 
@@ -66,6 +66,6 @@ def test_the_run_ends_with_what_to_do_where_the_holder_dies(tmp_path, shared):
     with open_stage(make_config(tmp_path, *SHARED, "num_steps=50"), **shared) as stage:
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "begin"))
-        ray.kill(stage.run.actors.base)
-        with pytest.raises(BaseLostError, match=r"base weights .* ended .* `agentflow resume .*share_base=false"):
+        ray.kill(ray.get_actor("agentflow:r:base-weights"))
+        with pytest.raises(PartLostError, match=r"base weights .*card.share_base=false.*agentflow resume"):
             stage.finish(training)

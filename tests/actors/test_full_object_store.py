@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import ray
 from ray._private import ray_constants
-from stage import check_nothing_lost, local_ray, make_config, open_stage, steps_of, wait_until
+from stage import check_law, local_ray, make_config, open_stage, steps_of, wait_until
 
 from tests.simulated_parts import SimulatedLearner
 
@@ -50,6 +50,5 @@ def test_full_object_store_ends_the_run_and_space_lets_it_go_on(tmp_path, small_
         assert len(steps_of(stage.folder)) < NUM_STEPS
     held.clear()
     with open_stage(config, build_learner=build) as stage:
-        stage.finish(stage.reinforce())
-        check_nothing_lost(stage.folder)
+        check_law(stage.folder, stage.finish(stage.reinforce()))
         assert len(steps_of(stage.folder)) == NUM_STEPS

@@ -7,7 +7,7 @@ import pytest
 import ray
 from stage import make_config, open_stage, wait_until
 
-from actors.cluster import WORKER_GAUGES, gauge_name
+from actors.cluster import WORKER_GAUGES, LearnerLostError, gauge_name
 from ray_jobs.run.metrics import BY_NAME
 from rollout.records import read_records
 
@@ -31,7 +31,7 @@ def scraped(cluster, tmp_path_factory):
 
         wait_until(complete)
         first = names_of_actors()
-        stage.run.actors.restart_learner()
+        stage.run.supervisor.restart_learner(LearnerLostError("for the test"))
         yield row, lines, first, names_of_actors()
 
 
@@ -74,5 +74,5 @@ def test_no_series_is_without_a_run(scraped):
 
 def test_actors_have_names_of_their_run_and_part_and_each_life_its_own(scraped):
     *_, first, after = scraped
-    assert first == {"agentflow:r:store", "agentflow:r:learner", "agentflow:r:rollout-0"}
+    assert first == {"agentflow:r:dynamic-sampling", "agentflow:r:learner", "agentflow:r:rollout-0"}
     assert after - first == {"agentflow:r:learner#2"}

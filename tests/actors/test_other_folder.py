@@ -1,7 +1,7 @@
 """A cluster that was started in another folder than the driver is in."""
 
 import pytest
-from stage import SMALL, check_nothing_lost, local_ray, open_stage
+from stage import SMALL, check_law, local_ray, open_stage
 
 from configs.loading import load_run_config
 
@@ -17,6 +17,6 @@ def test_run_with_a_relative_folder_is_in_one_place(tmp_path, monkeypatch):
         monkeypatch.chdir(home)
         config = load_run_config(None, [*SMALL, "output_dir=runs", "name=r"])
         with open_stage(config) as stage:
-            stage.finish(stage.reinforce())
-    check_nothing_lost(home / "runs" / "r")
+            facts = stage.finish(stage.reinforce())
+    check_law(home / "runs" / "r", facts)
     assert not (cluster / "runs").exists()

@@ -4,10 +4,10 @@ import pytest
 
 from actors import prm as prm_module
 from configs.reward import PrmConfig
-from reward.types import PrmError, StepScores
-from rollout.types import TrajectoryGroup
+from reward.types import PrmError
+from rollout.types import Group, StepScores
 
-GROUP = TrajectoryGroup(id="g000000", task=None, trajectories=())
+GROUP = Group(id="g000000", trajectories=())
 
 
 class Model:
@@ -30,7 +30,9 @@ async def test_prm_that_was_started_again_without_its_weights_scores_nothing(tmp
     (tmp_path / "prm" / "digest").write_text("a" * 64)
     assert await start().score_group(GROUP, "a" * 64) == StepScores(raw=(), prm_digest="a" * 64)
     (tmp_path / "prm").rename(tmp_path / "unmounted")
-    with pytest.raises(PrmError, match=r"has the weights of nobody, and those of the run are aaaaaaaaaaaa: .*/prm'"):
+    with pytest.raises(
+        PrmError, match=r"has the weights .*untrained.*, and those of the run are aaaaaaaaaaaa: .*/prm'"
+    ):
         await start().score_group(GROUP, "a" * 64)
 
 

@@ -8,7 +8,7 @@ import torch
 from tiny import make_learner, save_tiny_model
 
 from actors import learner as actor
-from actors.learner import LearnerCalls
+from actors.learner import LearnerActor
 from configs.run import RunConfig
 
 
@@ -20,9 +20,10 @@ class ScriptedStore:
         self.publish = SimpleNamespace(remote=self.told.append)
 
 
-class LearnerInThisProcess(LearnerCalls):
-    def __init__(self, config, learner):
-        self._config, self._learner = config, learner
+def learner_in_this_process(config, learner):
+    actor = LearnerActor.__ray_metadata__.modified_class(config, 0, 1)
+    actor.build(lambda: learner, None, lambda: True)
+    return actor
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("native", torch.bfloat16), ("merged", torch.float32)])
@@ -33,7 +34,7 @@ def test_store_gets_the_engines_type_where_it_rounds_to_it_and_the_checkpoint_ke
     engine = {"adapter_mode": mode, "dtype": "bfloat16"}
     config = RunConfig.model_validate({"rollout": {"engine": engine}})
     store = ScriptedStore()
-    calls = LearnerInThisProcess(config, make_learner(save_tiny_model(tmp_path / "model", "llama")))
+    calls = learner_in_this_process(config, make_learner(save_tiny_model(tmp_path / "model", "llama")))
     calls.publish(store)
     kept = calls.save_checkpoint(tmp_path / "checkpoints") / "adapter.safetensors"
     assert {one.dtype for one in safetensors.torch.load(store.told[0].data).values()} == {dtype}

@@ -24,7 +24,7 @@ def test_a_function_or_a_command_says_by_its_key_what_it_is():
 
 @pytest.mark.parametrize("word", ["TAVILY_API_KEY=canary0123456789", "tvly-canary0123456789"])
 def test_a_command_holds_no_key(word):
-    with pytest.raises(ConfigError, match=r"^agent\.command: it holds what looks like a key, .* from a file") as caught:
+    with pytest.raises(ConfigError, match=r"^agent\.command: ") as caught:
         load_run_config(None, [f"agent.command=env {word} python mine.py", *ALONE])
     assert "canary" not in str(caught.value)
 

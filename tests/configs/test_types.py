@@ -16,7 +16,7 @@ from configs.reward import OutcomeConfig
         ("learner.correction.low=0.5", "type = 'tis' has 'max_weight', 'icepop' or 'sequence_reject' has it"),
         ("learner.loss.kl_weight=0.1", "type = 'dapo' has 'clip_low' and 'clip_high', 'flow_grpo' has it"),
         ("learner.overlong.cache_tokens=9", "type = 'none' has no settings, 'soft' has it"),
-        ("agent.memory.top_k=3", "type = 'none' has no settings, 'in_process', 'folder' or 'server' has it"),
+        ("agent.memory.in_evaluation=true", "type = 'none' has no settings, 'in_process', 'folder' or 'server' has it"),
         ("backend.base_url=here", "type = 'vllm' has no settings, 'ollama' or 'openai' has it"),
         ("agent.verifier.max_tokens=9", "type = 'rule' has no settings, 'model' has it"),
         ("label.judge=m", "type = 'plan' has no settings, 'judge' has it"),

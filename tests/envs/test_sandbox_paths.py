@@ -5,7 +5,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from envs.sandbox import Sandbox, SandboxSettings
 from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult
 from rollout.agent.planner import Decision
+from tests.changed import replace
 
 AT_ONCE = 50
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3

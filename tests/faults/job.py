@@ -15,7 +15,7 @@ PARTS = {
     "rollout": "RolloutWorkerActor",
     "prm": "PrmActor",
     "learner": "Learner",
-    "store": "StoreActor",
+    "store": "DynamicSampling",
 }
 """What stands in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"

@@ -2,14 +2,14 @@ import pytest
 
 from envs.types import Task
 from learner.packing import build_batch, pack
-from learner.samples import build_samples, samples_of
-from rollout.types import Completion, TextCompletion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from learner.samples import group_samples, samples_of
+from rollout.types import Completion, Group, Reward, TextCompletion, Trajectory, Turn, VersionSwitch
 
 TASK = Task(id="task", dataset="lookup", question="q", answer="a")
 
 
 def make_turn(prompt, tokens, *, version, switches=(), trainable=True):
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=tuple(prompt),
         completion=Completion(
@@ -26,6 +26,12 @@ def make_turn(prompt, tokens, *, version, switches=(), trainable=True):
 
 def make_trajectory(*turns, name="t"):
     return Trajectory(id=name, group_id="g", task=TASK, turns=turns, answer="a", stop_reason="answered")
+
+
+def make_group(*trajectories):
+    for trajectory in trajectories:
+        trajectory.reward = Reward(outcome=1.0, total=1.0)
+    return Group(id="g", trajectories=trajectories)
 
 
 def switching_trajectory():
@@ -75,8 +81,8 @@ def test_untrainable_turn_has_no_age_and_counts_as_nothing_masked():
 
 def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_are_counted():
     old, fresh = make_turn([1], [11, 12, 13], version=2), make_turn([1], [14], version=7)
-    group = TrajectoryGroup(id="g", task=TASK, trajectories=(make_trajectory(old), make_trajectory(fresh, name="f")))
-    samples = build_samples(group, [[1.0], [-1.0]], temperature=1.0, version_ages={7: 4, 11: 0})
+    group = make_group(make_trajectory(old), make_trajectory(fresh, name="f"))
+    samples = group_samples(group, temperature=1.0, version_ages={7: 4, 11: 0})
     batch = build_batch(samples, microbatch_tokens=100)
     assert [one.trajectory_id for rows in batch.microbatches for one in rows] == ["f"]
     assert (batch.num_trajectories, batch.num_loss_tokens, batch.num_masked_tokens) == (1, 1, 3)
@@ -84,8 +90,7 @@ def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_
 
 
 def test_batch_of_which_nothing_is_left_is_empty_and_has_no_age():
-    group = TrajectoryGroup(id="g", task=TASK, trajectories=(switching_trajectory(),))
-    samples = build_samples(group, [[1.0, 1.0]], temperature=1.0, version_ages={9: 0})
+    samples = group_samples(make_group(switching_trajectory()), temperature=1.0, version_ages={9: 0})
     for given, masked in ((samples, 6), ([], 0)):
         batch = build_batch(given, microbatch_tokens=100)
         assert (batch.microbatches, batch.num_loss_tokens, batch.num_trajectories) == ((), 0, 0)
@@ -94,7 +99,7 @@ def test_batch_of_which_nothing_is_left_is_empty_and_has_no_age():
 
 def test_what_a_server_answered_is_refused_by_name():
     completion = TextCompletion(text="{}", finish_reason="stop", num_prompt_tokens=9, num_tokens=2)
-    turn = Turn(role="planner", prompt_token_ids=(), completion=completion, trainable=False)
+    turn = Turn.of(role="planner", prompt_token_ids=(), completion=completion, trainable=False)
     with pytest.raises(ValueError, match=r"trajectory t was answered by a server.*never be trained on"):
         samples_of(make_trajectory(turn), [1.0], temperature=1.0)
 

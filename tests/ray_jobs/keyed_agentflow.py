@@ -13,7 +13,7 @@ from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
 from ray_jobs.run import actors
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.types import Group, Trajectory
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 
@@ -25,7 +25,7 @@ class KeyedWorker(SimulatedWorker):
         self._config = config
         self._said: ToolResult | None = None
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> TrajectoryGroup:
+    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         group = await super().run_group(task, group_id, group_size)
         said = self._said = self._said or await self._ask()
         told = [

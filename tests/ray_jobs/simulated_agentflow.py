@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path.cwd()))
 
 from envs.types import Task
 from ray_jobs.cli import main
-from ray_jobs.run import actors
+from ray_jobs.run import run
 from rollout.types import Trajectory
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
@@ -21,6 +21,6 @@ class ScriptedWorker(SimulatedWorker):
 
 
 if __name__ == "__main__":
-    actors._build_learner = lambda config, model_path: SimulatedLearner(step_s=STEP_S)
-    actors._build_worker = lambda config, model_path, index: ScriptedWorker(index)
+    run._build_learner = lambda config, model_path: SimulatedLearner(step_s=STEP_S)
+    run._build_worker = lambda config, model_path, index: ScriptedWorker(index)
     sys.exit(main())

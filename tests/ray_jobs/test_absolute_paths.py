@@ -1,9 +1,10 @@
 import pytest
+from ray_jobs.run.actors import _sees
 
 from configs.loading import load_run_config
-from ray_jobs.run.actors import _sees
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.run import _sees
 
 RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.credit.prm_path=runs/p/prm")
 
@@ -55,8 +56,8 @@ def test_machine_with_a_folder_of_the_same_name_does_not_see_the_runs(here, tmp_
     with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
         other = tmp_path / "other"
         for path, sees in ((folder.path, True), (other, False)):
-            assert _sees(None, path, folder.fingerprint) == sees
+            assert _sees(path, folder.fingerprint) == sees
         other.mkdir()
-        assert not _sees(None, other, folder.fingerprint)
+        assert not _sees(other, folder.fingerprint)
         (other / "provenance.json").write_text("{}")
-        assert not _sees(None, other, folder.fingerprint)
+        assert not _sees(other, folder.fingerprint)

@@ -14,9 +14,9 @@ from configs.loading import RECIPES, load_run_config
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main, make_app
 from ray_jobs.commands.given import DEFAULT_RECIPE, sorted_out
-from ray_jobs.run.console import next_commands
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import Ready
+from ray_jobs.run.summary import next_commands
 
 ROOT = RECIPES.parents[1]
 
@@ -390,7 +390,7 @@ def got_sigterm(*_):
 def test_run_that_is_cut_off_names_the_command_that_goes_on(cut_off, code, what, tmp_path, monkeypatch, capsys):
     from ray_jobs.run.run import open_run
 
-    for name in ("start_ray", "stop_ray", "start_actors"):
+    for name in ("start_ray", "stop_ray", "start_parts"):
         monkeypatch.setattr(f"ray_jobs.run.run.{name}", lambda *_: None)
     monkeypatch.setattr("ray_jobs.run.run.RunFolder.keep_tokenizer", lambda *_: None)
     config = load_run_config(None, [f"output_dir={tmp_path}/my runs", "reward.credit=outcome"])
@@ -399,7 +399,7 @@ def test_run_that_is_cut_off_names_the_command_that_goes_on(cut_off, code, what,
         with open_run(config, Ready(model_path=tmp_path, sandbox=None), with_prm=False):
             raise AssertionError("a run that was interrupted while it started has begun")
 
-    monkeypatch.setattr("ray_jobs.run.run.start_actors", cut_off)
+    monkeypatch.setattr("ray_jobs.run.run.start_parts", cut_off)
     monkeypatch.setattr("ray_jobs.checks.doctor.run_doctor", interrupted)
     assert main(["doctor"]) == code
     said = capsys.readouterr().err

@@ -6,7 +6,7 @@ from configs.reward import CollectConfig
 from envs.types import Task
 from ray_jobs.phases.collect import MAX_OPEN_GROUPS, collect_groups, collection_facts
 from reward.collected import CollectedGroups
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 CONFIG = CollectConfig(rollouts_per_task=2)
@@ -46,7 +46,7 @@ class Policy:
             )
             for index, answer in enumerate(answers)
         )
-        return TrajectoryGroup(id=group_id, task=task, trajectories=trajectories)
+        return Group(id=group_id, trajectories=trajectories)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console as RichConsole
 
 from ray_jobs.run import console as console_module
-from ray_jobs.run.console import Console, duration, print_summary
+from ray_jobs.run.console import Console, duration
+from ray_jobs.run.summary import print_summary
 
 
 def make_console(**options):

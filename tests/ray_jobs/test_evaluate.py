@@ -2,7 +2,6 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from ray_jobs.held_out import Evaluator, Wanted
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError, EngineError
 from rollout.records import read_records
+from tests.changed import replace
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 KENYA = "What is the capital of the country where Mount Kenya stands? Nairobi."

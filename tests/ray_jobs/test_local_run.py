@@ -14,7 +14,7 @@ from ray_jobs.phases.prm import run_train_prm
 from ray_jobs.run.folder import RunFolder, RunLockError, locked
 from reward.collected import CollectedGroups
 from reward.labels import read_labels
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory
 
 SMALL = ("envs.mix={lookup=1}", "collect.num_tasks=3", "collect.rollouts_per_task=2")
@@ -24,7 +24,7 @@ class ScriptedRollouts:
     async def collect_group(self, task, group_id, group_size):
         turns = decided("think", "a", "Noted."), decided("answer", "1")
         siblings = (make_trajectory(*turns, task=task, id=f"{group_id}/{number}") for number in range(group_size))
-        return TrajectoryGroup(id=group_id, task=task, trajectories=tuple(siblings))
+        return Group(id=group_id, trajectories=tuple(siblings))
 
     async def continue_from(self, trajectory, num_turns, count):
         return [trajectory] * count
@@ -173,7 +173,7 @@ def test_an_adapter_of_another_scale_is_refused_before_an_engine_is_loaded(tmp_p
     checkpoint.mkdir(parents=True)
     (checkpoint / "adapter.safetensors").write_bytes(b"adapter")
     write_manifest(checkpoint, policy_version=1, step=1)
-    for alpha, said in ((32, r"trained with model\.lora_alpha = 64\.0"), (64, "these bytes are no adapter")):
+    for alpha, said in ((32, r"trained with model\.lora_alpha = 64\.0"), (64, "these bytes are not an adapter")):
         config = config_for(tmp_path, f"model.lora_alpha={alpha}")
         with pytest.raises(CheckpointError, match=said), open_policy(config, checkpoint):
             pass

@@ -13,11 +13,12 @@ def test_the_steps_since_the_last_checkpoint_are_kept_when_the_tasks_end(monkeyp
     """Regression: with `max_tasks` a run ended with weights that were in no checkpoint: evaluated, and nowhere to be
     loaded from."""
     calls = []
-    monkeypatch.setattr(train, "keep", lambda *_: calls.append("kept"))
-    store = SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: (None, ())))
+    monkeypatch.setattr(train, "save_checkpoint", lambda *_: calls.append("kept"))
+    store = SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: None))
     run = SimpleNamespace(
-        config=RunConfig.model_validate({"learner": {"checkpoint_every": 5}}), actors=SimpleNamespace(store=store)
+        config=RunConfig.model_validate({"learner": {"checkpoint_every": 5}}),
+        store=store,
+        supervisor=SimpleNamespace(wait=lambda answer, what: answer),
     )
-    rollouts = SimpleNamespace(get=lambda answer, what: answer)
-    assert not train.train_step(run, SimpleNamespace(num_steps=num_steps), rollouts)
+    assert not train.train_step(run, SimpleNamespace(num_steps=num_steps))
     assert len(calls) == kept

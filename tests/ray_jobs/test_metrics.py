@@ -3,6 +3,8 @@ import re
 from pathlib import Path
 
 import torch
+from reward.credit import CreditedStep
+from rollout.store.lifecycle import GroupCounts
 
 from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
@@ -10,9 +12,7 @@ from learner.types import TrainBatch
 from ray_jobs.run.bottleneck import LIMITS, StepTimes
 from ray_jobs.run.metrics import BY_NAME, GROUPS, LIVE, LOGGED
 from ray_jobs.run.progress import step_metrics
-from reward.credit import CreditedStep
 from rollout.buffer import Batch
-from rollout.store.lifecycle import GroupCounts
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "agentflow.json"

@@ -1,7 +1,7 @@
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from reward.stored import stored_group
 
 from configs.run import RunConfig
 from envs.datasets.generated import generate
@@ -13,9 +13,9 @@ from reward.collected import CollectedGroups
 from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts
-from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
+from tests.changed import replace
 from tests.ray_jobs.view_world import make_trajectory, make_turn
 
 PLANNED = generate("lookup", split="train", index=0, seed=0).task
@@ -44,7 +44,7 @@ def make_group(name, *scores, task=PLANNED, scored=True):
         make_trajectory(number, group=name, task=task, turns=wrong, answer="-1") for number in range(len(scores))
     )
     return ScoredGroup(
-        group=TrajectoryGroup(id=name, task=task, trajectories=trajectories),
+        group=Group(id=name, trajectories=trajectories),
         rewards=(Reward(outcome=0.0, total=0.0, parts={}),) * len(scores),
         step_scores=StepScores(raw=tuple((score,) for score in scores), prm_digest="d") if scored else None,
     )

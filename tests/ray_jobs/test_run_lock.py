@@ -10,7 +10,7 @@ from configs.loading import load_run_config
 from ray_jobs.run import folder as run_folder
 from ray_jobs.run import folder as run_lock
 from ray_jobs.run.folder import RunFolder, RunLock, RunLockError
-from rollout.store.disk import FileSystem
+from rollout.files import FileSystem
 
 
 @pytest.fixture

@@ -2,21 +2,21 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from reward.stored import scored_group_of, stored_group
+from rollout.store.lifecycle import GroupCounts
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
+from learner.credit import CreditedStep, credit_parts, turn_logprobs
 from ray_jobs.run.step_records import step_records
-from reward.credit import CreditedStep, credit_parts, turn_logprobs
-from reward.stored import scored_group_of, stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import head_of, line_of, readable, trajectory_of
-from rollout.store.lifecycle import GroupCounts
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from rollout.types import Completion, Group, Trajectory, Turn, VersionSwitch
+from tests.changed import replace
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 Z = math.sqrt(0.5)
@@ -32,7 +32,7 @@ def make_turn(prompt, *, switches=()):
         policy_version=1,
         switches=switches,
     )
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=prompt,
         completion=completion,
@@ -49,7 +49,7 @@ def make_trajectory(index, num_turns=1, **changes):
 
 def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     return ScoredGroup(
-        group=TrajectoryGroup(id="g", task=TASK, trajectories=trajectories),
+        group=Group(id="g", trajectories=trajectories),
         rewards=tuple(Reward(outcome=total, total=total, parts={}) for total in totals),
         step_scores=None if raw is None else StepScores(raw=raw, prm_digest="d"),
     )

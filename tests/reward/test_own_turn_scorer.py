@@ -1,8 +1,8 @@
 """A reward of one's own for each turn: what it says stands in a PRM's place, what it may not say ends in one line."""
 
 import asyncio
+import copy
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -10,12 +10,14 @@ from configs.learner import LearnerConfig
 from configs.loading import load_run_config
 from configs.own import OwnCodeError
 from envs.types import Task
-from reward.credit import credit_parts
+from learner.credit import assign_credit
 from reward.judging import GroupJudge, OutcomeReward
 from reward.scorers.custom import CustomTurnScorer
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
+from tests.changed import replace
 
 SCORERS = """
+from tests.changed import replace
 import time
 
 def looked(task, answer, turns):
@@ -71,12 +73,11 @@ def attempt(index, answer, *said, **further):
 
 def turn(number, text):
     completion = Completion(token_ids=(7, 1), logprobs=(-0.5, -0.5), text=text, finish_reason="stop", policy_version=0)
-    return Turn(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
+    return Turn.of(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
 
 
-GROUP = TrajectoryGroup(
+GROUP = Group(
     id="g",
-    task=TASK,
     trajectories=(attempt(0, "yes", "look", "yes"), attempt(1, "no", "guess", "no")),
 )
 
@@ -84,29 +85,36 @@ GROUP = TrajectoryGroup(
 def judged(name, group=GROUP, limit_s=5.0):
     scorer = CustomTurnScorer(f"own_turns_of_the_test:{name}", limit_s=limit_s)
     judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), scorer.score_group)
-    return asyncio.run(judge.judge(group))
+    group = copy.deepcopy(group)
+    asyncio.run(judge.judge(group))
+    return group
+
+
+def raw_of(group):
+    return tuple(tuple(turn.score for turn in one.planner_turns) for one in group.trajectories)
 
 
 def test_the_scores_of_turns_are_credited_on_top_of_the_outcome():
     scored = judged("looked")
-    assert scored.step_scores.raw == ((1.0, 0.0), (0.0, 0.0))
-    parts = credit_parts(scored, credit="outcome_gated", prm_weight=0.5)
+    assert raw_of(scored) == ((1.0, 0.0), (0.0, 0.0))
+    assign_credit(scored, scheme="outcome_gated", prm_weight=0.5)
+    first, second = ([turn.advantage for turn in one.planner_turns] for one in scored.trajectories)
     # Outcomes 1 and 0: +-0.7071. Pool 1, 0, 0, 0: mean 0.25, sample deviation 0.5, so +1.5 and -0.5, half of each.
-    assert parts.advantages[0] == pytest.approx([0.7071 + 0.75, 0.7071 - 0.25], abs=1e-3)
-    assert parts.advantages[1] == pytest.approx([-0.7071 - 0.25, -0.7071 - 0.25], abs=1e-3)
+    assert first == pytest.approx([0.7071 + 0.75, 0.7071 - 0.25], abs=1e-3)
+    assert second == pytest.approx([-0.7071 - 0.25, -0.7071 - 0.25], abs=1e-3)
 
 
 def test_it_may_be_asynchronous_and_leave_turns_unscored():
-    assert judged("later").step_scores.raw == ((0.5, 0.5), (0.5, 0.5))
-    assert judged("unsure").step_scores.raw == ((None, 1.0), (None, 1.0))
+    assert raw_of(judged("later")) == ((0.5, 0.5), (0.5, 0.5))
+    assert raw_of(judged("unsure")) == ((None, 1.0), (None, 1.0))
 
 
 def test_it_is_not_asked_about_groups_without_signal_nor_about_attempts_that_broke():
     alike = replace(GROUP, trajectories=(GROUP.trajectories[0], replace(GROUP.trajectories[0], id="g/1")))
-    assert judged("broken", alike).step_scores is None
+    assert raw_of(judged("broken", alike)) == ((None, None),) * 2
     broken = replace(attempt(2, None, "look"), stop_reason="infrastructure")
     scored = judged("looked", replace(GROUP, trajectories=(*GROUP.trajectories, broken)))
-    assert scored.step_scores.raw == ((1.0, 0.0), (0.0, 0.0), (None,))
+    assert raw_of(scored) == ((1.0, 0.0), (0.0, 0.0), (None,))
 
 
 @pytest.mark.parametrize(
@@ -140,5 +148,5 @@ def test_a_recipe_with_one_trains_and_asks_no_prm():
 
 def test_a_prm_besides_is_refused():
     both = CREDIT.replace("}", ', prm_path="runs/r/prm"}')
-    with pytest.raises(Exception, match="turn_scorer"):
+    with pytest.raises(Exception, match=r"turn_scorer scores turns in a PRM's place: leave prm_path out"):
         load_run_config(None, [both])

@@ -1,6 +1,5 @@
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from reward.prm.model import PrmError, ProcessRewardModel, prm_settings
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, num_batches, train_prm
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 ROUNDING = 5e-3
 """Of matrix products in bf16, whose last bit is 4e-3; the scores below spread over more than 0.2."""
@@ -46,7 +46,7 @@ def make_prm(model_path, *, seed=0, trained=True, float32=False, **config):
 
 def make_turn(*, thought="w1", tool_input="w2", result="w3"):
     completion = Completion(token_ids=(1,), logprobs=(0.0,), text="w1", finish_reason="stop", policy_version=1)
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion,

@@ -141,7 +141,7 @@ def test_no_scored_step_is_an_error_that_names_the_setting():
 
 def make_trajectory(index):
     completion = Completion(token_ids=(1,), logprobs=(0.0,), text="x", finish_reason="stop", policy_version=1)
-    turn = Turn(
+    turn = Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion,

@@ -9,7 +9,7 @@ from reward.prm.model import PrmError
 from reward.prm.scorer import PrmScorer
 from reward.prm.step_text import step_texts
 from rollout.engines.engine import Pulse
-from rollout.types import Completion, Trajectory, TrajectoryGroup, Turn
+from rollout.types import Completion, Group, Trajectory, Turn
 
 
 class FakeScorer:
@@ -52,7 +52,7 @@ def score_of(step):
 
 def make_turn(text):
     completion = Completion(token_ids=(1,), logprobs=(0.0,), text=text, finish_reason="stop", policy_version=1)
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion,
@@ -76,7 +76,7 @@ def make_group(name, *, num_turns=(2, 1)):
         )
         for index, length in enumerate(num_turns)
     ]
-    return TrajectoryGroup(id=name, task=task, trajectories=tuple(trajectories))
+    return Group(id=name, trajectories=tuple(trajectories))
 
 
 def expected(group):

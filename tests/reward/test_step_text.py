@@ -20,7 +20,7 @@ def completion(text="raw"):
 
 
 def decided(action, action_input, result="", *, thought="t", error=None):
-    return Turn(
+    return Turn.of(
         role="planner",
         prompt_token_ids=(1,),
         completion=completion(),
@@ -32,11 +32,12 @@ def decided(action, action_input, result="", *, thought="t", error=None):
 
 
 def malformed(text, reason="not one complete JSON object"):
-    return Turn(role="planner", prompt_token_ids=(1,), completion=completion(text), trainable=True, format_error=reason)
+    reply = completion(text)
+    return Turn.of(role="planner", prompt_token_ids=(1,), completion=reply, trainable=True, format_error=reason)
 
 
 def checked():
-    return Turn(role="verifier", prompt_token_ids=(9, 9), completion=completion("continue"), trainable=False)
+    return Turn.of(role="verifier", prompt_token_ids=(9, 9), completion=completion("continue"), trainable=False)
 
 
 def make_trajectory(*turns, task=TASK, id="g1/0", answer="141", stop_reason="answered"):
@@ -50,7 +51,7 @@ def replied(prompt, sampled, heard, text):
     said = Completion(
         token_ids=sampled, logprobs=(-0.5,) * len(sampled), text=text, finish_reason="stop", policy_version=1
     )
-    return Turn(role="planner", prompt_token_ids=prompt, completion=said, trainable=True, heard=heard)
+    return Turn.of(role="planner", prompt_token_ids=prompt, completion=said, trainable=True, heard=heard)
 
 
 CONVERSATION = make_trajectory(

@@ -2,9 +2,9 @@ import subprocess
 import sys
 
 import pytest
+from rollout.store.disk import MemoryFolder
 
 from rollout.store import disk
-from rollout.store.disk import MemoryFolder
 
 DIES = """
 import os, sys

@@ -10,8 +10,8 @@ from envs.types import ToolCall, ToolResult
 from rollout.agent.agent import Memory, MemoryEntry
 from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.chat import ChatFormat
+from rollout.codec import trajectory_line, trajectory_of
 from rollout.engines.wrappers import SYSTEM, FrozenModel
-from rollout.records import trajectory_of, trajectory_record
 from tests.envs.local_server import Answer, LocalServer
 from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, decision, make_agent, run, text_of
 
@@ -30,10 +30,6 @@ def web_search(server):
     fetcher = PageFetcher(ServiceLimits(), block_list=BlockList(), allowed_hosts=[server.host_port])
     tool = WebSearchTool(fetcher, NoFinder(), block_list=BlockList(), max_chars=400)
     return GuardedTool(tool, BlockList(), time_limit_s=5.0)
-
-
-def test_the_machines_own_results_are_shown_as_they_are():
-    assert shown(ToolResult(text="a < b >>> c")) == "a < b >>> c"
 
 
 def test_found_text_cannot_close_its_own_quotation():
@@ -66,7 +62,7 @@ async def test_a_page_that_gives_orders_is_data_for_the_planner_and_ends_nothing
     assert (trajectory.answer, trajectory.stop_reason) == ("7", "answered")
     result = trajectory.turns[0].tool_result
     assert result.foreign
-    again = trajectory_of(trajectory_record(trajectory, reward=1.0, phase="p", step=None))
+    again = trajectory_of(trajectory_line(trajectory))
     assert again.turns[0].tool_result == result
 
 

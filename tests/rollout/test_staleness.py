@@ -1,6 +1,6 @@
 import pytest
 
-from rollout.store.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
+from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 
 def make_groups(num, *, state="trained", seconds=1.0, tokens=100):

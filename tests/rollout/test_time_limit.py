@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ray_jobs.simulate.simulation import run_in_virtual_time
 from rollout.time_limit import TimeLimit
+from tests.virtual_time import run_in_virtual_time
 
 
 def seconds_of(work, limit_s=10.0):

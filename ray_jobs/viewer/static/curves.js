@@ -81,7 +81,7 @@ function pointsOf(rows, metric) {
     .map((row) => [row.step, row[metric], ...ends.map((end) => row[end])]);
 }
 
-// A row counts the groups when its batch was cut, which is before its step was trained; the ledger counts them now.
+// A row counts the groups when its batch was cut, which is before its step was trained; groups.jsonl counts them once they have ended.
 function afterEachStep(rows, metric, state) {
   const points = pointsOf(rows, metric).map(([step, value]) => [step - 1, value]);
   const now = state.groups[metric.slice(7)] ?? 0;

@@ -6,7 +6,7 @@ import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
 import { matrix, matrixLegend } from "./matrix.js";
 
-const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed", "ready", "running", "queued", "in_batch"];
+const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed"];
 
 export async function groups(app, { query }) {
   const run = app.run;
@@ -43,7 +43,7 @@ export async function groups(app, { query }) {
 
 export function changed(app, before) {
   const [now, then] = [app.states[app.run], before[app.run]];
-  return now.trajectories !== then?.trajectories || now.ledger !== then.ledger || now.generation !== then.generation;
+  return now.trajectories !== then?.trajectories || now.num_groups !== then.num_groups || now.generation !== then.generation;
 }
 
 export function versions([low, high]) {
@@ -71,10 +71,7 @@ export function why(state, siblings, reason, size, scored) {
     case "refused": return `Refused: the learner took no step on its batch, so it trained nothing. ${reason || ""}`;
     case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
     case "failed": return `Failed: fewer than two attempts could be scored, also when tried again. ${reason || ""}`;
-    case "ready": return "Ready: it has signal and waits for a batch.";
-    case "in_batch": return "In training at this moment.";
-    case "running": return "A worker runs it at this moment.";
-    default: return "It waits for a worker.";
+    default: return "";
   }
 }
 

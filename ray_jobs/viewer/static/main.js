@@ -55,10 +55,9 @@ function status() {
   const rows = `${state.trajectories.toLocaleString("en")} trajectories`;
   const reading = state.read < 1 ? `, ${Math.floor(100 * state.read)}% read` : "";
   const broken = state.unreadable ? `, ${state.unreadable} unreadable lines` : "";
-  const ledger = state.ledger_error ? `, ledger.sqlite cannot be read: ${state.ledger_error}` : "";
   const node = document.getElementById("status");
   node.classList.toggle("live", state.live);
-  const said = `${state.live ? "live, " : ""}${rows}${reading}${broken}${ledger}`;
+  const said = `${state.live ? "live, " : ""}${rows}${reading}${broken}`;
   if (node.textContent !== said) node.textContent = said;
 }
 

@@ -1,0 +1,189 @@
+"""The dynamic-sampling filter as an actor: it holds the buffer of groups and the newest adapter.
+
+Rollout workers bring finished groups here. Groups without signal are dropped and others drawn in their stead, until a
+batch is full. Encoded groups and adapters are put into Ray's object store once, and this actor owns them: workers and
+learners may die. If this actor dies, the run is cut off and continues from its newest checkpoint.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ray
+
+from configs.errors import UserError
+from configs.run import RunConfig
+from envs.datasets.sampler import FixedShares
+from learner.types import Adapter
+from rollout.buffer import GroupBuffer
+from rollout.engines.engine import Pulse
+from rollout.engines.read_back import ReadBack
+from rollout.lifecycle import Admission, Batch, BufferSettings, Snapshot, Totals, WorkerStatus
+from rollout.task_choice import FixedChoice, LearnableChoice, TaskChoice
+from rollout.types import GroupSummary
+
+PATIENCE_S = 5.0
+"""A worker without work asks again after so long."""
+MAX_REQUESTS_PER_S = 50.0
+"""More than 250 workers ask again less often, so that waiting costs the same for any number of them."""
+MAX_OPEN_CALLS = 100_000
+"""Each worker has up to two waiting calls, for work and for weights; the calls that wake them need a slot as well.
+Ray's `concurrency_groups` would not do: each has its own event loop, and calls in one cannot wake those in another."""
+
+
+class AdapterMismatchError(UserError):
+    """An engine does not sample with the weights that the learner published, so that its samples cannot be trusted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedAdapter:
+    """A policy version and its weights."""
+
+    policy_version: int
+    digest: str
+    """sha256 of the adapter's bytes."""
+    ref: "tuple[ray.ObjectRef[bytes]]"
+    """Reference to the bytes, in a tuple so that Ray passes it on unresolved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgements:
+    """Versions published, versions that some worker proved, and the seconds from publication to each proof."""
+
+    num_published: int
+    num_acknowledged: int
+    latencies_s: tuple[float, ...]
+
+
+@ray.remote(num_cpus=0, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
+class DynamicSampling:
+    def __init__(self, config: RunConfig) -> None:
+        self._buffer = GroupBuffer(
+            BufferSettings(
+                batch_groups=config.batch_groups,
+                pipeline_depth=config.pipeline_depth,
+                max_staleness=config.max_staleness,
+                max_attempts=config.rollout.max_attempts,
+                max_empty_batches=config.max_empty_batches,
+                max_tasks=config.max_tasks,
+            ),
+            choice=_task_choice(config),
+            put=ray.put,
+        )
+        self._newest: PublishedAdapter | None = None
+        self._newer = asyncio.Event()
+        self._published_at: dict[int, float] = {}
+        self._digests: dict[int, str] = {}
+        self._proofs: list[tuple[int, int, float]] = []
+        """Worker, version and seconds since its publication of each proof."""
+
+    def __repr__(self) -> str:
+        return "DynamicSampling"
+
+    async def heartbeat(self) -> Pulse:
+        """Show that the event loop runs."""
+        return Pulse()
+
+    async def until_lost(self) -> None:
+        """Wait until this process ends, which fails the call."""
+        await asyncio.Event().wait()
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    async def admit(self, status: WorkerStatus) -> Admission:
+        """Return permits for groups that the worker may run; waits for free capacity."""
+        patience_s = max(PATIENCE_S, len(self._buffer.proven) / MAX_REQUESTS_PER_S)
+        return await self._buffer.admit(status, patience_s=patience_s)
+
+    async def complete(self, results: Sequence[tuple[int, bytes, GroupSummary]]) -> None:
+        """Take in finished groups: lease, encoded group and facts of each."""
+        for lease, payload, summary in results:
+            self._buffer.complete(lease, payload, summary)
+
+    async def release(self, worker: int, reason: str) -> int:
+        """Queue the groups of a worker that is gone again; returns their number."""
+        return self._buffer.release(worker, reason)
+
+    async def next_batch(self, step: int) -> Batch | None:
+        """Return the batch of a train step as references; None when no tasks are left. Waits until it is full."""
+        return await self._buffer.next_batch(step)
+
+    async def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
+        """End the step's batch as trained, or as refused for this reason."""
+        self._buffer.mark_trained(step, policy_version, refused=refused)
+
+    async def snapshot(self) -> Snapshot:
+        """Return the state after the last train step, for a checkpoint."""
+        return self._buffer.snapshot
+
+    async def restore(self, snapshot: Snapshot, step: int, policy_version: int) -> None:
+        """Continue after the train step of a checkpoint; groups in flight are dropped."""
+        self._buffer.restore(snapshot, step=step, policy_version=policy_version)
+
+    async def totals(self) -> Totals:
+        return self._buffer.totals()
+
+    async def close(self) -> None:
+        """End the calls of all workers that wait for work."""
+        self._buffer.close()
+
+    # --- adapters --------------------------------------------------------------------------------
+
+    async def next_version(self) -> int:
+        """Return the lowest version number that was not published yet."""
+        return self._newest.policy_version + 1 if self._newest else 0
+
+    async def publish(self, adapter: Adapter) -> None:
+        """Make a version available to workers. Raises ValueError where its number is not new or its digest wrong."""
+        version = adapter.policy_version
+        if self._newest and version <= self._newest.policy_version:
+            raise ValueError(f"version {version} was published before; the newest is {self._newest.policy_version}")
+        # In a thread: hundreds of megabytes take a while, in which groups come and go.
+        digest, ref = await asyncio.to_thread(lambda: (hashlib.sha256(adapter.data).hexdigest(), ray.put(adapter.data)))
+        if digest != adapter.digest:
+            raise ValueError(f"version {version}: sha256 {digest[:12]} is not the learner's {adapter.digest[:12]}")
+        self._published_at[version], self._digests[version] = time.monotonic(), digest
+        self._newest = PublishedAdapter(policy_version=version, digest=digest, ref=(ref,))
+        self._newer.set()
+        self._newer = asyncio.Event()
+
+    async def wait_newer(self, policy_version: int) -> PublishedAdapter:
+        """Return the newest adapter above `policy_version`. Waits for one, woken by `publish`."""
+        while self._newest is None or self._newest.policy_version <= policy_version:
+            await self._newer.wait()
+        return self._newest
+
+    async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
+        """Record the proof that a worker samples with a version: the digest of the bytes that it received, and the
+        weights that its engine's memory holds. Raises AdapterMismatchError where one of them is wrong."""
+        published = self._digests.get(policy_version)
+        if digest != published:
+            raise AdapterMismatchError(
+                f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was "
+                f"{published[:12] if published else 'nothing'}"
+            )
+        if read_back.fault:
+            raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {read_back.fault}")
+        latency_s = round(time.monotonic() - self._published_at[policy_version], 4)
+        self._proofs.append((worker, policy_version, latency_s))
+        self._buffer.prove(worker, policy_version)
+
+    async def proofs(self) -> list[tuple[int, int, float]]:
+        """Return worker, version and seconds since publication of each proof."""
+        return self._proofs
+
+    async def acknowledgements(self) -> Acknowledgements:
+        return Acknowledgements(
+            num_published=len(self._digests),
+            num_acknowledged=len({version for _, version, _ in self._proofs}),
+            latencies_s=tuple(latency_s for *_, latency_s in self._proofs),
+        )
+
+
+def _task_choice(config: RunConfig) -> TaskChoice:
+    shares = FixedShares(config.envs.mix, seed=config.seed)
+    if config.envs.choice == "mix":
+        return FixedChoice(names=shares.names, family_of=shares.name)
+    return LearnableChoice(names=tuple(sorted(shares.names)), seed=config.seed)

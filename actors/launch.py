@@ -1,0 +1,282 @@
+"""Start of a run's actors: where each is placed, with which environment, and what it is built from."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from actors.base_weights import BaseWeightsActor
+from actors.cluster import ClusterError, Handle, PartLostError
+from actors.dynamic_sampling import DynamicSampling
+from actors.learner import LearnerActor
+from actors.placement import (
+    Bundle,
+    base_env,
+    learner_bundles,
+    learner_room,
+    prm_bundle,
+    thread_env,
+    training_env,
+    worker_bundle,
+)
+from actors.prm import PrmActor
+from actors.rollout_worker import RolloutWorkerActor
+from configs.cluster import BASE_SHARE
+from configs.run import RunConfig
+from learner.learner import Learner
+from reward.prm.model import prm_in_use
+from rollout.engines.base_weights import BaseWeights
+from rollout.worker import Worker
+
+LOOK_EVERY_S = 1.0
+CLOSE_LIMIT_S = 90.0
+"""More than an engine gives its own thread to finish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builders:
+    """Functions that build the parts, each called in the process of its actor."""
+
+    learner: Callable[..., Learner]
+    """Called as `learner(ranks)` if there are several ranks, and with `base=` if the base weights are shared."""
+    worker: Callable[..., Worker]
+    """Called as `worker(index)`; the first worker gets `base=` if the base weights are shared."""
+    base: Callable[[], BaseWeights] | None = None
+    """Set if learner and first worker share their base weights."""
+    prm_base: Path | None = None
+    """Base model of the process reward model; None for a run without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The actors of a run as they were launched; the supervisor replaces those that are lost."""
+
+    store: Handle
+    learner: tuple[Handle, ...]
+    """The learner's ranks."""
+    workers: dict[int, tuple[Handle, str]]
+    """Rollout workers by index, each with the id of its node."""
+    prm: Handle | None
+    base: Handle | None
+
+
+class Launcher:
+    """Starts each part of a run. Rooms are placement groups that outlive the actors in them, so that a worker which
+    waits for room cannot take the room of a learner that is being restarted."""
+
+    def __init__(self, config: RunConfig, folder: Path, builders: Builders, *, sees_folder: Callable[[], bool]) -> None:
+        """`folder` is the run folder, `sees_folder` checks in another process that it is the same folder there."""
+        self._config = config
+        self._folder = folder
+        self._builders = builders
+        self._sees_folder = sees_folder
+        self._starts: Counter[str] = Counter()
+        self._worker_rooms: dict[int, PlacementGroup] = {}
+        self._learner_room = (
+            self._near_driver(learner_room(config))
+            if config.learner.num_workers == 1
+            else (placement_group(learner_room(config), "PACK"))
+        )
+        has_prm_room = builders.prm_base and prm_bundle(config) and not config.shares_card
+        self._prm_room = self._near_driver([prm_bundle(config)]) if has_prm_room else None
+        self._base: Handle | None = None
+        self._built: list[ray.ObjectRef[Any]] = []
+
+    # --- single parts ----------------------------------------------------------------------------
+
+    def start_store(self) -> Handle:
+        return DynamicSampling.options(name=self._name("dynamic-sampling"), scheduling_strategy=_on_this_node()).remote(
+            self._config
+        )
+
+    def start_base(self) -> Handle | None:
+        """Start the holder of the shared base weights; return None if they are not shared."""
+        if self._builders.base is None:
+            return None
+        device = self._config.learner.device
+        self._base = BaseWeightsActor.options(
+            name=self._name("base-weights"),
+            num_cpus=0,
+            num_gpus=BASE_SHARE if device == "cuda" else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_room),
+            runtime_env={"env_vars": base_env(device)},
+        ).remote(self._builders.base)
+        return self._base
+
+    def start_learner(self) -> tuple[Handle, ...]:
+        """Start the learner's ranks, which build their models; `wait_for_learner` waits for that."""
+        bundles = learner_bundles(self._config)
+        learner = self._config.learner
+        ranks = tuple(
+            LearnerActor.options(
+                name=self._name("learner" if rank == 0 else f"learner-rank-{rank}"),
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_room, rank),
+                runtime_env={"env_vars": training_env(learner.num_threads, learner.device)},
+            ).remote(self._config, rank, len(bundles))
+            for rank, bundle in enumerate(bundles)
+        )
+        build = partial(self._builders.learner, base=self._base) if self._base else self._builders.learner
+        meeting = ranks[0].open_meeting.remote() if len(ranks) > 1 else None
+        self._built = [rank.build.remote(build, meeting, self._sees_folder) for rank in ranks]
+        return ranks
+
+    def wait_for_learner(self) -> None:
+        """Wait until the learner that was started last is built. Its room may be lost with a node meanwhile: raises
+        ClusterError if there is none for `cluster.patience_s`, or if the learner does not see the run folder."""
+        pending, without_room_s, started = self._built, 0.0, time.monotonic()
+        while pending:
+            done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
+            if not all(ray.get(done)):
+                raise self._sees_other_folder("learner")
+            has_room = placement_group_table(self._learner_room).get("state") == "CREATED"
+            without_room_s = 0.0 if has_room else without_room_s + LOOK_EVERY_S
+            if without_room_s > self._config.cluster.patience_s:
+                raise self.no_room("learner", learner_bundles(self._config))
+            if time.monotonic() - started > self._config.liveness.start_s:
+                raise PartLostError(
+                    f"the learner was not built within liveness.start_s = {self._config.liveness.start_s:g} s"
+                )
+
+    def start_prm(self) -> Handle:
+        """Start the process reward model that the recipe names, or the one that the run will train."""
+        settings, bundle = prm_in_use(self._config), prm_bundle(self._config)
+        path = Path(self._config.reward.prm_path) if self._config.reward.prm_path else self._folder / "prm"
+        room = self._prm_room or self._learner_room
+        return PrmActor.options(
+            name=self._name("prm"),
+            num_cpus=0,
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(room) if bundle else _on_this_node(soft=True),
+            runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
+        ).remote(settings, self._builders.prm_base, self._config.seed, path)
+
+    def reserve_workers(self, indices: Collection[int]) -> None:
+        """Ask for room for these workers. The requests stand, so that a cluster that adds nodes on demand sees them."""
+        for index in indices:
+            if index not in self._worker_rooms and not self._in_learner_room(index):
+                self._worker_rooms[index] = placement_group([worker_bundle(self._config)])
+
+    def with_room(self, indices: Collection[int]) -> list[int]:
+        """Return those of these workers whose room is there; it must have been reserved."""
+        states = placement_group_table() if indices else {}
+        return [index for index in indices if states.get(self._room_of(index).id.hex(), {}).get("state") == "CREATED"]
+
+    def start_worker(self, index: int, store: Handle, prm: Handle | None) -> tuple[Handle, str]:
+        """Start a worker in its room, which must be there; return it with the id of its node."""
+        room, bundle = self._room_of(index), worker_bundle(self._config)
+        (node,) = set(placement_group_table(room)["bundles_to_node_id"].values())
+        build = partial(self._builders.worker, index)
+        if self._base and index == 0:
+            build = partial(build, base=self._base)
+        worker = RolloutWorkerActor.options(
+            name=self._name(f"rollout-{index}"),
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(room),
+            runtime_env={"env_vars": thread_env(self._config.rollout.engine.num_threads)},
+        ).remote(self._config, index, store, prm, build)
+        return worker, node
+
+    def free_worker(self, index: int) -> None:
+        """Give back the room of a worker that has ended."""
+        if index in self._worker_rooms:
+            remove_placement_group(self._worker_rooms.pop(index))
+
+    def free_all(self) -> None:
+        """Give back all room, on a cluster that outlives the run."""
+        for index in tuple(self._worker_rooms):
+            self.free_worker(index)
+        for room in filter(None, (self._learner_room, self._prm_room)):
+            remove_placement_group(room)
+
+    # --- all of them -----------------------------------------------------------------------------
+
+    def launch(self) -> Cluster:
+        """Start all parts, which load side by side, and return when they are up."""
+        store, base = self.start_store(), self.start_base()
+        learner = self.start_learner()
+        prm = self.start_prm() if self._builders.prm_base else None
+        indices = range(self._config.rollout.num_workers)
+        self.reserve_workers(indices)
+        workers = {}
+        for index in indices:
+            if not self._room_of(index).wait(self._config.cluster.patience_s):
+                raise self.no_room(f"rollout worker {index}", [worker_bundle(self._config)])
+            workers[index] = self.start_worker(index, store, prm if self._config.reward.prm else None)
+        self._wait({"store": store})
+        self.wait_for_learner()
+        if self._prm_room and not self._prm_room.wait(self._config.cluster.patience_s):
+            raise self.no_room("PRM", [prm_bundle(self._config)])
+        if prm is not None:
+            self._wait({"PRM": prm})
+            if not ray.get(prm.sees.remote(self._sees_folder)):
+                raise self._sees_other_folder("PRM")
+        self._wait({f"rollout worker {index}": worker for index, (worker, _) in workers.items()})
+        return Cluster(store=store, learner=learner, workers=workers, prm=prm, base=base)
+
+    def no_room(self, name: str, claims: Sequence[Bundle]) -> ClusterError:
+        """Return the error for a part that has no room."""
+        left = ray.available_resources()
+        free = {resource: left.get(resource, 0.0) for resource in claims[0]}
+        times = f" for each of {len(claims)} processes" if len(claims) > 1 else ""
+        return ClusterError(
+            f"no room for the {name}: it claims {claims[0]} on one node{times}, and the whole cluster has {free} free; "
+            "add a node, lower rollout.num_workers, or set cluster.patience_s to the time in which a node starts"
+        )
+
+    def _wait(self, parts: dict[str, Handle]) -> None:
+        """Wait for the first heartbeat of these parts."""
+        limit_s = self._config.liveness.start_s
+        beats = {part.heartbeat.remote(): name for name, part in parts.items()}
+        deadline = time.monotonic() + limit_s
+        while beats:
+            done, _ = ray.wait([*beats], timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                names = ", ".join(beats.values())
+                raise PartLostError(f"these parts did not start within liveness.start_s = {limit_s:g} s: {names}")
+            ray.get(done[0])
+            del beats[done[0]]
+
+    def _sees_other_folder(self, name: str) -> ClusterError:
+        return ClusterError(
+            f"the {name} runs on a node that does not see the run folder '{self._folder}', where checkpoints are "
+            "written; set output_dir to a folder that all nodes share"
+        )
+
+    def _near_driver(self, bundles: Sequence[Bundle]) -> PlacementGroup:
+        here = ray.get_runtime_context().get_node_id()
+        return placement_group([dict(one) for one in bundles], "STRICT_PACK", _soft_target_node_id=here)
+
+    def _in_learner_room(self, index: int) -> bool:
+        return index == 0 and self._config.shares_card
+
+    def _room_of(self, index: int) -> PlacementGroup:
+        return self._learner_room if self._in_learner_room(index) else self._worker_rooms[index]
+
+    def _name(self, role: str) -> str:
+        """Return the name of an actor. Ray frees the name of a killed actor late, so each start has its own."""
+        self._starts[role] += 1
+        number = f"#{self._starts[role]}" if self._starts[role] > 1 else ""
+        return f"agentflow:{self._config.name}:{role}{number}"
+
+
+def close(cluster_parts: Sequence[Handle]) -> None:
+    """Close engines and sandboxes in order, if they end soon; the end of the cluster would only kill them."""
+    closed = [part.close.remote() for part in cluster_parts]
+    if closed:
+        ray.wait(closed, num_returns=len(closed), timeout=CLOSE_LIMIT_S)
+
+
+def _on_this_node(*, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    """Return the driver's node; another one only if `soft` and the node is gone. Ray would put an actor that claims
+    nothing on any node."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)

@@ -1,0 +1,150 @@
+"""Credit: from outcomes and step scores to an advantage for every planner turn, and the parts that explain it."""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from configs.reward import Credit as Scheme
+from learner.advantages import group_centered, group_normalized, outcome_gated
+from learner.types import sample_name
+from rollout.types import Group, GroupCredit, Spread, Trajectory, Turn, packed_floats
+
+VALID_FLOOR = 0.05
+
+
+def map_score(raw: float, *, valid: bool) -> float:
+    """Return a raw score as a reward: 0 for a malformed decision, [0.05, 1] for a valid one.
+
+    The floor keeps the worst valid decision above a malformed one; values outside [0, 1] are clipped first. Raises
+    ValueError when a valid decision's raw score is not finite.
+    """
+    if not valid:
+        return 0.0
+    if not math.isfinite(raw):
+        raise ValueError(f"a step score must be a number in [0, 1], not {raw}")
+    return VALID_FLOOR + (1 - VALID_FLOOR) * min(max(raw, 0.0), 1.0)
+
+
+def step_rewards(group: Group) -> list[list[float | None]]:
+    """Return the mapped step rewards of each trajectory's planner turns.
+
+    None for turns without a score, turns that are not trained, and trajectories whose outcome could not be scored.
+    """
+    return [
+        [
+            None
+            if turn.score is None or trajectory.total is None or not turn.trainable
+            else map_score(turn.score, valid=turn.format_error is None)
+            for turn in trajectory.planner_turns
+        ]
+        for trajectory in group.trajectories
+    ]
+
+
+def turn_advantages(group: Group, *, scheme: Scheme, prm_weight: float) -> list[list[float]]:
+    """Return one advantage per planner turn of each trajectory.
+
+    outcome: every turn carries its trajectory's group-normalised total reward; the statistics are over the G
+        trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
+    outcome_centered: that, not divided by the group's deviation (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    outcome_gated: `outcome`, plus `prm_weight` times the step's score against the pool of the group's steps.
+
+    Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a total reward get
+    zeros, and so do turns that are not trainable.
+    """
+    if scheme == "outcome_gated":
+        advantages = outcome_gated(group.totals, step_rewards(group), weight=prm_weight)
+    else:
+        normalize = group_centered if scheme == "outcome_centered" else group_normalized
+        advantages = [
+            [advantage] * len(trajectory.planner_turns)
+            for advantage, trajectory in zip(normalize(group.totals), group.trajectories, strict=True)
+        ]
+    return [
+        [value if turn.trainable else 0.0 for turn, value in zip(trajectory.planner_turns, values, strict=True)]
+        for trajectory, values in zip(group.trajectories, advantages, strict=True)
+    ]
+
+
+def assign_credit(group: Group, *, scheme: Scheme, prm_weight: float) -> None:
+    """Fill in the advantages of a group's turns and the parts that they are made of."""
+    by_outcome: Scheme = "outcome_centered" if scheme == "outcome_centered" else "outcome"
+    rewards = step_rewards(group)
+    advantages = turn_advantages(group, scheme=scheme, prm_weight=prm_weight)
+    outcomes = turn_advantages(group, scheme=by_outcome, prm_weight=0.0)
+    scores = [reward for steps in rewards for reward in steps if reward is not None]
+    in_force = scheme if scores else by_outcome
+    credit = GroupCredit(
+        scheme=in_force,
+        weight=prm_weight if in_force == "outcome_gated" else 0.0,
+        totals=spread_of([total for total in group.totals if total is not None]),
+        scores=spread_of(scores),
+        by_action=_scores_by_action(group, rewards),
+    )
+    for trajectory, steps, values, parts in zip(group.trajectories, rewards, advantages, outcomes, strict=True):
+        trajectory.credit = credit
+        for turn, step, value, part in zip(trajectory.planner_turns, steps, values, parts, strict=True):
+            turn.step_reward, turn.advantage = step, value
+            turn.outcome_part, turn.process_part = part, value - part
+    _note_same_steps(group)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return mean and deviation of plain numbers, in any order."""
+    num = len(values)
+    if num < 2:
+        return Spread(num=num, mean=values[0] if values else 0.0, std=0.0)
+    mean = math.fsum(values) / num
+    return Spread(num=num, mean=mean, std=math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (num - 1)))
+
+
+def note_learner_logprobs(
+    trajectory: Trajectory, logprobs: Mapping[str, np.ndarray], version_ages: Mapping[int, int]
+) -> None:
+    """Fill in the learner's log-probs of a trajectory's turns.
+
+    `logprobs` are those of a batch's trained tokens, `[num_loss_tokens]` by the sample's name. Tokens whose version has
+    no age in the batch were too old to be trained and become nan.
+    """
+    turns = trajectory.planner_turns
+    for branch, numbers in enumerate(trajectory.branches):
+        left = logprobs.get(sample_name(trajectory.id, branch))
+        if left is None:
+            continue
+        for turn in (turns[number] for number in numbers if turns[number].trainable):
+            trained = np.flatnonzero([version in version_ages for version in turn.token_versions])
+            values = np.full(turn.num_tokens, np.nan, dtype=np.float32)
+            here, left = left[: len(trained)], left[len(trained) :]
+            values[trained[: len(here)]] = here
+            turn.learner_logprobs = packed_floats(values)
+
+
+def _note_same_steps(group: Group) -> None:
+    """Fill in, for each turn, the advantages of all attempts that made its decision after the same prompt, token for
+    token. Attempts that could not be scored are left out."""
+    made: dict[Hashable, list[float]] = defaultdict(list)
+    for trajectory in group.trajectories:
+        for turn in trajectory.planner_turns:
+            if trajectory.total is not None and turn.advantage is not None:
+                made[_decision(turn)].append(turn.advantage)
+    for trajectory in group.trajectories:
+        for turn in trajectory.planner_turns:
+            turn.same_steps = tuple(made[_decision(turn)])
+
+
+def _scores_by_action(group: Group, rewards: Sequence[Sequence[float | None]]) -> dict[str, Spread]:
+    """Return the spread of the valid steps' rewards, by action: a step is credited against the pool of all actions, and
+    some actions score higher than others."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for trajectory, steps in zip(group.trajectories, rewards, strict=True):
+        for turn, reward in zip(trajectory.planner_turns, steps, strict=True):
+            if turn.tool_call is not None and reward is not None:
+                found[turn.tool_call.name].append(reward)
+    return {action: spread_of(values) for action, values in found.items()}
+
+
+def _decision(turn: Turn) -> Hashable:
+    """Return what was decided, and after which prompt; a malformed decision is its text."""
+    return turn.prompt, turn.tool_call or turn.text

@@ -1,0 +1,201 @@
+"""Groups and trajectories as bytes: msgpack between processes, one JSON object per line in files.
+
+An encoded prompt leaves out what repeats the planner turn before it: a dialogue of n turns would otherwise be stored n
+times over.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from configs.errors import UserError
+from rollout.records import RecordsError, whole_lines
+from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
+
+Value = TypeVar("Value")
+Record: TypeAlias = dict[str, Any]
+"""A trajectory as `flat_record` shows it."""
+
+_pack = msgspec.msgpack.Encoder()
+_dump = msgspec.json.Encoder()
+_unpack_group = msgspec.msgpack.Decoder(Group)
+_load_trajectory = msgspec.json.Decoder(Trajectory)
+_load_group = msgspec.json.Decoder(Group)
+
+
+class SchemaError(UserError):
+    """A group or trajectory that another version of the package wrote, or that was damaged."""
+
+
+def encode_group(group: Group) -> bytes:
+    """Return a group as msgpack."""
+    return _encoded(_pack.encode, replace(group, trajectories=tuple(map(_shortened, group.trajectories))))
+
+
+def decode_group(data: bytes) -> Group:
+    """Return the group that `encode_group` encoded. Raises SchemaError."""
+    return _restored(_decoded(_unpack_group.decode, data, "a group"))
+
+
+def trajectory_line(trajectory: Trajectory) -> bytes:
+    """Return a trajectory as one line of JSON."""
+    return _encoded(_dump.encode, _shortened(trajectory)) + b"\n"
+
+
+def trajectory_of(line: bytes) -> Trajectory:
+    """Return the trajectory that `trajectory_line` encoded. Raises SchemaError."""
+    return _restored_trajectory(_decoded(_load_trajectory.decode, line, "a trajectory"))
+
+
+def group_line(group: Group) -> bytes:
+    """Return a group as one line of JSON."""
+    return _encoded(_dump.encode, replace(group, trajectories=tuple(map(_shortened, group.trajectories)))) + b"\n"
+
+
+def group_of(line: bytes) -> Group:
+    """Return the group that `group_line` encoded. Raises SchemaError."""
+    return _restored(_decoded(_load_group.decode, line, "a group"))
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """Yield the trajectories of a file; a last line that a crash cut off is left out. Raises RecordsError."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            yield trajectory_of(line)
+        except SchemaError as error:
+            raise RecordsError(f"'{path}', line {number}: {error}") from error
+
+
+def flat_record(trajectory: Trajectory) -> Record:
+    """Return a trajectory as a flat dictionary of plain values, which pages and evaluations show.
+
+    Lists of numbers take the place of bytes, and each turn shows only what is new in its prompt.
+    """
+    short, task, planned = _shortened(trajectory), trajectory.task, trajectory.planner_turns
+    versions = [version for turn in planned for version in turn.token_versions]
+    record: Record = {
+        "id": trajectory.id,
+        "group_id": trajectory.group_id,
+        "phase": trajectory.phase,
+        "step": trajectory.step,
+        "task_id": task.id,
+        "dataset": task.dataset,
+        "question": task.question,
+        "gold": task.answer,
+        "answer": trajectory.answer,
+        "stop_reason": trajectory.stop_reason,
+        "failure": trajectory.failure,
+        "reward": trajectory.total,
+        "outcome": trajectory.outcome,
+        "num_turns": len(planned),
+        "num_tokens": trajectory.num_sampled_tokens,
+        "versions": [min(versions), max(versions)] if versions else None,
+        "turns": [_flat_turn(turn) for turn in short.turns],
+    }
+    if trajectory.verdict is not None:
+        record |= {"verdict": trajectory.verdict, "reason": trajectory.reason}
+    if trajectory.trained_as is not None:
+        record["trained_as"] = trajectory.trained_as
+    if trajectory.prm_digest is not None:
+        record |= {"prm_digest": trajectory.prm_digest, "prm_scores": [turn.score for turn in planned]}
+    if trajectory.credit is not None:
+        record |= {
+            "credit": msgspec.to_builtins(trajectory.credit),
+            "advantages": [turn.advantage for turn in planned],
+            "outcome_parts": [turn.outcome_part for turn in planned],
+            "process_parts": [turn.process_part for turn in planned],
+            "step_rewards": [turn.step_reward for turn in planned],
+            "same_steps": [list(turn.same_steps) for turn in planned],
+        }
+    return record
+
+
+def _flat_turn(turn: Turn) -> dict[str, Any]:
+    call, result = turn.tool_call, turn.tool_result
+    flat: dict[str, Any] = {
+        "role": turn.role,
+        "thought": turn.thought,
+        "action": call.name if call else None,
+        "action_input": call.arguments if call else None,
+        "result": result.text if result else None,
+        "tool_error": result.error if result else None,
+        "format_error": turn.format_error,
+        "heard": turn.heard,
+        "text": turn.text,
+        "finish_reason": turn.finish_reason,
+        "policy_version": turn.policy_version,
+        "switches": turn.switches,
+        "generate_s": turn.generate_s,
+        "tool_s": turn.tool_s,
+        "trainable": turn.trainable,
+        "grammar": turn.grammar,
+        "prompt_tokens": turn.prompt_start + len(turn.prompt) // 4,
+        "continues": turn.prompt_start > 0,
+        "prompt_token_ids": ids_of(turn.prompt).tolist(),
+        "token_ids": ids_of(turn.tokens).tolist(),
+        "logprobs": floats_of(turn.logprobs).tolist(),
+        "served": turn.served,
+    }
+    if turn.learner_logprobs is not None:
+        numbers = floats_of(turn.learner_logprobs).tolist()
+        flat["learner_logprobs"] = [None if number != number else number for number in numbers]
+    return flat
+
+
+def _shortened(trajectory: Trajectory) -> Trajectory:
+    turns: list[Turn] = []
+    before = b""
+    for turn in trajectory.turns:
+        if turn.role != "planner":
+            turns.append(turn)
+            continue
+        short = turn
+        if before and turn.prompt.startswith(before):
+            short = replace(turn, prompt=turn.prompt[len(before) :], prompt_start=len(before) // 4)
+        turns.append(short)
+        before = turn.dialogue
+    return replace(trajectory, turns=tuple(turns))
+
+
+def _restored_trajectory(trajectory: Trajectory) -> Trajectory:
+    before = b""
+    for turn in trajectory.turns:
+        if turn.prompt_start:
+            turn.prompt, turn.prompt_start = before + turn.prompt, 0
+        if turn.role == "planner":
+            before = turn.dialogue
+    return trajectory
+
+
+def _restored(group: Group) -> Group:
+    for trajectory in group.trajectories:
+        _restored_trajectory(trajectory)
+    return group
+
+
+def _encoded(encode: Callable[[Any], bytes], value: object) -> bytes:
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
+        return encode(_without_half_pairs(msgspec.to_builtins(value, builtin_types=(bytes,))))
+
+
+def _without_half_pairs(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_without_half_pairs(key): _without_half_pairs(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_half_pairs(item) for item in value]
+    return value
+
+
+def _decoded(decode: Callable[[bytes], Value], data: bytes, what: str) -> Value:
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SchemaError(f"this is not {what} of schema {Trajectory.__struct_config__.tag}: {error}") from error

@@ -1,0 +1,184 @@
+"""Files that are written whole or not at all, and files in memory that end with their process."""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+_NETWORK = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
+    *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
+}
+_LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"}
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the kind of file system, such as nfs4, where a path lies on another machine; None for a local disk."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    whole, kind, depth = path.resolve(), "", 0
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mount = Path(before.split(" ")[4].replace("\\040", " "))
+        # The later of two mounts on one folder hides the one before.
+        if whole.is_relative_to(mount) and len(mount.parts) >= depth:
+            kind, depth = after.split(" ")[0], len(mount.parts)
+    networked = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    return kind if networked else None
+
+
+_PARTIAL = ".partial"
+
+
+def sync(path: Path) -> None:
+    """The content of a file, or the names in a folder, survive a power cut from now on. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync folders; their server keeps names by itself.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path, *, besides: str | None = None) -> None:
+    """Every file and folder below, without the one that is named `besides`, then the folder itself. Raises OSError."""
+    for path in sorted(folder.iterdir()):
+        if path.name == besides:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            sync_tree(path)
+        elif path.is_file():
+            sync(path)
+    sync(folder)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the operating system says of a write names the file: of a full disk it says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A reader sees the old file or the new one, also after a power cut. Raises OSError."""
+    partial = path.with_suffix(_PARTIAL)
+    with named(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+            sync(path.parent)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which appears as `target` once all of it is on disk. Halves of it that earlier writers
+    left go away: there is one writer at a time. Raises OSError."""
+    partial = partial_of(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep_partials(target.parent, target.name)
+        partial.mkdir()
+        yield partial
+        sync_tree(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        sync(target.parent)
+        sync(target.parent.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def partial_of(target: Path) -> Path:
+    """What a file or folder is called while it is written."""
+    return target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
+
+
+def sweep_partials(folder: Path, name: str = "*") -> None:
+    """Delete what writers that died left half written of `name` in a folder. Call it where no other writes there."""
+    for path in folder.glob(f".{name}.*{_PARTIAL}"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+MEMORY = Path("/dev/shm")
+_LOCK = ".lock"
+_NAME = re.compile(r"agentflow-(\d+)-")
+
+
+class MemoryFolder:
+    """`path` is this process's own until `close`. It lies in memory where `needed` bytes are free there, else on disk.
+    What processes left that did not come to close theirs is deleted when the next one begins: it takes room that Ray's
+    objects need as well."""
+
+    def __init__(self, needed: int = 0) -> None:
+        disk = Path(tempfile.gettempdir())
+        for place in {MEMORY, disk}:
+            sweep(place)
+        self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
+        place = MEMORY if self.in_memory else disk
+        # Under a name that no sweep looks at, until it is locked.
+        begun = Path(tempfile.mkdtemp(prefix=f".agentflow-{os.getpid()}-", dir=place))
+        # The system lets go of it when the process ends, however it ends.
+        self._lock = (begun / _LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._home = begun.rename(place / begun.name.removeprefix("."))
+        self.path = self._home / "files"
+        self.path.mkdir()
+
+    def close(self) -> None:
+        self._lock.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def sweep(place: Path) -> None:
+    """Delete the folders whose process has ended."""
+    for folder in place.glob("agentflow-*"):
+        if (named := _NAME.match(folder.name)) and folder.is_dir() and _is_left(folder, int(named[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path, pid: int) -> bool:
+    """Whether nobody holds the lock. A number alone proves nothing: containers may share the memory and not the
+    numbers."""
+    try:
+        with (folder / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return not _lives(pid)
+    except OSError:
+        return False
+    return True
+
+
+def _lives(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True

@@ -1,0 +1,259 @@
+"""The life of a group, and what passes between the buffer, the workers and the training loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from rollout.task_choice import Draw, Outcome
+from rollout.types import GroupSummary
+
+Ref = Any
+"""Reference to an encoded group in the object store; only processes that need the content resolve it."""
+
+
+class State(StrEnum):
+    """The life of a group: from `queued` through `running` to `ready`, `in_batch` and `trained`, or to another end."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    READY = "ready"
+    IN_BATCH = "in_batch"
+    TRAINED = "trained"
+    REFUSED = "refused"
+    """The learner's guard refused the step of its batch."""
+    ALL_RIGHT = "all_right"
+    ALL_WRONG = "all_wrong"
+    OVERLONG = "overlong"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    """Its tokens became too old; its task was drawn again."""
+    LOST = "lost"
+    """It was in flight when the run was cut off, or the learner was replaced; its task was drawn again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """Number of groups in each state, of all that were ever drawn."""
+
+    drawn: int = 0
+    queued: int = 0
+    running: int = 0
+    ready: int = 0
+    in_batch: int = 0
+    trained: int = 0
+    refused: int = 0
+    all_right: int = 0
+    all_wrong: int = 0
+    overlong: int = 0
+    failed: int = 0
+    expired: int = 0
+    lost: int = 0
+
+    @property
+    def filtered(self) -> int:
+        return self.all_right + self.all_wrong + self.overlong
+
+    @property
+    def live(self) -> int:
+        """Groups that hold a place until they are trained or dropped."""
+        return self.queued + self.running + self.ready + self.in_batch
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the law of counts holds."""
+        ended = self.trained + self.refused + self.filtered + self.failed + self.expired + self.lost
+        return self.drawn == ended + self.live
+
+
+LIVE = (State.QUEUED, State.RUNNING, State.READY, State.IN_BATCH)
+WITH_SIGNAL = (State.READY, State.IN_BATCH, State.TRAINED, State.REFUSED, State.EXPIRED)
+
+
+def group_id(ordinal: int) -> str:
+    """Return the name of the `ordinal`-th group ever drawn."""
+    return f"g{ordinal:06d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSettings:
+    batch_groups: int
+    """Groups in a batch, B."""
+    pipeline_depth: int
+    """Batches that rollouts run ahead of the learner, D. 0 is a synchronous run: rounds of rollouts between steps."""
+    max_staleness: int = 8
+    """Train steps that trained tokens may lag behind the newest weights, S."""
+    max_attempts: int = 6
+    """Attempts at one group before it fails."""
+    max_empty_batches: int = 10
+    """Batches' worth of groups without signal in a row after which training gives up."""
+    max_tasks: int | None = None
+    """Tasks to draw at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker's request for groups."""
+
+    worker: int
+    policy_version: int
+    """Newest version that the worker has proven to sample with."""
+    places: int
+    """Groups that it can run at a time, including those that it runs now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """The permission to run one group."""
+
+    lease: int
+    """Number of this run of the group; no two runs have the same."""
+    ordinal: int
+    task: int
+    family: str | None = None
+    repeats: int | None = None
+    attempt: int = 1
+
+    @property
+    def made_of(self) -> int:
+        """Number of the task that is asked: an earlier one where the group repeats it."""
+        return self.task if self.repeats is None else self.repeats
+
+    @property
+    def group_id(self) -> str:
+        return group_id(self.ordinal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """The answer to a worker's request. Without permits there was no work within its patience."""
+
+    permits: tuple[Permit, ...] = ()
+    closed: bool = False
+    """Whether the buffer is closed, so that there will be no more work."""
+
+
+class GroupRow(Struct, kw_only=True):
+    """One line of groups.jsonl: what became of a group."""
+
+    id: str
+    task_number: int
+    family: str | None
+    repeats: int | None
+    state: State
+    attempt: int
+    step: int
+    """Train step with which it was reported."""
+    duration_s: float
+    tokens: int
+    versions: tuple[int, int] | None
+    """Oldest and newest policy version that sampled its tokens."""
+    right: float
+    scored: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The groups of one train step, and what happened since the batch before."""
+
+    step: int
+    refs: tuple[Ref, ...]
+    """References to the groups, in the order in which they were drawn."""
+    untrained: tuple[tuple[State, str, Ref], ...] = ()
+    """State, reason and reference of some groups that ended without signal, for reading."""
+    rows: tuple[GroupRow, ...] = ()
+    """All groups that ended since the batch before, and those of this batch."""
+    version_ages: Mapping[int, int]
+    """Train steps that each version's weights lag behind; tokens of other versions are too old to train on."""
+    facts: Mapping[str, float]
+    """Counts, added up over all groups that ended since the batch before."""
+    families: Mapping[str, int]
+    """Number of these groups by family."""
+    solved: Mapping[str, float]
+    """Solve rate of the last groups of each family."""
+    bias: Mapping[str, float]
+    counts: GroupCounts
+    warning: str | None = None
+
+
+class Snapshot(Struct, kw_only=True, frozen=True):
+    """The state of the buffer after a train step, which a checkpoint keeps. Groups in flight count as lost, and their
+    tasks are drawn again."""
+
+    next_task: int = 0
+    next_ordinal: int = 0
+    counts: dict[str, int] = {}
+    redraw: tuple[tuple[int, str | None, int | None, int], ...] = ()
+    """Tasks of the lost groups: number, family, repeated task, attempt."""
+    outcomes: dict[str, list[tuple[int, Outcome]]] = {}
+    without_signal: int = 0
+    facts: dict[str, float] = {}
+    reasons: dict[str, int] = {}
+    num_retries: int = 0
+
+
+class Totals(Struct, kw_only=True, frozen=True):
+    """Numbers over the whole run."""
+
+    counts: GroupCounts
+    facts: dict[str, float]
+    reasons: dict[str, int]
+    """Why groups failed or expired, with the number of each."""
+    num_retries: int
+    """Attempts beyond the first, over all groups."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveGroup:
+    """A group in the buffer."""
+
+    ordinal: int
+    task: int
+    draw: Draw | None = None
+    attempt: int = 1
+    state: State = State.QUEUED
+    worker: int | None = None
+    lease: int = -1
+    round: int = 0
+    """Number of the admission that it ran in."""
+    ref: Ref = None
+    summary: GroupSummary | None = None
+    reason: str = ""
+
+    @property
+    def family(self) -> str | None:
+        return self.draw.family if self.draw else None
+
+    @property
+    def asked(self) -> int:
+        """Number of the task that is asked."""
+        return self.task if self.draw is None or self.draw.repeats is None else self.draw.repeats
+
+    @property
+    def age_key(self) -> tuple[int, int]:
+        return min(self.summary.versions if self.summary else (), default=0), self.ordinal
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.summary.versions.values()) if self.summary else 0
+
+    def row(self, step: int) -> GroupRow:
+        summary = self.summary or GroupSummary(ending=None)
+        return GroupRow(
+            id=group_id(self.ordinal),
+            task_number=self.task,
+            family=self.family,
+            repeats=self.draw.repeats if self.draw else None,
+            state=self.state,
+            attempt=self.attempt,
+            step=step,
+            duration_s=summary.duration_s,
+            tokens=self.num_tokens,
+            versions=(min(summary.versions), max(summary.versions)) if summary.versions else None,
+            right=summary.right,
+            scored=summary.scored,
+            reason=self.reason,
+        )

@@ -1,0 +1,129 @@
+"""Which task a new group is of: of which family, by fixed shares or by what there is to learn, and whether a new one or
+one that was asked before."""
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, Protocol
+
+FLOOR = 0.1
+"""Weight of a family that teaches nothing; the most that one can have is FLOOR + 1/4. Of K families each is drawn with
+probability 0.1 / (0.1 + 0.35 (K - 1)) at least: 22% with two, 8.7% with four."""
+
+DECAY = 0.9
+"""A finished group counts so much less for each group of its family that was drawn later and is finished."""
+
+NUM_RECENT = 64
+"""Finished groups of a family that are looked at; those before would count less than 1/800 each."""
+
+REPEATED = 0.75
+"""Share of a family's draws that ask a task of `teaching` again, as long as there is one that no group plays."""
+
+
+class Outcome(NamedTuple):
+    """Of a finished group: the number of its task, the sum of its outcomes, the number of scored trajectories, and
+    whether outcomes differed. Only trajectories that begin with the task count."""
+
+    task: int
+    right: float
+    scored: int
+    differed: bool
+
+
+class Draw(NamedTuple):
+    """The family that a task is of, None without a choice, and the number of the earlier task that it repeats."""
+
+    family: str | None = None
+    repeats: int | None = None
+
+
+Outcomes = Sequence[Outcome]
+"""Of a family, the group that was drawn last first."""
+OutcomesOf = Callable[[str, int], Outcomes]
+"""Of a family, so many at most."""
+DrawOf = Callable[[int], Draw]
+"""What the task with this number is."""
+
+
+def draw_by_number(task: int) -> Draw:
+    """Return an empty draw: the maker of the task decides by its number."""
+    return Draw()
+
+
+class TaskChoice(Protocol):
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All families that can be chosen."""
+        ...
+
+    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
+        """The choice for the tasks that are drawn next, by what came of others until now and which are being played.
+        Ask for each number once, in rising order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedChoice:
+    """By the number of the task alone, whatever comes of it; none is repeated."""
+
+    names: tuple[str, ...]
+    family_of: Callable[[int], str]
+
+    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
+        return lambda task: Draw(self.family_of(task))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnableChoice:
+    """The family at random by `learnable_weight` of its recent solve rate: families that are solved always or never
+    give groups without signal. The draw itself explores, so rates are taken at the mean of what is believed of them.
+    Then, for REPEATED of the draws, one of the family's tasks that are `teaching`, by how much they teach. The seed,
+    the number of the task, the outcomes and the tasks that are being played decide."""
+
+    names: tuple[str, ...]
+    seed: int
+
+    def weights(self, outcomes: OutcomesOf) -> Mapping[str, float]:
+        return {name: learnable_weight(solve_rate(outcomes(name, NUM_RECENT))) for name in self.names}
+
+    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
+        outcomes = cache(outcomes)
+        weights, played = self.weights(outcomes), set(open_tasks())
+        to_repeat = {name: teaching(outcomes(name, NUM_RECENT)) for name in self.names}
+
+        def draw(task: int) -> Draw:
+            rng = random.Random(f"choice|{self.seed}|{task}")
+            (family,) = rng.choices(list(weights), list(weights.values()))
+            known = {one: weight for one, weight in to_repeat[family].items() if one not in played}
+            if not known or rng.random() >= REPEATED:
+                return Draw(family)
+            (again,) = rng.choices(list(known), list(known.values()))
+            played.add(again)
+            return Draw(family, again)
+
+        return draw
+
+
+def solve_rate(outcomes: Outcomes) -> float:
+    """The mean of a Beta distribution that begins as Beta(1, 1), with counts that decay by DECAY per group; 0.5 where
+    nothing is known."""
+    right = sum(DECAY**age * one.right for age, one in enumerate(outcomes))
+    scored = sum(DECAY**age * one.scored for age, one in enumerate(outcomes))
+    return (1 + right) / (2 + scored)
+
+
+def learnable_weight(rate: float) -> float:
+    """FLOOR + p (1 - p): the variance of an outcome, which is what a group's advantages are made of, and a floor that
+    keeps every family in the run."""
+    return FLOOR + rate * (1 - rate)
+
+
+def teaching(outcomes: Outcomes) -> Mapping[int, float]:
+    """The tasks that some attempts of their last group solved and others did not, each with p (1 - p), p the share that
+    did. A task leaves when all solve it or none does, also when all have the same part of a score."""
+    last: dict[int, Outcome] = {}
+    for one in outcomes:
+        last.setdefault(one.task, one)
+    rates = {task: one.right / one.scored for task, one in last.items() if one.differed}
+    return {task: rate * (1 - rate) for task, rate in rates.items() if 0 < rate < 1}

@@ -1,0 +1,116 @@
+"""Start of a run's parts on clusters that have no room, or nodes that do not see the run folder."""
+
+from functools import partial
+
+import pytest
+import ray
+from doubles import first_time
+from stage import end_actors, kill, local_ray, make_config, open_stage, steps_of, wait_until
+
+from actors import launch
+from actors.cluster import ClusterError
+from actors.launch import Builders, Launcher
+from ray_jobs.run import run as run_module
+from rollout.engines.engine import Pulse
+from tests.simulated_parts import SimulatedLearner, SimulatedWorker
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
+
+UNSEEN = "the learner runs on a node that does not see the run folder"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    with local_ray():
+        yield
+
+
+def hide_run_folder():
+    """Let this process see no run folder, as on another node."""
+    run_module.fingerprint_of = lambda folder: ""
+
+
+class Rank(SimulatedLearner):
+    """One of the ranks does not see the run folder."""
+
+    def __init__(self, ranks, *, elsewhere):
+        super().__init__()
+        self.writes = ranks.rank == 0
+        if ranks.rank == elsewhere:
+            hide_run_folder()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_does_not_see_the_run_folder_ends_the_start(tmp_path, rank):
+    config = make_config(tmp_path, "learner.num_workers=2")
+    build = partial(Rank, elsewhere=rank)
+    with pytest.raises(ClusterError, match=UNSEEN), open_stage(config, build_learner=build):
+        pass
+
+
+class Wanderer(SimulatedLearner):
+    """Does not see the run folder when it is started the second time."""
+
+    def __init__(self, folder):
+        super().__init__(step_s=0.1)
+        if not first_time(folder, "learner"):
+            hide_run_folder()
+
+
+def test_learner_that_is_restarted_without_the_run_folder_ends_the_run(tmp_path):
+    config = make_config(tmp_path, "num_steps=100", "learner.checkpoint_every=50")
+    with open_stage(config, build_learner=partial(Wanderer, tmp_path)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: steps_of(stage.folder))
+        kill("learner")
+        with pytest.raises(ClusterError, match=UNSEEN):
+            stage.finish(training)
+
+
+class RecordedPrm:
+    """Records the options with which the PRM's actor is started."""
+
+    def __init__(self):
+        self.given = {}
+
+    def options(self, **given):
+        self.given = given
+        return self
+
+    def remote(self, *_):
+        return SilentPrm.remote()
+
+
+@ray.remote(num_cpus=0)
+class SilentPrm:
+    async def heartbeat(self):
+        return Pulse()
+
+
+@pytest.fixture
+def launcher_for(tmp_path):
+    launchers = []
+
+    def build(*overrides):
+        builders = Builders(learner=SimulatedLearner, worker=SimulatedWorker, prm_base=tmp_path)
+        launchers.append(Launcher(make_config(tmp_path, *overrides), tmp_path, builders, sees_folder=lambda: True))
+        return launchers[-1]
+
+    yield build
+    for one in launchers:
+        one.free_all()
+    end_actors()
+
+
+def test_prm_without_a_card_is_where_the_driver_is(launcher_for, monkeypatch):
+    """Regression: Ray puts an actor that claims nothing on any node, also where the run folder is not."""
+    prm = RecordedPrm()
+    monkeypatch.setattr(launch, "PrmActor", prm)
+    launcher_for("prm.device=cpu").start_prm()
+    strategy = prm.given["scheduling_strategy"]
+    assert (strategy.node_id, strategy.soft) == (ray.get_runtime_context().get_node_id(), True)
+
+
+def test_prm_without_room_ends_the_start(launcher_for):
+    with pytest.raises(ClusterError, match=r"PRM.*cluster.patience_s"):
+        launcher_for("prm.device=cuda", "cluster.patience_s=1").launch()

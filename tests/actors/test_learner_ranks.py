@@ -1,0 +1,128 @@
+"""A learner of several ranks works, and is lost, as one."""
+
+import os
+import sys
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray
+from doubles import GatedLearner, events
+from stage import check_law, local_ray, make_config, open_stage, processes, wait_until
+
+from actors.launch import Builders, Launcher
+from actors.learner import call_all
+from envs.types import Task
+from learner.learner import Learner
+from rollout.types import Completion, Trajectory, Turn
+from tests.simulated_parts import SimulatedLearner, SimulatedWorker
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learner"))
+from tiny import save_tiny_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
+
+TWO = ("learner.num_workers=2", "learner.microbatch_tokens=64", "model.lora_rank=4")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    with local_ray():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"), "llama")
+
+
+def build_tiny(model_path, config, ranks=None):
+    settings = config.learner.model_copy(update={"dtype": "float32"})
+    return Learner(model_path, config.model, settings, seed=0, ranks=ranks)
+
+
+@contextmanager
+def learner_of(folder, model_path, *overrides):
+    """Start a learner, and end it afterwards."""
+    config = make_config(folder, *overrides)
+    builders = Builders(learner=partial(build_tiny, model_path, config), worker=SimulatedWorker)
+    launcher = Launcher(config, folder, builders, sees_folder=lambda: True)
+    ranks = launcher.start_learner()
+    launcher.wait_for_learner()
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            ray.kill(rank)
+        launcher.free_all()
+        wait_until(lambda: not processes("learner"))
+
+
+def call(ranks, method, *args):
+    return ray.get(call_all(ranks, method, *args))[0]
+
+
+def demonstrations(number):
+    """Of unequal lengths, two microbatches and more."""
+    return [demonstration(f"d{index}", list(range(4, 24 + 10 * index))) for index in range(number)]
+
+
+def demonstration(name, tokens):
+    completion = Completion(
+        token_ids=tuple(tokens), logprobs=(-1.0,) * len(tokens), text="", finish_reason="stop", policy_version=0
+    )
+    turn = Turn.of(role="planner", prompt_token_ids=(len(name), len(tokens)), completion=completion, trainable=True)
+    task = Task(id=name, dataset="d", question="", answer="")
+    return Trajectory(id=name, group_id="", task=task, turns=(turn,), answer=None, stop_reason="answered")
+
+
+def rank_pids():
+    return [one.pid for one in processes("learner")]
+
+
+def losses(ranks):
+    return [call(ranks, "imitate_step", demonstrations(3), 1e-2).metrics["cold_start/loss"] for _ in range(2)]
+
+
+def test_two_ranks_learn_what_one_does_and_continue_from_their_checkpoint(tmp_path, model_path):
+    with learner_of(tmp_path, model_path, *TWO[1:]) as alone:
+        expected = losses(alone)
+    with learner_of(tmp_path, model_path, *TWO) as ranks:
+        assert losses(ranks) == pytest.approx(expected, abs=1e-5)
+        call(ranks, "renumber", 7)
+        folder = call(ranks, "save_checkpoint", tmp_path / "checkpoints")
+        assert [path.name for path in folder.parent.iterdir()] == ["v000007"]
+    with learner_of(tmp_path, model_path, *TWO) as ranks:
+        call(ranks, "load_checkpoint", folder)
+        assert call(ranks, "imitate_step", demonstrations(3), 1e-2).metrics["cold_start/grad_norm"] > 0
+
+
+class MeetingLearner(GatedLearner):
+    """Waits in every train step for the other rank."""
+
+    def __init__(self, ranks, **options):
+        super().__init__(**options)
+        self.writes = ranks.rank == 0
+
+    def train_step(self, batch):
+        import torch.distributed
+
+        if self.writes:
+            result = super().train_step(batch)
+            torch.distributed.barrier()
+            return result
+        torch.distributed.barrier()
+        return SimulatedLearner.train_step(self, batch)
+
+
+def test_run_continues_with_other_ranks_when_one_is_killed_that_the_others_wait_for(tmp_path):
+    config = make_config(tmp_path, "learner.num_workers=2", "num_steps=5")
+    with open_stage(config, build_learner=partial(MeetingLearner, folder=tmp_path, step=4)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        waiting = [pid for pid in rank_pids() if pid != events(tmp_path, "gated")[0]["pid"]]
+        os.kill(waiting[0], 9)
+        facts = stage.finish(training)
+        check_law(stage.folder, facts)
+    assert facts["restarts"] == 1

@@ -1,0 +1,304 @@
+"""Parts of a running job are killed, stopped or fail; each is replaced, no group is lost and none is trained twice."""
+
+import os
+from functools import partial
+
+import pytest
+import ray
+from doubles import (
+    BrokenEngineWorker,
+    DyingInAttemptWorker,
+    DyingWorker,
+    GatedLearner,
+    GatedWorker,
+    HangingEngine,
+    HangingToolWorker,
+    KilledWorker,
+    MutatingEngine,
+    PoisonedWorker,
+    SleepingEngine,
+    StaleEngine,
+    UnloadableEngine,
+    WatchedWorker,
+    events,
+    open_gate,
+    worker_with,
+)
+from ray.cluster_utils import Cluster
+from stage import check_law, doubles_found, kill, local_ray, make_config, open_stage, processes, wait_until
+
+from actors import heartbeat, rollout_worker
+from actors.cluster import ClusterError, PartLostError, start_ray, stop_ray
+from actors.supervisor import MAX_RESTARTS
+from configs.cluster import ClusterConfig
+from envs.datasets.sampler import evaluation_tasks
+from rollout.records import read_records
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
+
+NUM_TASKS = 12
+ALL_TASKS = (f"max_tasks={NUM_TASKS}", "num_steps=50")
+"""The run ends when all tasks have ended, so that a lost one would show."""
+SOON = ("liveness.answer_s=12", "liveness.work_s=12", "liveness.start_s=120")
+
+
+@pytest.fixture
+def cluster():
+    with local_ray():
+        yield
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_EVERY_S", 1.0)
+
+
+def stop(part):
+    """SIGSTOP the processes of a part."""
+    victims = processes(part)
+    assert victims
+    for one in victims:
+        one.suspend()
+
+
+def finish(stage, training, *, restarts, failed=0):
+    """Wait for the end of the run; all tasks must have ended."""
+    facts = stage.finish(training)
+    groups = check_law(stage.folder, facts)
+    assert groups["trained"] + groups["filtered"] == NUM_TASKS - failed, groups
+    assert (groups["failed"], facts["restarts"]) == (failed, restarts), stage.said
+    return facts
+
+
+@pytest.mark.usefixtures("cluster")
+def test_groups_of_a_killed_worker_are_run_again_by_another_process(tmp_path):
+    with open_stage(make_config(tmp_path, *ALL_TASKS), build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: len(events(tmp_path, "begin")) == 4)
+        (pid,) = kill("rollout")
+        open_gate(tmp_path)
+        finish(stage, training, restarts=1)
+    assert {one["group"] for one in events(tmp_path, "end") if one["pid"] != pid} >= set(range(NUM_TASKS))
+    assert "rollout worker 0 was lost and is replaced" in stage.said
+
+
+@pytest.mark.parametrize(
+    ("build_worker", "depth"),
+    [(BrokenEngineWorker, 2), (partial(worker_with, UnloadableEngine), 0)],
+    ids=["in a group", "over an adapter while nothing runs"],
+)
+@pytest.mark.usefixtures("cluster")
+def test_worker_whose_engine_died_ends_and_is_replaced(tmp_path, build_worker, depth):
+    config = make_config(tmp_path, *ALL_TASKS, f"pipeline_depth={depth}")
+    with open_stage(config, build_worker=partial(build_worker, folder=tmp_path)) as stage:
+        finish(stage, stage.reinforce(), restarts=1)
+    assert len({one["pid"] for one in events(tmp_path, "begin")}) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_learner_that_is_killed_continues_from_its_checkpoint_and_trains_what_that_does_not_know(tmp_path):
+    learner = partial(GatedLearner, folder=tmp_path, step=4)
+    with open_stage(make_config(tmp_path, *ALL_TASKS), build_learner=learner) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        kill("learner")
+        facts = finish(stage, training, restarts=1)
+    trained = [(one["step"], one["groups"]) for one in events(tmp_path, "train")]
+    assert [step for step, _ in trained] == [1, 2, 3, 4, *range(3, facts["num_steps"] + 1)]
+    again = [group for _, groups in trained[4:] for group in groups]
+    assert len(again) == len(set(again))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_corrupt_newest_checkpoint_is_passed_over_for_the_one_before(tmp_path):
+    learner = partial(GatedLearner, folder=tmp_path, step=5)
+    with open_stage(make_config(tmp_path, *ALL_TASKS), build_learner=learner) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        newest = sorted(stage.run.folder.checkpoints.glob("v*"))[-1] / "adapter.safetensors"
+        newest.write_bytes(newest.read_bytes()[:-1])
+        kill("learner")
+        finish(stage, training, restarts=1)
+    assert str(newest.parent) in stage.said
+    assert [one["step"] for one in events(tmp_path, "train")][:6] == [1, 2, 3, 4, 5, 3]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_store_that_is_killed_ends_the_run_with_the_command_that_resumes_it(tmp_path):
+    with open_stage(make_config(tmp_path, *ALL_TASKS), build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "begin"))
+        kill("store")
+        with pytest.raises(PartLostError, match="agentflow resume"):
+            stage.finish(training)
+
+
+@pytest.mark.parametrize(("worker", "restarts"), [(PoisonedWorker, 0), (KilledWorker, 3)], ids=["raises", "kills"])
+@pytest.mark.usefixtures("cluster")
+def test_task_that_no_worker_survives_fails_and_the_others_are_trained(tmp_path, worker, restarts):
+    config = make_config(tmp_path, *ALL_TASKS, "rollout.max_attempts=3", "rollout.engine.max_num_seqs=2")
+    with open_stage(config, build_worker=partial(worker, folder=tmp_path)) as stage:
+        finish(stage, stage.reinforce(), restarts=restarts, failed=1)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_group_whose_tool_hangs_is_ended_by_the_time_limit_and_run_again(tmp_path):
+    build = partial(HangingToolWorker, folder=tmp_path)
+    with open_stage(make_config(tmp_path, *ALL_TASKS), build_worker=build) as stage:
+        finish(stage, stage.reinforce(), restarts=0)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_worker_that_always_dies_ends_the_run(tmp_path):
+    config = make_config(tmp_path, "rollout.max_attempts=100")
+    with open_stage(config, build_worker=partial(DyingWorker, folder=tmp_path)) as stage:
+        with pytest.raises(PartLostError, match=r"rollout worker 0 .*agentflow resume"):
+            stage.finish(stage.reinforce())
+        assert len({one["pid"] for one in events(tmp_path, "begin")}) == MAX_RESTARTS + 1
+
+
+# --- parts that live and do nothing --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["rollout", "learner"])
+@pytest.mark.usefixtures("cluster", "soon")
+def test_part_that_is_stopped_is_killed_and_replaced(tmp_path, part):
+    learner = partial(GatedLearner, folder=tmp_path, step=3)
+    build = partial(WatchedWorker, folder=tmp_path)
+    config = make_config(tmp_path, *ALL_TASKS, *SOON)
+    with open_stage(config, build_worker=build, build_learner=learner) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        stop(part)
+        open_gate(tmp_path)
+        finish(stage, training, restarts=1)
+
+
+@pytest.mark.usefixtures("cluster", "soon")
+def test_worker_whose_engine_hangs_is_replaced_though_it_answers(tmp_path):
+    build = partial(worker_with, SleepingEngine, folder=tmp_path)
+    with open_stage(make_config(tmp_path, *ALL_TASKS, *SOON), build_worker=build) as stage:
+        finish(stage, stage.reinforce(), restarts=1)
+
+
+# --- wrong weights -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [MutatingEngine, StaleEngine], ids=["other bytes", "other weights in memory"])
+@pytest.mark.usefixtures("cluster")
+def test_worker_with_other_weights_is_replaced_and_what_it_sampled_with_them_is_run_again(tmp_path, engine):
+    with open_stage(make_config(tmp_path), build_worker=partial(worker_with, engine, folder=tmp_path)) as stage:
+        facts = stage.finish(stage.reinforce())
+        check_law(stage.folder, facts)
+    (fault,) = events(tmp_path, "fault")
+    assert (facts["num_steps"], facts["restarts"]) == (5, 1)
+    tainted = {one["group"] for one in events(tmp_path, "begin") if one["pid"] == fault["pid"] and one["version"] == 2}
+    assert tainted <= {one["group"] for one in events(tmp_path, "begin") if one["pid"] != fault["pid"]}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_worker_that_never_loads_a_version_gets_no_work_and_is_replaced(tmp_path, monkeypatch):
+    """The limit is set in the worker's process, where its engine is built."""
+    build = partial(impatient, folder=tmp_path)
+    with open_stage(make_config(tmp_path, "pipeline_depth=1"), build_worker=build) as stage:
+        facts = stage.finish(stage.reinforce())
+        check_law(stage.folder, facts)
+    (fault,) = events(tmp_path, "fault")
+    assert facts["restarts"] == 1
+    assert max(one["version"] for one in events(tmp_path, "begin") if one["pid"] == fault["pid"]) <= 1
+
+
+def impatient(index, *, folder):
+    rollout_worker.LOAD_LIMIT_S = 6.0
+    return worker_with(HangingEngine, index, folder=folder)
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cluster")
+def test_worker_that_dies_in_evaluations_is_replaced_and_all_attempts_use_their_version(tmp_path):
+    config = make_config(
+        tmp_path,
+        *("evaluation.every_steps=1", "evaluation.num_tasks=8", "evaluation.while_training_tasks=4"),
+        *("num_steps=3", "rollout.engine.max_num_seqs=4"),
+    )
+    with open_stage(config, build_worker=partial(DyingInAttemptWorker, folder=tmp_path)) as stage:
+        facts = stage.finish(stage.reinforce())
+        check_law(stage.folder, facts)
+    rows = [row for row in read_records(stage.folder / "metrics.jsonl") if "held_out/unscored" in row]
+    versions = {f"held_out-{row['step']}": row["held_out/policy_version"] for row in rows}
+    assert [row["step"] for row in rows] == [1, 2]
+    attempts = events(tmp_path, "attempt")
+    assert all(one["version"] == versions[one["phase"]] for one in attempts)
+    assert {one["task"] for one in attempts} <= {task.id for task in evaluation_tasks(config)}
+    assert len({one["pid"] for one in attempts}) == 2
+    assert facts["restarts"] == 1
+
+
+# --- machines ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machines():
+    """A cluster whose first node has room for the learner and one worker."""
+    stop_ray()
+    with doubles_found():
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        try:
+            start_ray(ClusterConfig(address=nodes.address))
+            yield nodes
+        finally:
+            stop_ray()
+            nodes.shutdown()
+
+
+def test_worker_joins_where_a_node_is_added_and_its_groups_go_back_when_that_is_lost(tmp_path, machines):
+    config = make_config(tmp_path, "rollout.max_workers=2", *ALL_TASKS)
+    with open_stage(config, build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: len(events(tmp_path, "begin")) == 4)
+        added = machines.add_node(num_cpus=1)
+        wait_until(lambda: [one["worker"] for one in events(tmp_path, "begin")[4:]] == [1, 1])
+        machines.remove_node(added, allow_graceful=False)
+        wait_until(lambda: "without rollout worker 1" in stage.said)
+        open_gate(tmp_path)
+        finish(stage, training, restarts=1)
+    assert "was lost with the rollout workers 1" in stage.said
+    assert {one["worker"] for one in events(tmp_path, "end")} == {0}
+
+
+def test_learner_whose_node_is_lost_ends_the_run_where_no_other_has_room(tmp_path, machines):
+    config = make_config(tmp_path, "num_steps=50", "cluster.patience_s=20", "rollout.num_workers=3")
+    nodes = [machines.add_node(num_cpus=1) for _ in range(2)]
+    with open_stage(config, build_learner=partial(GatedLearner, folder=tmp_path, step=2)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        (pid,) = {one["pid"] for one in events(tmp_path, "gated")}
+        lost = next((node for node in nodes if pid in pids_of(node)), None)
+        if lost is None:
+            pytest.skip("the learner was placed on the driver's node")
+        machines.remove_node(lost, allow_graceful=False)
+        with pytest.raises(ClusterError, match="no room for the learner"):
+            stage.finish(training)
+
+
+def pids_of(node):
+    return {actor["pid"] for actor in ray.util.state.list_actors() if actor["node_id"] == node.node_id} | {os.getpid()}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_are_let_go_and_come_back_as_the_file_says(tmp_path):
+    config = make_config(tmp_path, "rollout.num_workers=2", "num_steps=40")
+    build = partial(WatchedWorker, folder=tmp_path)
+    with open_stage(config, build_worker=build, build_learner=partial(GatedLearner, folder=tmp_path, step=5)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        (stage.folder / "workers").write_text("1")
+        open_gate(tmp_path)
+        wait_until(lambda: "rollout worker 1 left" in stage.said)
+        (stage.folder / "workers").write_text("2")
+        wait_until(lambda: "rollout worker 1 joined" in stage.said)
+        facts = stage.finish(training)
+        check_law(stage.folder, facts)
+    assert facts["restarts"] == 0

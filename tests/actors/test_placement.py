@@ -1,0 +1,101 @@
+"""Claims of a run's parts on a cluster, also where they share one card."""
+
+import re
+
+import pytest
+
+from actors import placement
+from configs.loading import ConfigError, load_run_config
+
+ON_CARDS = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
+
+
+def reserved(*overrides):
+    return placement.learner_room(load_run_config(None, [*ON_CARDS, *overrides]))
+
+
+def test_a_shared_card_is_one_bundle_of_a_whole_card():
+    assert reserved("card.shared=true") == [{"CPU": 2.0, "GPU": 1.0}]
+
+
+def test_without_sharing_the_learner_reserves_its_share():
+    assert reserved("card.learner=0.3") == [{"CPU": 1.0, "GPU": 0.3}]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("card.shared=false",),
+        ("learner.device=cpu",),
+        ("learner.num_workers=2",),
+        ("rollout.engine.tensor_parallel=2",),
+    ],
+)
+def test_nothing_is_shared_over_several_cards_or_none(changes):
+    assert not load_run_config(None, [*ON_CARDS, "card.shared=true", *changes]).shares_card
+
+
+def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
+    card, cpu = placement.training_env(2, "cuda"), placement.training_env(2, "cpu")
+    assert card["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in placement.thread_env(2)
+    assert not [name for name in card if name.startswith("MALLOC_")]  # a model passes through here on its way to a card
+    assert int(cpu["MALLOC_TRIM_THRESHOLD_"]) == 64 * 2**30
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", "expandable_segments:False"), ("cpu", None)])
+def test_memory_of_shared_base_weights_can_be_exported_to_other_processes(device, expected):
+    assert placement.base_env(device).get("PYTORCH_ALLOC_CONF") == expected
+
+
+def test_cpu_run_claims_a_core_for_each_part():
+    config = load_run_config(None, [])
+    assert placement.worker_bundle(config) == {"CPU": 1.0}
+    assert placement.learner_bundles(config) == [{"CPU": 1.0}]
+
+
+def test_engine_over_several_cards_claims_all_of_them_on_one_node():
+    config = load_run_config(None, [*ON_CARDS, "rollout.engine.tensor_parallel=4"])
+    assert placement.worker_bundle(config) == {"CPU": 1.0, "GPU": 4.0}
+
+
+def test_no_two_ranks_share_a_card_and_an_engine_fits_beside_one():
+    config = load_run_config(None, [*ON_CARDS, "learner.num_workers=3"])
+    ranks = placement.learner_bundles(config)
+    assert len(ranks) == 3
+    assert all(rank["GPU"] > 0.5 for rank in ranks)
+    assert ranks[0]["GPU"] + placement.worker_bundle(config)["GPU"] <= 1.0
+
+
+SHARED_BASE = ("card.shared=true", "card.share_base=true")
+
+
+def test_the_holder_of_a_shared_base_takes_its_share_from_the_learners():
+    both = load_run_config(None, [*ON_CARDS, *SHARED_BASE, "card.learner=0.4"])
+    assert placement.learner_bundles(both) == [{"CPU": 1.0, "GPU": pytest.approx(0.39)}]
+    alone = load_run_config(None, [*ON_CARDS, "card.shared=true", "card.learner=0.4"])
+    assert placement.learner_bundles(alone) == [{"CPU": 1.0, "GPU": 0.4}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (("rollout.engine.adapter_mode=merged",), "adapter_mode = 'native', not 'merged'"),
+        (("card.shared=false",), "needs card.shared = true"),
+        (("learner.device=cpu",), "learner.device = 'cpu'"),
+        (("learner.num_workers=2",), "learner.num_workers = 2"),
+        (("rollout.engine.tensor_parallel=2",), "tensor_parallel = 2"),
+        (("learner.dtype=float32",), "learner.dtype is float32, rollout.engine.dtype bfloat16"),
+        (("card.learner=0.01",), "card.learner = 0.01 must be more than the 0.01"),
+    ],
+)
+def test_a_base_that_cannot_be_shared_is_refused_with_the_setting(changes, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_run_config(None, [*ON_CARDS, *SHARED_BASE, *changes])
+
+
+def test_on_cpus_a_base_is_shared_only_in_a_cluster_of_the_runs_own(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    rehearsal = ["card.share_base=true", "rollout.engine.adapter_mode=native"]
+    assert load_run_config(None, rehearsal).shares_base
+    assert not load_run_config(None, [*rehearsal, "cluster.address=auto"]).shares_base
