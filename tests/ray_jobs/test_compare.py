@@ -10,8 +10,7 @@ from ray_jobs.compare import comparison, run_compare, write_comparison_page
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
-from rollout.records import trajectory_record
-from rollout.types import Trajectory
+from rollout.types import Reward, Trajectory
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 OTHER_PRECISION = {"bfloat16": "float32", "float32": "bfloat16"}[fastest_precision("cpu")]
@@ -168,8 +167,9 @@ def test_page_escapes_hostile_text(evaluate, tmp_path):
 def test_phases_of_a_training_run_are_compared(tmp_path):
     def record(phase, index, answer):
         task = Task(id=f"lookup-{index}", dataset="lookup", question="?", answer="1")
-        trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer=answer, stop_reason="answered")
-        return trajectory_record(trajectory, reward=float(answer == "1"), phase=phase, step=None)
+        reward = Reward(outcome=float(answer == "1"), total=float(answer == "1"))
+        attempt = {"task": task, "answer": answer, "reward": reward, "phase": phase, "stop_reason": "answered"}
+        return Trajectory(id="t", group_id="g", turns=(), **attempt)
 
     with RunFolder.create(config_for(tmp_path)) as folder:
         folder.log_trajectories(record("eval_before", index, "0") for index in range(8))

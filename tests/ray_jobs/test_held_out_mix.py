@@ -1,5 +1,5 @@
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +18,10 @@ from ray_jobs.held_out import (
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.summary import _by_dataset, _verdict, mean_scores
+from rollout.codec import flat_record, read_trajectories
 from rollout.engines.engine import EngineError
-from rollout.records import read_records, trajectory_record
-from rollout.types import Trajectory
+from rollout.records import read_records
+from rollout.types import Reward, Trajectory
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"
 HELD_OUT = "evaluation.mix={lookup=0.5, two_lookup=0.3, branch=0.2}"
@@ -47,38 +48,40 @@ def test_unknown_family_in_the_held_out_mix_is_rejected():
         check_before_acting(load_run_config(None, ["evaluation.mix={nonsense=1}"]), draws_tasks=True)
 
 
-def result(dataset, index, answer):
+def attempt(dataset, index, reward):
+    """Return an attempt with this reward, or without a score for None."""
     task = Task(id=f"{dataset}-{index}", dataset=dataset, question="?", answer="1")
-    stop_reason = "infrastructure" if answer is None else "answered"
-    trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer=answer, stop_reason=stop_reason)
-    reward = None if answer is None else float(answer == "1")
-    return Item.of(trajectory_record(trajectory, reward=reward, phase="p", step=None))
+    stop_reason = "infrastructure" if reward is None else "answered"
+    return Trajectory(
+        id="t",
+        group_id="g",
+        task=task,
+        turns=(),
+        answer=None if reward is None else "1",
+        stop_reason=stop_reason,
+        reward=Reward(outcome=reward, total=reward),
+    )
 
 
-def evaluation(phase, answers):
-    """Return an evaluation from the answers of each data set, with None for an unscored attempt."""
-    items = (result(dataset, index, one) for dataset, found in answers.items() for index, one in enumerate(found))
-    return Evaluation(items=tuple(items))
+def evaluation(rewards):
+    """Return an evaluation from the rewards of each data set, with None for an unscored attempt."""
+    rows = ((name, index, reward) for name, found in rewards.items() for index, reward in enumerate(found))
+    attempts = (attempt(name, index, None if reward is None else float(reward)) for name, index, reward in rows)
+    return Evaluation(items=tuple(Item.of(flat_record(one)) for one in attempts))
 
 
 def test_mean_scores_are_of_the_same_tasks():
-    def evaluation(*rewards):
-        tasks = (Task(id=f"t{index}", dataset="lookup", question="?", answer="1") for index in range(len(rewards)))
-        attempts = (
-            Trajectory(id="t", group_id="g", task=task, turns=(), answer="1", stop_reason="answered") for task in tasks
-        )
-        pairs = zip(attempts, rewards, strict=True)
-        records = (trajectory_record(one, reward=reward, phase="e", step=None) for one, reward in pairs)
-        return Evaluation(items=tuple(map(Item.of, records)))
+    def scored(*rewards):
+        return evaluation({"lookup": rewards})
 
-    assert mean_scores(evaluation(0.0, 1.0), evaluation(1.0, 1.0)) == {}
-    assert mean_scores(evaluation(0.0, None), evaluation(0.5, 1.0)) == {"before": 0.0, "after": 0.5}
-    assert [item.solved for item in evaluation(0.5, 1.0, None).items] == [False, True, False]
+    assert mean_scores(scored(0.0, 1.0), scored(1.0, 1.0)) == {}
+    assert mean_scores(scored(0.0, None), scored(0.5, 1.0)) == {"before": 0.0, "after": 0.5}
+    assert [item.solved for item in scored(0.5, 1.0, None).items] == [False, True, False]
 
 
 def test_summary_has_a_row_for_each_family():
-    before = evaluation("b", {"lookup": "0" * 8, "branch": "0" * 4})
-    after = evaluation("a", {"lookup": "11111100", "branch": "1111"})
+    before = evaluation({"lookup": "0" * 8, "branch": "0" * 4})
+    after = evaluation({"lookup": "11111100", "branch": "1111"})
     table = _by_dataset(before, after, {"lookup": 1.0})
     assert [(row["num"], row["before"], row["after"], row["trained"]) for row in table.values()] == [
         (8, 0.0, 0.75, True),
@@ -89,8 +92,8 @@ def test_summary_has_a_row_for_each_family():
 
 
 def test_comparison_is_on_tasks_that_both_have_scored():
-    before = evaluation("b", {"lookup": [None, "0", "1", "0"], "branch": ["0"]})
-    after = evaluation("a", {"lookup": ["1", None, "1", "1"], "branch": [None]})
+    before = evaluation({"lookup": [None, "0", "1", "0"], "branch": ["0"]})
+    after = evaluation({"lookup": ["1", None, "1", "1"], "branch": [None]})
     found = before.compared_with(after)
     assert (found.num_tasks, found.before, found.after) == (2, 0.5, 1.0)
     assert before.paired_with(after) == [(True, True), (False, True)]
@@ -125,7 +128,7 @@ def evaluated(tmp_path):
             found = evaluate(stage, phase)
             stage.finished = lambda name: {}
             assert evaluate(stage, phase) == found
-        rows = list(read_records(folder.path / "trajectories.jsonl"))
+        rows = list(map(flat_record, read_trajectories(folder.path / "trajectories.jsonl")))
         assert len(progress) == 3
         said = " ".join(told)
         return SimpleNamespace(found=found, asked=solver.asked, rows=rows, said=said, tasks=evaluation_tasks(config))
@@ -142,11 +145,8 @@ def test_failed_attempts_are_retried_and_then_unscored(evaluated):
         return EngineError("gone") if gone else right_answer(task)
 
     run = evaluated(answer)
-    assert {row["task_id"][-2:]: (row["reward"], row["attempts"]) for row in run.rows} == {
-        "-0": (1.0, 1),
-        "-1": (1.0, 2),
-        "-2": (None, 2),
-    }
+    assert {row["task_id"][-2:]: row["reward"] for row in run.rows} == {"-0": 1.0, "-1": 1.0, "-2": None}
+    assert sorted(tries.values()) == [1, 2, 2]
     assert list(run.found.solved.values()) == [True, True]
     assert [key.task_id[-2:] for key in run.found.unscored] == ["-2"]
     assert f"lookup/{run.found.unscored[0].task_id}/0" in run.said
@@ -189,7 +189,7 @@ def test_each_data_set_has_its_share_of_the_tasks_while_training():
 
 
 def test_curve_has_rates_with_intervals_for_each_family_and_all():
-    found = held_out_metrics(evaluation("e", {"lookup": ["1", "0", None], "branch": ["1", "1"], "arith": [None]}))
+    found = held_out_metrics(evaluation({"lookup": ["1", "0", None], "branch": ["1", "1"], "arith": [None]}))
     assert {name: value for name, value in found.items() if "solve_rate" in name} == {
         "held_out/solve_rate": 0.75,
         "held_out/solve_rate/lookup": 0.5,
@@ -199,17 +199,7 @@ def test_curve_has_rates_with_intervals_for_each_family_and_all():
     # Wilson, 2 of 2.
     assert (found["held_out/low/branch"], found["held_out/high/branch"]) == pytest.approx((0.342, 1.0), abs=1e-3)
     # One family is all there is.
-    assert not any(name.count("/") > 1 for name in held_out_metrics(evaluation("e", {"lookup": ["1"]})))
-
-
-class FakeSupervisor:
-    """A supervisor that does work at once."""
-
-    def beside(self, policy, work, what):
-        return work()
-
-    def readings(self):
-        return []
+    assert not any(name.count("/") > 1 for name in held_out_metrics(evaluation({"lookup": ["1"]})))
 
 
 @pytest.fixture
@@ -223,10 +213,11 @@ def stage(tmp_path):
         yield SimpleNamespace(
             config=config,
             folder=folder,
-            pinned_rollouts=lambda: solver,
+            rollouts=solver,
+            supervisor=SimpleNamespace(readings=list),
             solver=solver,
             log_metrics=folder.log_metrics,
-            console=SimpleNamespace(note=told.append),
+            console=SimpleNamespace(note=told.append, waiting=lambda what: nullcontext()),
             told=told,
         )
 
@@ -236,31 +227,31 @@ def held_out_rows(folder):
 
 
 def test_evaluation_while_training_logs_metrics_and_attempts(stage):
-    evaluate_step(stage, FakeSupervisor(), 5)
+    evaluate_step(stage, 5)
     (row,) = held_out_rows(stage.folder)
     assert (row["step"], row["held_out/solve_rate"], row["held_out/policy_version"]) == (5, 0.5, 3)
     assert (row["held_out/solve_rate/lookup"], row["held_out/solve_rate/branch"]) == (1.0, 0.0)
-    attempts = list(read_records(stage.folder.path / "trajectories.jsonl"))
-    assert [one["task_id"] for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
-    assert {(one["phase"], one["step"], one["group_id"]) for one in attempts} == {("held_out", 5, "held_out-5")}
+    attempts = list(read_trajectories(stage.folder.path / "trajectories.jsonl"))
+    assert [one.task.id for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
+    assert {(one.phase, one.step, one.group_id) for one in attempts} == {("held_out", 5, "held_out-5")}
     assert {asked[3] for asked in stage.solver.asked} == {0.0}
     assert len(stage.told) == 1
 
 
 def test_rewind_keeps_the_evaluations_up_to_the_checkpoint(stage):
     for step in (1, 2, 3):
-        evaluate_step(stage, FakeSupervisor(), step)
+        evaluate_step(stage, step)
     stage.folder.rewind(2)
-    evaluate_step(stage, FakeSupervisor(), 3)
+    evaluate_step(stage, 3)
     stage.folder.rewind(3)
     assert [row["step"] for row in held_out_rows(stage.folder)] == [1, 2, 3]
-    attempts = Counter(one["step"] for one in read_records(stage.folder.path / "trajectories.jsonl"))
+    attempts = Counter(one.step for one in read_trajectories(stage.folder.path / "trajectories.jsonl"))
     assert attempts == {1: 4, 2: 4, 3: 4}
 
 
 def test_broken_attempts_while_training_do_not_end_the_run(stage):
     stage.solver.answer_of = broken
-    evaluate_step(stage, FakeSupervisor(), 1)
+    evaluate_step(stage, 1)
     (row,) = held_out_rows(stage.folder)
     assert row["held_out/unscored"] == 4
     assert "held_out/solve_rate" not in row

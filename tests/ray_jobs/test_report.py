@@ -6,9 +6,11 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import SandboxState
+from envs.types import Task, ToolResult
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.viewer.pages import TEMPLATES
 from ray_jobs.viewer.report import write_report
+from rollout.types import Reward, Trajectory, Turn
 
 EVIL = """'"><script>alert(1)</script><b onclick=x>{{ 7 * 7 }}"""
 METRICS = {
@@ -21,17 +23,17 @@ METRICS = {
 }
 
 
-def make_record(phase, reward, **changes):
-    turn = {"role": "planner", "tool_error": None}
-    record = {
-        "phase": phase,
-        "task_id": "t1",
-        "answer": "41",
-        "stop_reason": "answered",
-        "reward": reward,
-        "turns": [turn],
-    }
-    return record | changes
+def make_turn(error=None):
+    result = ToolResult(text="37 kg", error=error)
+    return Turn(role="planner", text="", finish_reason="stop", policy_version=0, trainable=True, tool_result=result)
+
+
+def make_attempt(phase, reward, *, task="t1", **changes):
+    attempt = {"answer": "41", "stop_reason": "answered", "turns": (make_turn(),)} | changes
+    asked = Task(id=task, dataset="lookup", question="?", answer="42")
+    return Trajectory(
+        id="t", group_id="g", task=asked, phase=phase, reward=Reward(outcome=reward, total=reward), **attempt
+    )
 
 
 def make_summary(**changes):
@@ -68,7 +70,7 @@ def figures(page):
 def test_report_shows_the_gain_the_learning_curve_and_the_links(folder):
     for step in (1, 2):
         folder.log_metrics(step, METRICS)
-    folder.log_trajectories([make_record("eval_before", 0.0), make_record("eval_after", 1.0, answer="42")])
+    folder.log_trajectories([make_attempt("eval_before", 0.0), make_attempt("eval_after", 1.0, answer="42")])
     folder.write_summary(make_summary(num_steps=2))
     page = render(folder)
     assert re.findall(r'class="hero">([^<]*)<', page) == ["+70.0 points"]
@@ -87,11 +89,11 @@ def test_report_shows_the_gain_the_learning_curve_and_the_links(folder):
 
 def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
     records = [
-        make_record("eval_before", 1.0, task_id="right"),
-        make_record("eval_before", 0.0, task_id="wrong"),
-        make_record("eval_before", 0.0, task_id="silent", answer=None, stop_reason="max_steps"),
-        make_record("eval_before", None, task_id="broken", stop_reason="infrastructure"),
-        make_record("eval_before", 0.0, task_id="failed", turns=[{"role": "planner", "tool_error": "timeout"}] * 2),
+        make_attempt("eval_before", 1.0, task="right"),
+        make_attempt("eval_before", 0.0, task="wrong"),
+        make_attempt("eval_before", 0.0, task="silent", answer=None, stop_reason="format"),
+        make_attempt("eval_before", None, task="broken", stop_reason="infrastructure"),
+        make_attempt("eval_before", 0.0, task="failed", turns=(make_turn("timeout"),) * 2),
     ]
     folder.log_trajectories(records)
     cells = re.findall(r'<td class="num">([^<]*)</td>', render(folder))
