@@ -12,7 +12,6 @@ Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "nu
 
 GROUPS: Mapping[str, str] = {
     "rollout": "Rollouts",
-    "restarts": "Restarts",
     "mix": "Tasks drawn",
     "solved": "Tasks solved, by family",
     "held_out": "Held-out tasks while training",
