@@ -58,8 +58,12 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
             learn_prm(run, collected, labels)
         training = reinforce(run)
         after = evaluate(run, "eval_after")
+    start_s, evaluations = (
+        run.console.phase_seconds["start"],
+        {"untouched": untouched, "before": before, "after": after},
+    )
     summary = summarize(
-        run, untouched=untouched, before=before, after=after, cold_start=demonstrations, training=training
+        run.config, run.folder, start_s=start_s, **evaluations, cold_start=demonstrations, training=training
     )
     run.folder.write_summary(summary)
     print_summary(summary, Path(shown(write_report(run.folder.path))))

@@ -23,8 +23,7 @@ from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.run.begun import RunFolderError
 from ray_jobs.run.provenance import provenance
-from ray_jobs.run.tensorboard import PHASES_BEFORE_RL, Board, StepDistributions, StepTexts
-from ray_jobs.run.trackers import TRACKERS, Trackers
+from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, StepTexts, Trackers
 from rollout.codec import trajectory_line
 from rollout.files import network_file_system, sync, sync_tree, write_whole
 from rollout.lifecycle import GroupRow

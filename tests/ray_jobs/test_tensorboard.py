@@ -11,7 +11,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from configs.loading import load_run_config
 from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS, StepDistributions, StepTexts, markdown_of, plain
+from ray_jobs.run.trackers import HISTOGRAMS, TEXTS, StepDistributions, StepTexts, markdown_of, plain
 from rollout.types import Completion, Reward, Trajectory, Turn, VersionSwitch, packed_floats
 from tests.changed import replace
 
@@ -104,10 +104,6 @@ def test_histograms_count_steps_trajectories_and_tokens():
     assert sorted(values["tokens/staleness"]) == [1.0] * 11 + [2.0]
     # A ratio of exp(0) at two tokens of each turn, of exp(log 2) at one.
     assert sorted(values["tokens/ratio"]) == pytest.approx([1.0] * 6 + [2.0] * 3)
-
-
-def test_untrained_groups_are_in_no_histogram():
-    assert watched(make_record(make_turn(), verdict="all_wrong")) == {}
 
 
 def test_numbers_that_are_not_finite_are_left_out():
@@ -227,16 +223,6 @@ def test_rewind_hides_later_steps_and_unfinished_phases(tmp_path):
     assert [one.value for one in open_board(folder.path, "tb/train_prm").Scalars("train_prm/loss")] == [3.0]
 
 
-def test_seconds_continue_after_a_resume(tmp_path):
-    with make_folder(tmp_path) as folder:
-        (folder.path / "metrics.jsonl").write_text('{"step": 1, "wall_s": 100.0, "policy/loss": 0.5}\n')
-        folder.rewind(1)
-        folder.log_metrics(2, {"policy/loss": 0.25})
-        rows = folder.rewind(2)
-    assert rows[0]["wall_s"] == 100.0
-    assert 100.0 <= rows[1]["wall_s"] < 110.0
-
-
 def test_untrained_steps_are_in_no_histogram():
     replayed, trained = make_turn(trainable=False), make_turn()
     whole = watched(make_record(replayed, trained, advantages=[0.0, 0.75], prm_scores=[0.125, 0.25]))
@@ -245,10 +231,3 @@ def test_untrained_steps_are_in_no_histogram():
     for name in ("advantage", "prm_score", "tokens", "generate_s", "tool_s"):
         assert whole[f"steps/{name}"].tolist() == alone[f"steps/{name}"].tolist()
     assert watched(make_record(trained, outcome=None, advantages=[0.0])) == {}
-
-
-def test_untrained_tokens_have_neither_ratio_nor_age():
-    replayed, trained = make_turn(trainable=False, learner_logprobs=None), make_turn()
-    assert not {"tokens/staleness", "tokens/ratio"} & watched(make_record(replayed)).keys()
-    alone, beside = watched(make_record(trained)), watched(make_record(replayed, trained))
-    assert alone["tokens/staleness"].tolist() == beside["tokens/staleness"].tolist()
